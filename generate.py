@@ -49,7 +49,7 @@ SETTINGS = {
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the version's, or those of the run's validation.",
     "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
-    "video_length": "Frames, 4n + 1; default: the version's, or those of the run's validation.",
+    "video_length": "Frames; default: the version's, or those of the run's validation.",
     "negative_prompt": "Negative prompt for guidance; default: the version's or the run's.",
     "eta": "Noise scale of --stochastic.",
     "shift": "Shift of the noise levels; default: the version's or the run's.",

@@ -117,13 +117,30 @@ def _read_prompts(files: PromptFiles, path: str) -> None:
         read_image(image)
 
 
+def frames_fit_the_vae(inputs: RunInputs) -> Problems:
+    """Yield numbers of frames for which the VAE has no latents.
+
+    A model that cannot be found is reported elsewhere.
+    """
+    frames = {"sample_n_frames": inputs.config.data.sample_n_frames}
+    if inputs.config.record.validation_num_frames:
+        frames["validation_num_frames"] = inputs.config.record.validation_num_frames
+    try:
+        sizes = inputs.architecture
+    except ValueError:
+        return
+    for name, number in frames.items():
+        yield from problem_of(lambda name=name, number=number: sizes.check_frames(number, name))
+
+
 def videos_fit_the_version(inputs: RunInputs) -> Problems:
     """Yield sizes of videos, and images, that a released version does not support."""
     version = inputs.config.model.transformer_version
     released = RELEASED.get(version)
     if released is None:
         return
-    for whose, size in inputs.config.video_sizes.items():
+    for whose, (_, height, width) in inputs.config.video_sizes.items():
+        size = (1, height, width)  # `frames_fit_the_vae` reports the frames
         for problem in problem_of(lambda size=size: inputs.architecture.latent_size(*size)):
             yield f"{problem} for {whose}"
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files

@@ -122,6 +122,9 @@ class Family:
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
     # modules that get no gradient
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
+    # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi and
+    # CogVideoX
+    decoder_returns_cache: bool = False
     # whether the forward pass uses `ends`
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False
     # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see

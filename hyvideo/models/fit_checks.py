@@ -135,7 +135,9 @@ def latent_problems(root: Path, version: str | None, family: Family) -> list[str
     their configs.
     """
     folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
-    channels = loading.read_arguments(family.transformer, folder)[0]["out_channels"]
+    arguments = loading.read_arguments(family.transformer, folder)[0]
+    # diffusers' classes with the default None return as many channels as they get
+    channels = arguments.get("out_channels") or arguments["in_channels"]
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels
     message = f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"
     return [message] if channels != needed else []

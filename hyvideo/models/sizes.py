@@ -105,11 +105,24 @@ class Sizes:
         """Widths that a block saves per token for its backward pass."""
         return self.fixed_widths + 2 * self.mlp_ratio
 
+    def check_frames(self, frames: int, name: str = "the number of frames") -> None:
+        """Raise ValueError if the VAE has no latents for this number of frames."""
+        ratio = self.temporal_compression_ratio
+        if (frames - 1) % ratio == 0:
+            return
+        below = (frames - 1) // ratio * ratio + 1
+        nearest = f"{below} or {below + ratio}" if below > 0 else "1"
+        raise ValueError(
+            f"{name} must be {ratio}n + 1, because the VAE compresses {ratio} frames after the "
+            f"first into one latent frame, got {frames}; use {nearest}"
+        )
+
     def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Return frames, height and width of a video's latents.
 
         Raises ValueError for an unsupported size.
         """
+        self.check_frames(frames)
         ratio = self.spatial_compression_ratio
         for name, pixels, patch in (
             ("height", height, self.patch[1]),

@@ -92,6 +92,7 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     write_models(config, folder, [*inputs.requests, *inputs.validated])
     changes = reduced(config, processes, folder=folder, validated=bool(inputs.validated))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
+    rehearsed = rehearsed.with_absolute_paths()  # the stages start in the project's folder
     check(rehearsed, processes)
     known = {name: value for name, value in rehearsed.flat().items() if value is not None}
     text = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)

@@ -26,6 +26,11 @@ class ModelSettings:
     transformer_version: str = learning(
         "480p_t2v", "Model version: a folder under <root>/transformer.", measured=True
     )
+    family: str = learning(
+        "",
+        "Model family outside the repository: its folder or its importable module "
+        "(docs/add_a_model.md).",
+    )
     dtype: Literal["bf16", "fp32"] = learning(
         "bf16", "Compute precision of the transformer.", measured=True
     )

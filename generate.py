@@ -38,6 +38,7 @@ SETTINGS = {
     "video_length": "sample_n_frames",
     "pretrained_model_root": "pretrained_model_root",
     "transformer_version": "transformer_version",
+    "family": "family",
     "vae_tile_size": "vae_tile_size",
     "shift": "shift",
     "sigmas": "sigmas",
@@ -49,7 +50,7 @@ SETTINGS = {
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
     "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
-    "video_length": "Frames, 4n + 1; default: the value of the run's validation, or of the version.",
+    "video_length": "Frames; default: the value of the run's validation, or of the version.",
     "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
     "eta": "Noise scale of --stochastic.",
     "shift": "Shift of the noise levels; default: the value of the run or the version.",
@@ -412,9 +413,10 @@ def rewriter_of(options: argparse.Namespace):
     return Rewriter(**given, fallback=options.rewrite_fallback)
 
 
-def check_noise(options: argparse.Namespace, requests: list, version: str) -> None:
+def check_noise(options: argparse.Namespace, requests: list, root: str, version: str) -> None:
     """Raise ValueError for an initial noise that makes videos identical or that a family lacks."""
-    from hyvideo.models.versions import FAMILIES, version_defaults
+    from hyvideo.models.sizes import family_of_version
+    from hyvideo.models.versions import FAMILIES
 
     is_reference = options.initial_noise == "reference"
     has_fixed_noise = is_reference or any(request.seed is not None for request in requests)
@@ -424,11 +426,10 @@ def check_noise(options: argparse.Namespace, requests: list, version: str) -> No
             f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
             "its own seed for each"
         )
-    family = version_defaults(version).family
-    if is_reference and family != FAMILIES[0]:
+    if is_reference and (family := family_of_version(root, version)) != FAMILIES[0]:
         raise ValueError(
             f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of "
-            f"{family}"
+            f"{family or 'no known family'}"
         )
 
 
@@ -452,7 +453,12 @@ def run(options: argparse.Namespace) -> None:
     )
     rewriter = rewriter_of(options) if options.rewrite else None
     config = config_of(options, has_images=any(request.image for request in requests))
-    check_noise(options, requests, config.model.transformer_version)
+    check_noise(
+        options,
+        requests,
+        config.model.pretrained_model_root,
+        config.model.transformer_version,
+    )
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
     is_stochastic = options.stochastic is not None

@@ -24,7 +24,11 @@ def main() -> int:
         default=Path("ckpts"),
         help="checkpoint folder (default: ckpts)",
     )
-    root = parser.parse_args().root
+    parser.add_argument(
+        "--family", default="", help="folder or module of a model family outside the repository"
+    )
+    options = parser.parse_args()
+    root = options.root
     problem = folder_problem(root)
     # the report names what to download into a new folder
     if problem and problem != "it does not exist":
@@ -35,7 +39,12 @@ def main() -> int:
 
     # imports torch, which --help does not need
     from hyvideo.checks.download_check.report import lines, report
+    from hyvideo.models.registry import register
 
+    try:
+        register(options.family)
+    except ValueError as error:
+        parser.error(str(error))
     checkpoints = report(root)
     print("\n".join(lines(checkpoints)))
     return 0 if checkpoints.has_a_model else 1

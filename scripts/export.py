@@ -46,6 +46,10 @@ def main() -> None:
         "--transformer_version", help="version of the base model; default: the run's"
     )
     parser.add_argument(
+        "--family",
+        help="folder or module of a model family outside the repository; default: the run's",
+    )
+    parser.add_argument(
         "--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files"
     )
     options = parser.parse_args()
@@ -80,17 +84,19 @@ def run(options: argparse.Namespace) -> None:
         )
 
     from hyvideo.models.lora import save_lora
+    from hyvideo.models.registry import register
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.training.saved_policy import load_merged, read_saved_lora, settings_of_run
 
     dtype = DTYPES[options.dtype]
+    run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
+    register(options.family or run_settings.get("family", ""))
     if only_lora:
         lora = read_saved_lora(options.lora_path)
         with complete_or_empty(options.out) as out:
             save_lora(lora, out, form=options.form)
         return
-    run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
     version = options.transformer_version or run_settings.get("transformer_version")
     transformer = load_merged(

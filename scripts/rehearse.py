@@ -105,6 +105,7 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
         paths = ", ".join(given.data.pairs_csv)
         changes.append(Change("pairs_csv", config.data.pairs_csv, f"{paths} does not exist yet"))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
+    rehearsed = rehearsed.with_absolute_paths()  # the stages start in the project's folder
     check(rehearsed, processes)
     known = {name: value for name, value in rehearsed.flat().items() if value is not None}
     text = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)

@@ -490,7 +490,7 @@ setting of a limit; limits without one are constants in the code.
 """
 TAIL = """
 `python -m pytest tests/test_limits.py --regenerate` computes this page from `configs/`, the shipped prompts,
-`hyvideo/models/versions.yaml` and the [planner](cost.md). Seconds are predicted for A100 GPUs, checkpoints on a file
+`versions.yaml` of each family and the [planner](cost.md). Seconds are predicted for A100 GPUs, checkpoints on a file
 system that writes 0.5 GB/s (2 GB/s for a process that saves after a signal), and a reward service behind 1 Gbit/s. The
 ranks wait for each other between denoising steps, batches and passes, not for whole iterations.
 """

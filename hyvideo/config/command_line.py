@@ -35,6 +35,7 @@ from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.cli import Parser
 from hyvideo.data.files import ROOT, file_problem, parse_json
 from hyvideo.data.text import nearest, quote
+from hyvideo.models.registry import register
 
 MAX_BYTES = 2**20  # largest YAML file
 
@@ -91,6 +92,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
         if "kl_strategy" in given:
             print_ignored_switches(words_by_flag)
         requested = Config().with_settings(**resolve_reference_names(inherited | values))
+        register(requested.model.family)
     except ValueError as error:
         parser.error(str(error))
     config = requested.resolved()

@@ -13,6 +13,7 @@ from hyvideo.config.reference_flags import with_current_names
 from hyvideo.config.sections import TrustRegionSettings
 from hyvideo.config.settings import TRAITS, Config, is_json
 from hyvideo.data.files import find_path
+from hyvideo.models.registry import family_files
 from hyvideo.rewards.rewards import code_files
 
 
@@ -76,6 +77,7 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
     )
     named["sde_type"] = code_files([settings["sde_type"]])
     named["objective"] = code_files([settings["objective"]])
+    named["family"] = family_files(settings.get("family", ""))
     named["pretrained_lora_path"] = lora_files(lora) if lora else []
     named["anchor_path"] = (
         _anchor_files(Path(settings["anchor_path"])) if settings["anchor_path"] else []

@@ -117,6 +117,22 @@ def _read_prompts(files: PromptFiles, path: str) -> None:
         read_image(image)
 
 
+def frames_fit_the_vae(inputs: RunInputs) -> Problems:
+    """Yield numbers of frames for which the VAE has no latents.
+
+    A model that cannot be found is reported elsewhere.
+    """
+    frames = {"sample_n_frames": inputs.config.data.sample_n_frames}
+    if inputs.config.record.validation_num_frames:
+        frames["validation_num_frames"] = inputs.config.record.validation_num_frames
+    try:
+        sizes = inputs.architecture
+    except ValueError:
+        return
+    for name, number in frames.items():
+        yield from problem_of(lambda name=name, number=number: sizes.check_frames(number, name))
+
+
 def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
     """Yield sizes of videos that the transformer does not support.
 
@@ -128,7 +144,8 @@ def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
         if inputs.config.model.transformer_version in RELEASED:
             yield str(error)
         return
-    for whose, size in inputs.config.video_sizes.items():
+    for whose, (_, height, width) in inputs.config.video_sizes.items():
+        size = (1, height, width)  # `frames_fit_the_vae` reports the frames
         for problem in problem_of(lambda size=size: architecture.latent_size(*size)):
             yield f"{problem} for {whose}"
 

@@ -117,12 +117,6 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
                 yield f"{name} must be text in UTF-8, got {quote(text)}; rename the file or folder"
     if ".py:" not in values["sde_type"]:  # a custom sampler is loaded only where it is used
         yield from problem_of(lambda: sampler_of(values["sde_type"]))
-    for name in ("sample_n_frames", "validation_num_frames"):
-        if values[name] % 4 != 1 and (values[name] or name == "sample_n_frames"):
-            yield (
-                f"{name} must be 4n + 1, because the VAE compresses 4 frames after the first into "
-                f"one latent frame, got {values[name]}; use {_four_n_plus_1(values[name])}"
-            )
     height, width = values["validation_height"], values["validation_width"]
     if (height == 0) != (width == 0):
         yield (
@@ -139,12 +133,6 @@ def range_problems(values: Mapping[str, Any]) -> Problems:
             "transformer_version must be the name of a folder in transformer/, not a path, got "
             f"{quote(version)}"
         )
-
-
-def _four_n_plus_1(number: int) -> str:
-    """Return the nearest numbers of frames of the form 4n + 1."""
-    below = (number - 1) // 4 * 4 + 1
-    return f"{below} or {below + 4}" if below > 0 else "1"
 
 
 def _is_utf8(text: str) -> bool:
@@ -755,5 +743,6 @@ def data_problems(inputs: RunInputs) -> Problems:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
     yield from machine.prompts_are_readable(inputs, existing=True)
     yield from machine.pairs_are_usable(inputs, existing=True)
+    yield from machine.frames_fit_the_vae(inputs)
     yield from machine.sizes_fit_the_transformer(inputs)
     yield from machine.images_fit_the_version(inputs)

@@ -26,6 +26,11 @@ class ModelSettings:
     transformer_version: str = learning(
         "480p_t2v", "Model version: a folder under <root>/transformer.", measured=True
     )
+    family: str = learning(
+        "",
+        "Model family outside the repository: its folder or its importable module "
+        "(docs/add_a_model.md).",
+    )
     dtype: Literal["bf16", "fp32"] = learning(
         "bf16", "Compute precision of the transformer.", measured=True
     )
@@ -111,7 +116,11 @@ class DataSettings:
         624, "Width of a rollout in pixels.", at_least=1, at_most=MAX_SIDE, measured=True
     )
     sample_n_frames: int = learning(
-        81, "Frames of a rollout, 4n + 1.", at_least=1, at_most=MAX_FRAMES, measured=True
+        81,
+        "Frames of a rollout: 1 and a multiple of the VAE's temporal compression.",
+        at_least=1,
+        at_most=MAX_FRAMES,
+        measured=True,
     )
     fps: float | None = learning(
         None,
@@ -475,7 +484,7 @@ class RecordSettings:
     )
     validation_batch_size: int = records(1, "Validation videos sampled together.", at_least=1)
     validation_num_frames: int = records(
-        0, "Frames of validation videos, 4n + 1; 0: sample_n_frames.", at_most=MAX_FRAMES
+        0, "Frames of validation videos; 0: sample_n_frames.", at_most=MAX_FRAMES
     )
     validation_eta: float = records(
         0.0,

@@ -218,6 +218,8 @@ class Config:
                 changes[name] = (
                     list(map(absolute, value)) if isinstance(value, list) else absolute(value)
                 )
+        if os.path.isdir(self.model.family):  # else a module
+            changes["family"] = os.path.abspath(self.model.family)
         return self.with_settings(**changes)
 
     @property

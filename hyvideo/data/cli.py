@@ -64,6 +64,19 @@ class Parser(argparse.ArgumentParser):
 
 
 @contextmanager
+def keep_traceback() -> Iterator[None]:
+    """Context manager or decorator that raises a ValueError again as a RuntimeError.
+
+    For work that follows all checks of the input: an error there is a fault of the program or of a
+    custom class, and finding it needs the traceback that `exit_on_error` omits.
+    """
+    try:
+        yield
+    except ValueError as error:
+        raise RuntimeError(f"unexpected error, not caused by the input: {error}") from error
+
+
+@contextmanager
 def exit_on_error(
     program: str, errors: type[Exception] | tuple[type[Exception], ...] = (ValueError, OSError)
 ) -> Iterator[None]:

@@ -36,6 +36,7 @@ from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora
+from hyvideo.models.registry import register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
@@ -180,6 +181,7 @@ def sampling_config(
     frames, size, shift and guidance of its validation, or of its rollouts if ``settings`` has
     ``sde_type``. Without a run, the version gives the frames.
     """
+    register(settings.get("family", from_file.get("family", "")))
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
         settings = settings | {

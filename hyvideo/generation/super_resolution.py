@@ -26,7 +26,8 @@ from hyvideo.models import fit_checks, loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.family import install
 from hyvideo.models.offload import offload, on_device
-from hyvideo.models.versions import SUPER_RESOLUTION, version_defaults
+from hyvideo.models.sizes import family_of_version
+from hyvideo.models.versions import SUPER_RESOLUTION
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
@@ -52,7 +53,7 @@ class Refiner:
         self.run = run
         self.saves_base = saves_base
         root, base = settings.pretrained_model_root, settings.transformer_version
-        family = version_defaults(base).family
+        family = family_of_version(root, base)
         buckets = {
             m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family
         }

@@ -8,6 +8,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from hyvideo.config.sections import DataSettings
+from hyvideo.data.cli import keep_traceback
 from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
@@ -63,6 +64,7 @@ class VideoSampler:
 
         return loop
 
+    @keep_traceback()
     def sample(
         self,
         pipeline: GRPOPipeline,
@@ -122,6 +124,7 @@ class VideoSampler:
         )
         return to_device(drawn[None], pipeline.device)
 
+    @keep_traceback()
     def write(
         self,
         pipeline: GRPOPipeline,

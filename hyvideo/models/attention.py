@@ -98,8 +98,12 @@ def unpatchify(tokens: Tensor, grid: Size, patch: Size, order: str) -> Tensor:
 def rotated(image: Tensor, layout: Layout, text: Tensor | None = None) -> Tensor:
     """Return image tokens with rotary embeddings, followed by text tokens.
 
-    Shape: (batch, tokens, heads, head dim).
+    The tables get no gradient. Shape: (batch, tokens, heads, head dim).
     """
+    assert not (layout.cos.requires_grad or layout.sin.requires_grad), (
+        "rotary tables get no gradient here: rotate by learned tables before the call, with torch's "
+        "own operations, and pass tables of ones and zeros"
+    )
     text = image.new_empty(len(image), 0, *image.shape[2:]) if text is None else text
     return _Rotated.apply(image, text, layout.cos, layout.sin)
 

@@ -1,13 +1,12 @@
 """Interface between a model family and the rest of the program: one `Family` of data and functions
 per package.
 
-A family is a package in ``hyvideo/models``. Its ``__init__`` lists ``CLASS_NAMES``, the
-``_class_name`` values in its models' config.json; its ``family.py`` defines ``FAMILY``; its
-``sizes.py`` counts parameters and FLOPs for the planner. A model's class determines its family.
-docs/add_a_model.md shows how to write one.
+A family is a package in ``hyvideo/models`` or outside the repository (`registry`). Its
+``__init__`` lists ``CLASS_NAMES``, the ``_class_name`` values in its models' config.json; its
+``family.py`` defines ``FAMILY``; its ``sizes.py`` counts parameters and FLOPs for the planner. A
+model's class determines its family. docs/add_a_model.md shows how to write one.
 """
 
-import importlib
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
-from hyvideo.models.sizes import packages
+from hyvideo.models.registry import class_problem, module_of, packages
 from hyvideo.models.versions import FAMILIES
 
 
@@ -122,6 +121,9 @@ class Family:
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
     # modules that get no gradient
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
+    # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi and
+    # CogVideoX
+    decoder_returns_cache: bool = False
     # whether the forward pass uses `ends`
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False
     # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see
@@ -197,21 +199,27 @@ def component_of(model: nn.Module) -> Component:
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
     """Return the family of the model that a config.json describes; the first family if it names no
-    known class.
+    class.
+
+    Raises ValueError for a class of no known family.
     """
-    name = str(config.get("_class_name"))
-    return family_of(name) if name in packages() else families()[0]
+    if "_class_name" not in config:
+        return families()[0]
+    name = str(config["_class_name"])
+    if name not in packages():
+        raise ValueError(class_problem(name))
+    return family_of(name)
 
 
-def family_named(package: str) -> Family:
-    return importlib.import_module(f"hyvideo.models.{package}.family").FAMILY
+def family_named(name: str) -> Family:
+    return module_of(name, "family").FAMILY
 
 
 def families() -> list[Family]:
-    """Return all families, those of versions.yaml first: old files that name no class belong to the
+    """Return all families, the built-in ones first: old files that name no class belong to the
     first.
     """
-    return [family_named(package) for package in dict.fromkeys((*FAMILIES, *packages().values()))]
+    return [family_named(name) for name in FAMILIES]
 
 
 def blocks(transformer: nn.Module) -> nn.ModuleList:

@@ -36,6 +36,9 @@ def check_checkpoint(
     """
     root = Path(root)
     family = family_of_folder(root, version)
+    if family is None:
+        folder = partial(loading.transformer_folder, root, version)
+        return problems_of(lambda: model_problems(folder(), weights_needed=weights_needed))
     if problems := problems_of(lambda: family.unread_files(root)):
         return problems
     kinds = family.kinds(requests)
@@ -57,13 +60,14 @@ def check_checkpoint(
     return problems or problems_of(lambda: latent_problems(root, version, family))
 
 
-def family_of_folder(root: Path, version: str | None) -> Family:
+def family_of_folder(root: Path, version: str | None) -> Family | None:
     """Return the family of a folder's transformer or, if it is missing or corrupted, the family of
-    ``version``.
+    ``version``; None if the version is not listed.
     """
     with suppress(ValueError):  # the caller reports it among the problems
         return loading.read_family(loading.transformer_folder(root, version))
-    return family_named(version_defaults(version).family)
+    listed = version_defaults(version).family
+    return family_named(listed) if listed else None
 
 
 def model_problems(
@@ -135,7 +139,9 @@ def latent_problems(root: Path, version: str | None, family: Family) -> list[str
     their configs.
     """
     folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
-    channels = loading.read_arguments(family.transformer, folder)[0]["out_channels"]
+    arguments = loading.read_arguments(family.transformer, folder)[0]
+    # diffusers' classes with the default None return as many channels as they get
+    channels = arguments.get("out_channels") or arguments["in_channels"]
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels
     message = f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"
     return [message] if channels != needed else []

@@ -4,10 +4,7 @@ A family's ``sizes.py`` defines ``read``, from the settings of transformer and V
 ``released``, from a version.
 """
 
-import functools
-import importlib
 import math
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +12,8 @@ from types import ModuleType
 from typing import Any
 
 from hyvideo.data.files import read_json
-from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
+from hyvideo.models.registry import class_problem, module_of, packages
+from hyvideo.models.versions import FAMILIES, RELEASED, UNSUPPORTED, version_defaults
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,24 @@ class Sizes:
         """Widths that a block saves per token for its backward pass."""
         return self.fixed_widths + 2 * self.mlp_ratio
 
+    def check_frames(self, frames: int, name: str = "the number of frames") -> None:
+        """Raise ValueError if the VAE has no latents for this number of frames."""
+        ratio = self.temporal_compression_ratio
+        if (frames - 1) % ratio == 0:
+            return
+        below = (frames - 1) // ratio * ratio + 1
+        nearest = f"{below} or {below + ratio}" if below > 0 else "1"
+        raise ValueError(
+            f"{name} must be {ratio}n + 1, because the VAE compresses {ratio} frames after the "
+            f"first into one latent frame, got {frames}; use {nearest}"
+        )
+
     def latent_size(self, frames: int, height: int, width: int) -> tuple[int, int, int]:
         """Return frames, height and width of a video's latents.
 
         Raises ValueError for an unsupported size.
         """
+        self.check_frames(frames)
         ratio = self.spatial_compression_ratio
         for name, pixels, patch in (
             ("height", height, self.patch[1]),
@@ -160,17 +171,6 @@ def linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
-@functools.cache
-def packages() -> dict[str, str]:
-    """Return the name of the family's package for each class name of a model."""
-    found: dict[str, str] = {}
-    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
-        if module.ispkg:
-            package = importlib.import_module(f"hyvideo.models.{module.name}")
-            found |= dict.fromkeys(getattr(package, "CLASS_NAMES", ()), module.name)
-    return found
-
-
 def read_architecture(root: str | Path, version: str) -> Sizes:
     """Return the sizes from the transformer's config.json below ``root`` if it exists, else those
     of the release.
@@ -188,11 +188,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
                     read_json(path, "transformer"),
                     read_json(vae, "VAE") if vae.is_file() else {},
                 )
-                family = (
-                    packages().get(str(config.get("_class_name")))
-                    or version_defaults(version).family
-                )
-                sizes = sizes_module(family).read(config, vae_config)
+                sizes = sizes_module(_family(config, version)).read(config, vae_config)
                 # Raises for settings of the wrong type.
                 assert sizes.parameters and sizes.saved_widths and sizes.latent_size(1, 0, 0)
                 return sizes
@@ -208,16 +204,41 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
     return sizes_module(RELEASED[version].family).released(version)
 
 
-def sizes_module(package: str) -> ModuleType:
+def _family(config: Mapping[str, Any], version: str) -> str:
+    """Return the family of a transformer's config.json: that of its class name or, if it has none,
+    of the version.
+
+    Raises ValueError for a class of no known family.
+    """
+    if "_class_name" not in config:
+        return version_defaults(version).family or FAMILIES[0]
+    class_name = str(config["_class_name"])
+    if class_name not in packages():
+        raise ValueError(class_problem(class_name))
+    return packages()[class_name]
+
+
+def family_of_version(root: str | Path, version: str) -> str:
+    """Return the family of a version: that of its config.json below ``root``, otherwise the listed
+    one; empty if neither is known.
+    """
+    folder = Path(root) / "transformer"
+    for path in (folder / version / "config.json", folder / "config.json"):
+        if path.is_file():
+            return _family(read_json(path, "transformer"), version)
+    return version_defaults(version).family
+
+
+def sizes_module(family: str) -> ModuleType:
     """Import the ``sizes`` module of a family, which defines ``read`` and ``released``."""
-    return importlib.import_module(f"hyvideo.models.{package}.sizes")
+    return module_of(family, "sizes")
 
 
-def thin_module(package: str) -> ModuleType:
+def thin_module(family: str) -> ModuleType:
     """Import the ``thin`` module of a family, whose ``write`` makes a checkpoint of minimal width
     for a rehearsal.
     """
-    return importlib.import_module(f"hyvideo.models.{package}.thin")
+    return module_of(family, "thin")
 
 
 def fields_of(

@@ -1,9 +1,11 @@
 """Model versions, which are folders in ``<root>/transformer``: families, tasks and recommended
 sampling settings.
+
+Each family declares its versions in ``versions.yaml`` of its package.
 """
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
@@ -14,7 +16,7 @@ class Version(NamedTuple):
     """Sampling settings of a version; the defaults apply to versions that are not listed."""
 
     name: str
-    family: str  # package name
+    family: str  # package name; empty if the version is not listed
     task: Task | None = None
     resolution: Literal["480p", "720p", "1080p"] | None = None
     guidance_scale: float = 6.0
@@ -34,38 +36,72 @@ class Version(NamedTuple):
     refines: Literal["480p", "720p"] | None = None
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+VERSIONS_FILE = "versions.yaml"
+_VERSIONS: dict[str, Version] = {}
+# the first is the default for files that name no family
+FAMILIES: list[str] = []
+ANNOUNCED: set[str] = set()
+SUPER_RESOLUTION: dict[str, Version] = {}
+RELEASED: dict[str, Version] = {}
+UNSUPPORTED: dict[str, str] = {}  # version -> reason
 
 
-def _version(name: str, family: str, settings: dict) -> Version:
+def add_versions(family: str, file: Path) -> None:
+    """Add the versions of a family, from its ``versions.yaml``.
+
+    Raises ValueError if the file is missing or invalid, or lists a version of another family.
+    """
+    if not file.is_file():
+        raise ValueError(
+            f"a family must list its versions, but there is no file {file}; write "
+            "`versions: {NAME: {task: t2v}}` into it, as docs/add_a_model.md describes"
+        )
+    try:
+        table = yaml.safe_load(file.read_text(encoding="utf-8"))
+        versions = {
+            name: _version(name, family, settings or {})
+            for name, settings in table["versions"].items()
+        }
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{file} must have rows `NAME: {{SETTING: VALUE}}` under `versions`, with the settings "
+            f"of hyvideo/models/versions.py: {error}"
+        ) from error
+    for name in versions:
+        if name in _VERSIONS:
+            raise ValueError(
+                f"{file} lists the version {name}, which belongs to the family "
+                f"{_VERSIONS[name].family}; rename it"
+            )
+    FAMILIES.append(family)
+    _VERSIONS.update(versions)
+    ANNOUNCED.update(table.get("announced", []))
+    hidden = {*table.get("announced", []), *table.get("embedded", [])}
+    for name, version in versions.items():
+        if version.refines:
+            SUPER_RESOLUTION[name] = version
+            UNSUPPORTED[name] = (
+                "it is a super-resolution model: use generate.py --sr with a "
+                f"{version.refines} version"
+            )
+        elif name not in hidden:
+            RELEASED[name] = version
+    UNSUPPORTED.update(table.get("unsupported", {}))
+
+
+def _version(name: str, family: str, settings: dict[str, Any]) -> Version:
     others = {key: value for key, value in settings.items() if key != "sizes"}
-    return Version(
-        name, family, sizes=[tuple(size) for size in settings.get("sizes", [])], **others
-    )
+    sizes = [tuple(size) for size in settings.get("sizes", [])]
+    return Version(name, family, sizes=sizes, **others)
 
 
-_VERSIONS = {
-    name: _version(name, family, settings)
-    for family, versions in _TABLE["versions"].items()
-    for name, settings in versions.items()
-}
-# the first is the default for files and versions that name no family
-FAMILIES = tuple(_TABLE["versions"])
-ANNOUNCED = frozenset(_TABLE["announced"])
-SUPER_RESOLUTION = {name: version for name, version in _VERSIONS.items() if version.refines}
-_OTHERS = ANNOUNCED | set(_TABLE["embedded"]) | SUPER_RESOLUTION.keys()
-RELEASED = {name: version for name, version in _VERSIONS.items() if name not in _OTHERS}
-UNSUPPORTED: dict[str, str] = _TABLE["unsupported"] | {  # version -> reason
-    name: f"it is a super-resolution model: use generate.py --sr with a {version.refines} version"
-    for name, version in SUPER_RESOLUTION.items()
-}
+for _file in sorted(Path(__file__).parent.glob(f"*/{VERSIONS_FILE}")):
+    add_versions(_file.parent.name, _file)
 
 
 def version_defaults(name: str | None) -> Version:
-    """Return the settings of a version; an unlisted version gets the defaults and the first
-    family.
-    """
-    return _VERSIONS.get(name) or Version(name or "", FAMILIES[0])
+    """Return the settings of a version; an unlisted version gets the defaults and no family."""
+    return _VERSIONS.get(name) or Version(name or "", family="")
 
 
 def version_for(resolution: str, task: Task, kind: str) -> str:

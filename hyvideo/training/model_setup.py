@@ -335,7 +335,7 @@ def check_checkpoint(
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
     folder, listed = loading.transformer_folder(root, version), version_defaults(version).family
     family, architecture = loading.read_family(folder), read_architecture(root, version)
-    if family.name != listed:
+    if listed and family.name != listed:
         problems.append(
             f"transformer_version {version} belongs to the family {listed}, but {folder.path} "
             f"contains a transformer of {family.name}. Set transformer_version and "

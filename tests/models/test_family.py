@@ -16,7 +16,8 @@ from hyvideo.models.family import (
     prepare,
 )
 from hyvideo.models.loading import load_vae
-from hyvideo.models.sizes import packages, sizes_module
+from hyvideo.models.registry import packages
+from hyvideo.models.sizes import sizes_module
 from tests.stock_models import stock_twin
 
 CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]

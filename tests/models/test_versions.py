@@ -49,11 +49,14 @@ def test_each_name_is_in_only_one_list():
 
 
 @pytest.mark.parametrize("name", [None, "", "miniature", "720p_i2v_distilled_sparse"])
-def test_unlisted_models_have_the_defaults_of_the_first_family(name):
+def test_unlisted_models_have_the_defaults_and_no_family(name):
     version = version_defaults(name)
     is_miniature = name == "miniature"
     assert version == Version(
-        name or "", "hunyuan_video15", task=version.task, float32_rotary=is_miniature
+        name or "",
+        "hunyuan_video15" if is_miniature else "",
+        task=version.task,
+        float32_rotary=is_miniature,
     )
     assert (version.guidance_scale, version.shift, version.num_steps, version.num_frames) == (
         6.0,

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import yaml
 
-from hyvideo.models.family import Family
+from hyvideo.models.family import Family, families
 from hyvideo.models.fit_checks import family_of_folder
 from hyvideo.models.loading import find_transformer, read_task
+from hyvideo.models.registry import folder_of
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, SUPER_RESOLUTION, version_defaults
 
@@ -47,8 +48,8 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
     """
     versions = [path.name for path in sorted((root / "transformer").glob("*")) if path.is_dir()]
     version = versions[0] if versions else root.resolve().name
-    family = family_of_folder(root, version)
-    table = _table(Path(__file__).parents[2] / "models" / family.name)
+    family = family_of_folder(root, version) or families()[0]
+    table = _table(folder_of(family.name))
     common = _table(Path(__file__).parent)
     is_diffusers = (root / "model_index.json").is_file() or (
         root / "transformer" / "config.json"

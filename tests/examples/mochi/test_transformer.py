@@ -1,0 +1,128 @@
+"""The transformer of the example family Mochi against diffusers' class: velocity, gradients,
+adapters, ranks and sizes.
+"""
+
+import json
+
+import pytest
+import torch
+from diffusers import AutoencoderKLMochi, MochiTransformer3DModel
+
+from hyvideo.models.family import component_of, family_of
+from hyvideo.models.lora import (
+    add_trainable_lora,
+    current_lora,
+    read_lora,
+    save_lora,
+    target_modules,
+    training_config,
+)
+from hyvideo.models.sizes import sizes_module
+from tests.distributed.launch import launch
+from tests.examples.mochi.tiny import MODULE, inputs, installed, stock_velocity, tiny
+from tests.registered import registered
+
+
+@pytest.fixture(scope="module", autouse=True)
+def family():
+    with registered(MODULE):
+        yield family_of("MochiTransformer3DModel")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_velocity_and_gradients_equal_diffusers(batch):
+    arguments = inputs(batch)
+    velocities, gradients = [], []
+    for model, forward in ((tiny(), stock_velocity), (installed(), None)):
+        velocity = forward(model, **arguments) if forward else model(**arguments)
+        velocity.square().sum().backward()
+        velocities.append(velocity.detach())
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert torch.equal(*velocities) and velocities[0].std() > 0.1
+    expected, found = gradients
+    # only the query and the text embedding of the last block's unused text output
+    for name, gradient in found.items():
+        if expected[name] is None:
+            assert gradient is None or not gradient.any(), name
+        else:
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_every_parameter_has_a_gradient_also_the_learned_rotary_frequencies():
+    model = installed()
+    model(**inputs()).square().sum().backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None] == []
+    assert model.pos_frequencies.grad.any()
+
+
+def test_rows_of_a_batch_are_independent():
+    model, arguments = installed(), inputs(3)
+    with torch.no_grad():
+        together = model(**arguments)
+        for row in range(3):
+            alone = model(**{name: value[row : row + 1] for name, value in arguments.items()})
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-5)
+
+
+def test_an_adapter_has_all_matrices_of_the_blocks_and_is_saved_and_read(tmp_path, family):
+    model, plain = installed(), installed()
+    add_trainable_lora(model, training_config(model, rank=2, alpha=4.0))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.zero_()
+        assert torch.equal(model(**inputs()), plain(**inputs()))
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.fill_(0.1)
+        assert not torch.allclose(model(**inputs()), plain(**inputs()))
+    # 8 attention layers and 4 of the MLPs; the last block has no output for the text
+    assert len(current_lora(model)) == 12 + 9
+    save_lora(current_lora(model), tmp_path, form="diffusers")
+    read = read_lora(tmp_path)
+    assert read.keys() == current_lora(model).keys()
+    twin = tiny()
+    twin.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    arguments = inputs()
+    with torch.no_grad():
+        torch.testing.assert_close(stock_velocity(twin, **arguments), model(**arguments))
+    assert sizes_module(family.name).read(model.config, {}).lora_parameters(2) == sum(
+        pair.a.numel() + pair.b.numel() for pair in read.values()
+    )
+
+
+def test_the_planner_counts_the_parameters_of_diffusers_class(family):
+    with torch.device("meta"):
+        model = MochiTransformer3DModel()
+        vae = AutoencoderKLMochi()
+    sizes = sizes_module(family.name).released("mochi1")
+    assert sizes.parameters == sum(p.numel() for p in model.parameters()) == 10_027_677_744
+    targets = target_modules(model, [family.matrices])
+    assert sizes.matrix_parameters == sum(
+        model.get_submodule(name).weight.numel() for name in targets
+    )
+    assert sizes.vae_parameters == sum(p.numel() for p in vae.parameters())
+    assert component_of(vae) is family.vae
+
+
+def test_a_small_model_has_the_counted_parameters(family):
+    model = tiny(num_layers=3)
+    sizes = sizes_module(family.name).read(json.loads(json.dumps(dict(model.config))), {})
+    assert sizes.parameters == sum(p.numel() for p in model.parameters())
+    assert sizes.out_channels == 12  # although out_channels is null
+    assert sizes.latent_size(79, 480, 848) == (14, 60, 106)
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_velocity_and_gradients_of_one():
+    model = installed()
+    velocity = model(**inputs())
+    velocity.square().sum().backward()
+    for found, gradients in launch("tests.examples.mochi.tiny:velocity_of_ranks", 2, 2):
+        torch.testing.assert_close(
+            torch.tensor(found), velocity.detach().flatten(), rtol=1e-4, atol=1e-5
+        )
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(
+                torch.tensor(gradients[name]), parameter.grad.flatten(), rtol=1e-3, atol=1e-3
+            )

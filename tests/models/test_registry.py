@@ -1,0 +1,177 @@
+"""Families outside the repository: a folder, an installed package, and what is wrong with others."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import AutoencoderKLCogVideoX
+
+from hyvideo.config.command_line import parse
+from hyvideo.config.identity import named_files
+from hyvideo.config.settings import Config
+from hyvideo.distributed.tiles import Tiles
+from hyvideo.models.family import families, family_of, family_of_config
+from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.models.registry import folder_of, module_of, packages, register
+from hyvideo.models.sizes import read_architecture
+from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
+from tests.forked import ROOT
+from tests.registered import registered
+
+FAMILY = """
+import dataclasses
+
+from examples.mochi.family import FAMILY as MOCHI
+
+FAMILY = dataclasses.replace(MOCHI, name="outside")
+"""
+VERSIONS = """
+versions:
+  outside1: {task: t2v, shift: 3.0, fps: 8.0}
+unsupported:
+  outside2: it has two transformers
+"""
+
+
+def write_family(folder, *, class_names='("OutsideModel", "AutoencoderKLCogVideoX")', **files):
+    folder.mkdir(parents=True)
+    contents = {"__init__": f"CLASS_NAMES = {class_names}\n", "family": FAMILY} | files
+    for name, content in contents.items():
+        (folder / f"{name}.py").write_text(content)
+    (folder / "versions.yaml").write_text(VERSIONS)
+    return folder
+
+
+@pytest.fixture
+def outside(tmp_path):
+    """The folder of a family, which is unknown after the test."""
+    folder = write_family(tmp_path / "outside")
+    with registered(""):
+        yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
+        del sys.modules[name]
+
+
+def test_a_folder_is_found_by_its_class_names_and_brings_its_versions(outside):
+    register(str(outside))
+    register(str(outside))  # no effect
+    assert packages()["OutsideModel"] == "outside" and folder_of("outside") == outside
+    assert family_of("OutsideModel") is family_of_config({"_class_name": "OutsideModel"})
+    assert [family.name for family in families()][-1] == "outside"
+    assert version_defaults("outside1").family == RELEASED["outside1"].family == "outside"
+    assert version_defaults("outside1").fps == 8 and "two" in UNSUPPORTED["outside2"]
+    assert families()[0].name == "hunyuan_video15"  # files that name no class
+
+
+def test_the_setting_registers_the_family_before_the_defaults_of_the_version(outside):
+    config = parse(["--family", str(outside), "--transformer_version", "outside1"]).config
+    assert (config.rollout.shift, config.data.fps) == (3.0, 8.0)
+    files = named_files(config.flat())["family"]  # a resumed run compares their contents
+    assert {file.name for file in files} == {"__init__.py", "family.py", "versions.yaml"}
+
+
+def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
+    write_family(tmp_path / "site" / "outside")
+    metadata = tmp_path / "site" / "outside-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[hyvideo.families]\nany = outside\n")
+    code = """
+from hyvideo.models.registry import packages
+from hyvideo.models.versions import version_defaults
+print(packages()["OutsideModel"], version_defaults("outside1").family)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["outside", "outside"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "location, message",
+    [
+        ("no_such_package", "importable package, got 'no_such_package'"),
+        ("json.decoder", "importable package, got 'json.decoder'"),  # not a package
+        ("{}/empty", "a folder with an __init__.py and a name that Python can import"),
+        ("{}/with-dash", "a name that Python can import"),
+        ("{}/wan", "has the name wan, which the family in .*models/wan already has"),
+        ("{}/json", "has the name of the module json, which is already imported"),
+        ("{}/nameless_a", "must define CLASS_NAMES"),
+        ("{}/taken_a", "has the class name WanTransformer3DModel, which belongs to .* wan"),
+        ("{}/rowless_a", "there is no file .*versions.yaml; write"),
+        ("{}/wrong_a", "must have rows `NAME: .*unexpected keyword argument 'guidance'"),
+        ("{}/double_a", "lists the version 480p_t2v, which belongs to .* hunyuan_video15"),
+    ],
+)
+def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, message):
+    for name in ("with-dash", "wan", "json", "rowless_a", "wrong_a", "double_a"):
+        write_family(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    write_family(tmp_path / "nameless_a", class_names="()")
+    write_family(tmp_path / "taken_a", class_names='("WanTransformer3DModel",)')
+    (tmp_path / "rowless_a" / "versions.yaml").unlink()
+    (tmp_path / "wrong_a" / "versions.yaml").write_text("versions: {a: {guidance: 1}}")
+    (tmp_path / "double_a" / "versions.yaml").write_text("versions: {480p_t2v: {}}")
+    before = dict(packages()), dict(RELEASED)
+    with registered(""):
+        with pytest.raises(ValueError, match=message):
+            register(location.format(tmp_path))
+        assert (dict(packages()), dict(RELEASED)) == before
+
+
+def test_a_missing_module_is_named(outside):
+    register(str(outside))
+    with pytest.raises(ValueError, match=f"the family in {outside} needs a file sizes.py"):
+        module_of("outside", "sizes")
+    with pytest.raises(ValueError, match="one of hunyuan_video15, wan, .*got 'none'"):
+        module_of("none", "sizes")
+
+
+def test_a_class_of_no_family_is_an_error_that_names_the_setting(tmp_path):
+    folder = tmp_path / "transformer"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"_class_name": "OutsideModel"}')
+    for check in (
+        lambda: read_architecture(tmp_path, "mine"),
+        lambda: family_of_config({"_class_name": "OutsideModel"}),
+    ):
+        with pytest.raises(ValueError, match="class 'OutsideModel'.* Set family to the folder"):
+            check()
+    (problem,) = check_checkpoint(tmp_path, "mine", [])
+    assert "no model family has the class 'OutsideModel'" in problem
+
+
+def test_the_absolute_path_of_a_folder_is_kept_and_a_module_is_not_changed(outside, monkeypatch):
+    monkeypatch.chdir(outside.parent)
+    by_folder = Config().with_settings(family="outside").with_absolute_paths()
+    assert Path(by_folder.model.family) == outside
+    by_module = Config().with_settings(family="examples.mochi").with_absolute_paths()
+    assert by_module.model.family == "examples.mochi"
+
+
+def test_a_decoder_that_takes_the_cache_of_its_last_call_is_decoded_in_tiles(outside):
+    """CogVideoX decodes the first three latent frames together, and then two at a time."""
+    register(str(outside))
+    torch.manual_seed(0)
+    vae = AutoencoderKLCogVideoX(
+        block_out_channels=(8, 8, 8, 8),
+        layers_per_block=1,
+        latent_channels=4,
+        norm_num_groups=2,
+        sample_height=32,
+        sample_width=48,
+    ).eval()
+    vae.enable_tiling()
+    latents = torch.randn(1, 4, 5, 4, 6)
+    shown = []
+    with torch.no_grad():
+        expected = vae.decode(latents).sample
+        video = Tiles(None, lambda loop: shown.extend(loop) or shown).decode(vae, latents)
+    assert torch.equal(video, expected) and video.shape[2] == 17
+    assert len(shown) > 1

@@ -39,7 +39,7 @@ def test_the_help_of_gradient_norms_says_what_it_measures(capsys):
 
 def test_the_help_of_generate_does_not_name_settings_of_training(capsys):
     text = help_of(generate.parse, capsys)
-    assert "--video_length INT Frames; default: the version's" in text
+    assert "--video_length INT Frames; default: the value of the run" in text
     names = (
         "validation_steps:",
         "sample_n_frames:",

@@ -104,7 +104,7 @@ class VideoSampler:
         new_cache: Callable[[], StepCache] | None = None,
     ) -> Tensor:
         """Return the final latents of a candidate of a video; candidate 0 is the video without
-        further candidates, the others have noise of their own.
+        further candidates, each of the others has other noise.
         """
         stage = [f"candidate {number}"] if number else []
         return self.sample(pipeline, schedule, video, conditions, *stage, new_cache=new_cache)

@@ -39,8 +39,8 @@ class ModelSettings:
     )
     base_weight_dtype: Literal["bf16", "fp8"] = learning(
         "bf16",
-        "Storage of the frozen block matrices of a LoRA run: bf16 (the precision of dtype), or "
-        "fp8; needs torchao.",
+        "Precision in which a LoRA run stores the frozen weights: bf16 (the precision of "
+        "dtype), or fp8, which needs torchao.",
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
         "fp16", "Precision of the encoders.", measured=True
@@ -136,10 +136,12 @@ class DataSettings:
 class RolloutSettings:
     """Number of rollouts, and the sampler."""
 
-    batch_size: int = layout(2, "Rollouts per batch of a replica.", at_least=1)
+    batch_size: int = layout(2, "Rollouts that a replica samples at once.", at_least=1)
     num_generations: int = learning(4, "Group size: rollouts per prompt.", at_least=1)
     gradient_accumulation_steps: int = layout(
-        1, "Batches of rollouts per replica and iteration.", at_least=1
+        1,
+        "Batches per iteration; rollouts per iteration = batch_size x this x replicas.",
+        at_least=1,
     )
     sde_type: str = learning(
         "sage_grpo",
@@ -150,8 +152,8 @@ class RolloutSettings:
     eta: float = learning(0.5, "Noise scale of the SDE.", at_most=1000)
     match_noise: str = learning(
         "",
-        "Replace eta by the one at which the sampler adds as much noise as another one, "
-        "`SAMPLER:ETA`.",
+        "Set eta so that the total noise equals the noise of another sampler: `SAMPLER:ETA`, "
+        "such as sage_grpo:0.7.",
     )
     grpo_sampling_steps: int = learning(
         20, "Denoising steps of a rollout.", at_least=1, at_most=MAX_STEPS
@@ -218,7 +220,7 @@ class RewardSettings:
     )
     reward_video: Literal["memory", "file"] = learning(
         "memory",
-        "Score the decoded frames, or read them back from an H.264 file, as published.",
+        "Score the decoded frames, or an H.264 file of them (file), as published.",
         measured=True,
     )
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
@@ -292,7 +294,8 @@ class LossSettings:
     enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.")
     timestep_fraction: float = learning(
         1.0,
-        "Fraction of the stochastic steps to train: the noisiest, unless permuted.",
+        "Fraction of the stochastic steps to train: random steps or, without permutation, the "
+        "noisiest.",
         above=0,
         at_most=1,
     )
@@ -347,7 +350,7 @@ class TrustRegionSettings:
     )
     anchor_substeps: int = learning(
         1,
-        "Steps of distill's teacher, the anchor, for each step of a rollout.",
+        "Steps that the teacher of distill takes for each step of a rollout.",
         at_least=1,
         at_most=MAX_STEPS,
     )
@@ -384,7 +387,7 @@ class OptimizerSettings:
     )
     muon_momentum: float = learning(0.95, "Muon's momentum.", below=1)
     muon_scope: Literal["hidden", "all"] = learning(
-        "hidden", "Matrices for Muon: the blocks', or all."
+        "hidden", "Matrices for Muon: of the blocks (hidden), or all."
     )
     ema_decay: float = learning(
         0.0, "EMA decay of the weights per update; 0 disables the EMA.", below=1
@@ -413,7 +416,8 @@ class DistributedSettings:
     reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.")
     gradient_sync: Literal["auto", "every", "last"] = machine(
         "auto",
-        "Reduce gradients in every or the last backward pass of an update; auto: last for LoRA.",
+        "Reduce gradients across GPUs in every backward pass, or only in the last one of an "
+        "update; auto: last for LoRA.",
     )
     enable_gradient_checkpointing: bool = machine(
         False, "Use activation checkpointing, which saves memory."

@@ -170,6 +170,7 @@ def test_a_run_of_the_family_is_rehearsed(tmp_path, monkeypatch, capsys):
     flags += ["--valid_video_csv", str(csv), "--sample_n_frames", frames, "--height", "32"]
     flags += ["--width", width, "--batch_size", "2", "--num_generations", "2"]
     flags += ["--grpo_sampling_steps", "2", "--validation_steps", "2", "--reward_model", "clip"]
+    flags += ["--reward_weights", '{"CLIPScore": 1}']
     flags += ["--world_size", "1", "--rehearsal_dir", str(tmp_path / "rehearsal")]
     monkeypatch.setattr(sys, "argv", ["rehearse.py", *flags])
     code = rehearse.main()

@@ -14,6 +14,7 @@ import pytest
 from hyvideo.config.command_line import load_config
 from hyvideo.config.settings import Config
 from tests import forked, fuzzing
+from tests.registered import registered
 
 ROOT = Path(__file__).parent.parent
 
@@ -156,6 +157,13 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
         log_video_interval=0,
         report=False,
     )
+
+
+@pytest.fixture(autouse=True)
+def only_known_families():
+    """Forget the families outside the repository that a test has registered."""
+    with registered(""):
+        yield
 
 
 @pytest.fixture

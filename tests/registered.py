@@ -27,7 +27,8 @@ def registered(location: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for table, content in zip(_TABLES, before):
-            table.clear()
-            (table.extend if isinstance(table, list) else table.update)(content)
-        registry.packages.cache_clear()
+        if any(table != content for table, content in zip(_TABLES, before)):
+            for table, content in zip(_TABLES, before):
+                table.clear()
+                (table.extend if isinstance(table, list) else table.update)(content)
+            registry.packages.cache_clear()

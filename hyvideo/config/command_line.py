@@ -117,11 +117,18 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
 
 def load_config(path: str | Path, **overrides) -> Config:
     """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
-    return (
-        Config()
-        .with_settings(**resolve_reference_names(read_settings(path) | overrides))
-        .resolved()
-    )
+    settings = resolve_reference_names(read_settings(path) | overrides)
+    register(settings.get("family", ""))
+    return Config().with_settings(**settings).resolved()
+
+
+def config_of_run(path: str | Path) -> Config:
+    """Return the settings in the config.yaml of a run. Raises ValueError for an invalid file.
+
+    The file has the values that the run used, so a family outside the repository, which may have
+    been moved since, is not needed.
+    """
+    return Config().with_settings(**resolve_reference_names(read_settings(path))).resolved()
 
 
 def _parser() -> argparse.ArgumentParser:

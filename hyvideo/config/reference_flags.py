@@ -203,7 +203,7 @@ def resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
     version = values.get("transformer_version", Config().model.transformer_version)
     task, known = values.pop(TASK, None), version_defaults(version)
     expected = known.task or task
-    if task not in (None, expected):
+    if task not in (None, expected) and expected != "ti2v":
         raise ValueError(
             f"task_type must be {expected} for transformer_version {version}, got {task}; change "
             "one"

@@ -19,11 +19,12 @@ def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
 class ImageCondition:
     """Features of a reference image, and the latents of the video's first frame."""
 
-    embeds: Tensor  # (image tokens, dim)
+    embeds: Tensor | None  # (image tokens, dim); None if the family uses no features
     latents: Tensor  # (channels, height, width), float32, scaled for the transformer
 
     def to(self, device: torch.device | str) -> "ImageCondition":
-        return ImageCondition(to_device(self.embeds, device), to_device(self.latents, device))
+        embeds = None if self.embeds is None else to_device(self.embeds, device)
+        return ImageCondition(embeds, to_device(self.latents, device))
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Condition:
         """Return the condition that consists of these encoded parts, by kind."""
         return Condition(
             **{
-                kind: part["states"] if "states" in part else ImageCondition(**part)
+                kind: part["states"]
+                if "states" in part
+                else ImageCondition(part.get("embeds"), part["latents"])
                 for kind, part in parts.items()
             }
         )

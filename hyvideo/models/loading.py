@@ -138,15 +138,18 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
-    """Return the task of the transformer according to its files, ``t2v`` or ``i2v``; None if they
-    do not state it.
+    """Return the task of the transformer according to its files, ``t2v``, ``i2v`` or ``ti2v``; None
+    if they do not state it.
 
     The model_index.json of a diffusers pipeline takes precedence over config.json, which is wrong
     on the hub: the conversion script writes i2v into the config.json of text-to-video models
     (diffusers 0.42.1).
     """
     folder = transformer_folder(root, version)
-    tasks = {name: task for task, name in read_family(folder).pipelines.items()}
+    family = read_family(folder)
+    if family.takes_images(read_arguments(family.transformer, folder)[0]):
+        return "ti2v"
+    tasks = {name: task for task, name in family.pipelines.items()}
     index = folder.path.parent / "model_index.json"
     if index.is_file() and (
         task := tasks.get(str(read_json(index, "pipeline").get("_class_name")))

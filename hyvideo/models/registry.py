@@ -139,7 +139,10 @@ def _import_folder(name: str, folder: Path) -> ModuleType:
             "family must be a folder with an __init__.py and a name that Python can import, got "
             f"{quote(str(folder))}; {_HELP}"
         )
-    if name in sys.modules:
+    known = sys.modules.get(name)
+    if known is not None and getattr(known, "__file__", None) == str(file):
+        return known
+    if known is not None:
         raise ValueError(
             f"family {quote(str(folder))} has the name of the module {name}, which is already "
             "imported; rename the folder"

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-Task = Literal["t2v", "i2v"]
+Task = Literal["t2v", "i2v", "ti2v"]  # ti2v: with or without a reference image
 
 
 class Version(NamedTuple):

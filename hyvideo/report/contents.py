@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from hyvideo.config.command_line import load_config
+from hyvideo.config.command_line import config_of_run
 from hyvideo.config.run_plan import num_rollouts
 from hyvideo.config.settings import Config
 from hyvideo.data.files import folder_problem, parse_json, read_json, read_regular
@@ -169,7 +169,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
     """
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
-    config = load_config(folder / "config.yaml")
+    config = config_of_run(folder / "config.yaml")
     environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))[
         "environment"
     ]

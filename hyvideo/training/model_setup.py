@@ -17,6 +17,7 @@ from hyvideo.config.run_plan import levels_of, parse_interval, transitions
 from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
+from hyvideo.data.text import nearest
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import fit_checks, loading
@@ -28,7 +29,7 @@ from hyvideo.models.gpu_memory import apply_limit
 from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.versions import UNSUPPORTED, version_defaults
+from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
@@ -341,6 +342,14 @@ def check_checkpoint(
             f"contains a transformer of {family.name}. Set transformer_version and "
             "pretrained_model_root to the same family"
         )
+    if not listed and folder.path.name != version:
+        # a misspelled name would silently get the default sampling settings
+        known = [name for name, row in RELEASED.items() if row.family == family.name]
+        if hint := nearest(version, known):
+            problems.append(
+                f"transformer_version {version} is not listed, and there is no folder "
+                f"transformer/{version}; {hint}"
+            )
     for size in dict.fromkeys(sizes):
         is_validation = size == config.validation_size != config.rollout_size
         for problem in problem_of(lambda size=size: architecture.latent_size(*size)):

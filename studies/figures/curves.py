@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.config.command_line import load_config
+from hyvideo.config.command_line import config_of_run
 from hyvideo.config.identity import experiment_settings
 from hyvideo.data.files import folder_problem
 from hyvideo.records.metrics_file import read_metrics
@@ -68,7 +68,7 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def _read_run(folder: Path) -> Run:
-    settings = experiment_settings(load_config(folder / "config.yaml"))
+    settings = experiment_settings(config_of_run(folder / "config.yaml"))
     del settings["seed"]
     settings = {
         name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()

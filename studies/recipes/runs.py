@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.command_line import config_of_run, parse
 from hyvideo.config.identity import experiment_settings
 from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
@@ -144,7 +144,7 @@ def progress(folder: Path, config: Config) -> Progress:
     lines = complete_lines(metrics) if metrics.is_file() else []
     if not lines:
         return Progress(0, None)
-    started = experiment_settings(load_config(folder / "config.yaml"))
+    started = experiment_settings(config_of_run(folder / "config.yaml"))
     requested = experiment_settings(config)
     if names := [
         name for name in {**started, **requested} if started.get(name) != requested.get(name)

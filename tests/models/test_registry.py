@@ -8,7 +8,7 @@ import pytest
 import torch
 from diffusers import AutoencoderKLCogVideoX
 
-from hyvideo.config.command_line import parse
+from hyvideo.config.command_line import config_of_run, load_config, parse
 from hyvideo.config.identity import named_files
 from hyvideo.config.settings import Config
 from hyvideo.distributed.tiles import Tiles
@@ -70,6 +70,16 @@ def test_the_setting_registers_the_family_before_the_defaults_of_the_version(out
     assert (config.rollout.shift, config.data.fps) == (3.0, 8.0)
     files = named_files(config.flat())["family"]  # a resumed run compares their contents
     assert {file.name for file in files} == {"__init__.py", "family.py", "versions.yaml"}
+
+
+def test_settings_of_a_run_are_read_although_the_family_was_moved(outside, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"family: {outside}\ntransformer_version: outside1\n")
+    assert load_config(file).data.fps == 8
+    file.write_text(f"family: {tmp_path / 'moved'}\ntransformer_version: outside1\nfps: 8\n")
+    assert config_of_run(file).data.fps == 8
+    with pytest.raises(ValueError, match="importable package, got '.*/moved'"):
+        load_config(file)
 
 
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path):

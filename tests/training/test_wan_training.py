@@ -252,7 +252,7 @@ def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_p
         ),
         (
             {"transformer_version": "wan2.1_t2v_1.3B"},
-            "1.3B belongs to the family hunyuan_video15.* of wan",
+            "wan2.1_t2v_1.3B is not listed, .*; did you mean wan2.1_t2v_1.3b?",
         ),
     ],
 )

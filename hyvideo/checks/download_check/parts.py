@@ -124,4 +124,5 @@ def _task(root: Path, version: str | None) -> str:
     with suppress(ValueError):  # reported as a problem of the transformer
         if (task := read_task(root, version)) in ("t2v", "i2v"):
             return task
-    return version_defaults(version).task or "t2v"
+    task = version_defaults(version).task
+    return "i2v" if task == "i2v" else "t2v"  # ti2v needs the parts of t2v

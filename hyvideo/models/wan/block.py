@@ -2,6 +2,9 @@
 is one kernel.
 """
 
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -10,8 +13,48 @@ from hyvideo.models.attention_kernels import scaled_dot_product
 from hyvideo.models.norms import layer_norm, modulated_norm, rms_norm
 
 
+class TwoTimes(NamedTuple):
+    """Times of a block whose first ``num_clean`` local tokens, those of a given first frame, have
+    another timestep than the others. Shape of each: (batch, 6, dim).
+    """
+
+    clean: Tensor
+    noisy: Tensor
+    num_clean: int
+
+
+class _Modulation(NamedTuple):
+    """Shift, scale and gate of self-attention, then of the feed-forward network, for each part of
+    the tokens; ``ends`` are the ends of all parts but the last.
+    """
+
+    parts: list[tuple[Tensor, ...]]
+    ends: tuple[int, ...]
+
+    def norm(self, tokens: Tensor, first: int, eps: float) -> Tensor:
+        """Return the tokens normalized, with the shift and scale from the index ``first``."""
+        return self._joined(
+            modulated_norm(part, *values[first : first + 2], eps=eps)
+            for part, values in zip(self._split(tokens), self.parts)
+        )
+
+    def add(self, tokens: Tensor, change: Tensor, gate: int) -> Tensor:
+        """Return the tokens plus the change times the gate."""
+        return self._joined(
+            torch.addcmul(part, changed, values[gate])
+            for part, changed, values in zip(self._split(tokens), self._split(change), self.parts)
+        )
+
+    def _split(self, tokens: Tensor) -> Sequence[Tensor]:
+        return tokens.tensor_split(self.ends, dim=1) if self.ends else [tokens]
+
+    def _joined(self, parts: Iterable[Tensor]) -> Tensor:
+        parts = list(parts)
+        return torch.cat(parts, dim=1) if self.ends else parts[0]
+
+
 def forward(
-    self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor, layout: Layout
+    self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor | TwoTimes, layout: Layout
 ) -> Tensor:
     """Return the tokens after the block. Shape: (batch, tokens, dim).
 
@@ -20,15 +63,17 @@ def forward(
         time: Shift, scale and gate of self-attention, then of the feed-forward network, to which
             the block's table is added. Shape: (batch, 6, dim).
     """
-    modulation = (self.scale_shift_table + time).to(tokens.dtype).chunk(6, dim=1)
-    attended = _self_attention(
-        self, modulated_norm(tokens, *modulation[:2], eps=self.norm1.eps), layout
+    times = (time.clean, time.noisy) if isinstance(time, TwoTimes) else (time,)
+    modulation = _Modulation(
+        [(self.scale_shift_table + each).to(tokens.dtype).chunk(6, dim=1) for each in times],
+        ends=(time.num_clean,) if isinstance(time, TwoTimes) else (),
     )
-    tokens = torch.addcmul(tokens, attended, modulation[2])
+    attended = _self_attention(self, modulation.norm(tokens, 0, self.norm1.eps), layout)
+    tokens = modulation.add(tokens, attended, 2)
     del attended  # lowers the peak, which is in the feed-forward network
     tokens = tokens + _cross_attention(self.attn2, layer_norm(self.norm2, tokens), context)
-    hidden = self.ffn(modulated_norm(tokens, *modulation[3:5], eps=self.norm3.eps))
-    return torch.addcmul(tokens, hidden, modulation[5])
+    hidden = self.ffn(modulation.norm(tokens, 3, self.norm3.eps))
+    return modulation.add(tokens, hidden, 5)
 
 
 def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:

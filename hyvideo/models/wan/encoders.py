@@ -1,4 +1,6 @@
-"""Text encoder of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout."""
+"""Encoders of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout, and the
+VAE for a first frame.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.models.encoders import (
     PromptEncoder,
     class_problems,
@@ -16,6 +19,7 @@ from hyvideo.models.encoders import (
 )
 from hyvideo.models.family import Part
 from hyvideo.models.wan.settings import TEXT_SLOTS
+from hyvideo.models.wan.vae import first_frame_latents
 from hyvideo.models.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
@@ -78,6 +82,15 @@ def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
     return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
 
 
+def _load_first_frame(root: Path, *, vae: nn.Module, **kwargs: Any):
+    def encode(paths: list[str], height: int, width: int) -> list[dict[str, Tensor]]:
+        images = (fit(read_image(path), height, width) for path in paths)
+        frames = [first_frame_latents(vae, to_pixels(image)) for image in images]
+        return [{"latents": frame} for frame in frames]
+
+    return encode
+
+
 def _problems(root: Path, weights_needed: bool = True) -> list[str]:
     _tokenizer_folder(root)
     return class_problems(
@@ -99,5 +112,13 @@ PARTS = (
         ("text_encoder", "tokenizer"),
         load=_load,
         problems=_problems,
+    ),
+    Part(
+        "image",
+        lambda request: request.image,
+        (),
+        load=_load_first_frame,
+        problems=lambda root, weights_needed=True: [],  # the VAE is checked in any case
+        is_file=True,
     ),
 )

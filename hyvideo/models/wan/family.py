@@ -30,4 +30,5 @@ FAMILY = Family(
     prepare_vae=vae.prepare,
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "WanPipeline"},
+    takes_images=settings.takes_images,
 )

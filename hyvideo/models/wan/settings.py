@@ -27,6 +27,13 @@ transformer_to_diffusers, transformer_to_original = both_directions(
 module_with_dots = partial(with_dots, NAMES, "transformer")
 
 
+def takes_images(config: Mapping[str, Any]) -> bool:
+    """Return whether a model also makes videos from a first frame: TI2V-5B, whose latents have 48
+    channels.
+    """
+    return config["in_channels"] == 48
+
+
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's
     ``config.json``, or ValueError.
@@ -47,8 +54,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
     others = {
         "_class_name": "WanModel",
-        # TI2V-5B's VAE has 48 channels
-        "model_type": "ti2v" if config["in_channels"] == 48 else "t2v",
+        "model_type": "ti2v" if takes_images(config) else "t2v",
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }

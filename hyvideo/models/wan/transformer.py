@@ -1,13 +1,19 @@
 """Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence
 parallelism.
 
+A model that makes videos from a first frame (TI2V-5B) reads its latents without noise, at timestep
+0, in place of the first latent frame. The velocity of that frame leads exactly to these latents and
+does not depend on the weights, so that no sampler, log-probability or loss needs to know of it.
+
 Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the
 model's training. Rotary tables are computed on demand: as buffers, they would be lost on the meta
 device and rounded when the model is cast.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +24,7 @@ from torch.func import functional_call
 from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, to_device
 from hyvideo.models.gradient_mode import detached
+from hyvideo.models.wan.block import TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS
 
@@ -60,7 +67,7 @@ def forward(
     Args:
         latents: Noisy latents. Shape: (batch, channels, frames, height, width).
         timestep: ``1000 sigma``, float32 regardless of the model's dtype. Shape: (batch,).
-        conditions: Text of each sample, without padding.
+        conditions: Text and optional first frame of each sample, without padding.
         ends: Ignored; no version of Wan uses the end of a step.
     """
     if timestep.dtype != torch.float32:
@@ -72,6 +79,11 @@ def forward(
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
     time, block_time = _time_embedding(self.condition_embedder, timestep)
+    frames = first_frames(conditions, latents)
+    noisy = latents
+    if frames is not None:
+        latents = frames.placed(latents)
+        _, clean_time = _time_embedding(self.condition_embedder, timestep * ~frames.is_given)
     tables = rotary_tables(
         grid, self.config.attention_head_dim, self.config.rope_max_seq_len, latents.device
     )
@@ -81,6 +93,10 @@ def forward(
     cos, sin = (self.sequence.split(table, 0) for table in tables)
     layout = Layout(cos, sin, (0,) * len(latents), num_tokens)
     tokens = self.sequence.split(tokens, 1)
+    if frames is not None:
+        is_clean = (torch.arange(num_tokens) < math.prod(grid[1:])).long()
+        num_clean = int(self.sequence.split(is_clean, 0).sum())  # on the CPU
+        block_time = TwoTimes(clean_time, block_time, num_clean)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     skipped, tokens, context = (
         self.step_cache.start(tokens, context) if self.step_cache else (0, tokens, context)
@@ -97,20 +113,52 @@ def forward(
     # In float32, as in diffusers; in bf16 the error of the bf16 velocity would be 3 to 6 % larger.
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
-    return unpatchify(
+    velocity = unpatchify(
         self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c"
     )
+    return velocity if frames is None else frames.with_velocity(velocity, noisy, timestep)
+
+
+class FirstFrames(NamedTuple):
+    """First latent frames of a batch, some of which are given."""
+
+    latents: Tensor  # (batch, channels, height, width), float32; 0 where none is given
+    is_given: Tensor  # (batch,)
+
+    def placed(self, noisy: Tensor) -> Tensor:
+        """Return latents with the given frames in place of the first ones."""
+        first = torch.where(self._mask, self.latents.to(noisy.dtype), noisy[:, :, 0])
+        return torch.cat((first.unsqueeze(2), noisy[:, :, 1:]), dim=2)
+
+    def with_velocity(self, velocity: Tensor, noisy: Tensor, timestep: Tensor) -> Tensor:
+        """Return the velocity, in float32, with that of a straight path to the given frames:
+        ``(noisy - latents) / sigma``.
+        """
+        sigma = (timestep / 1000).view(-1, 1, 1, 1)
+        path = (noisy[:, :, 0].float() - self.latents) / sigma
+        first = torch.where(self._mask, path, velocity[:, :, 0].float())
+        return torch.cat((first.unsqueeze(2), velocity[:, :, 1:].float()), dim=2)
+
+    @property
+    def _mask(self) -> Tensor:
+        return self.is_given.view(-1, 1, 1, 1)
+
+
+def first_frames(conditions: Sequence[Condition], latents: Tensor) -> FirstFrames | None:
+    """Return the first frames of the conditions; None if there are none."""
+    if all(sample.image is None for sample in conditions):
+        return None
+    absent = torch.zeros_like(latents[0, :, 0], dtype=torch.float32)
+    given = [absent if sample.image is None else sample.image.latents for sample in conditions]
+    is_given = torch.tensor([sample.image is not None for sample in conditions])
+    return FirstFrames(torch.stack(given), to_device(is_given, latents.device))
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
     """Return the texts padded with zeros (batch, 512, dim).
 
-    Raises ValueError for longer texts or a reference image.
+    Raises ValueError for longer texts.
     """
-    if any(sample.image is not None for sample in conditions):
-        raise ValueError(
-            "Wan's text-to-video models do not accept a reference image. Remove the images"
-        )
     if (longest := max(len(sample.text) for sample in conditions)) > TEXT_SLOTS:
         raise ValueError(f"a text must have at most {TEXT_SLOTS} tokens, got {longest}")
     return torch.stack(

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyvideo.models.family import Latents
 from hyvideo.models.norms import channel_rms_norm
+from hyvideo.models.offload import device_of, on_device
 
 
 def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,6 +46,22 @@ def prepare(vae: nn.Module) -> None:
             "Set vae_dtype fp32",
             stacklevel=2,
         )
+
+
+@torch.no_grad()
+def first_frame_latents(vae: nn.Module, pixels: Tensor) -> Tensor:
+    """Return the latents of a video's first frame, scaled for the transformer, in float32 on the
+    CPU.
+
+    Tiling is disabled, because it would change them. Shape: (3, height, width) to (channels,
+    height, width).
+    """
+    frame = pixels.to(device_of(vae), vae.dtype)
+    tiling, vae.use_tiling = vae.use_tiling, False
+    with on_device(vae):
+        encoded = vae.encode(frame[None, :, None]).latent_dist.mode().float()
+    vae.use_tiling = tiling
+    return latents(vae.config).scaled(encoded)[0, :, 0].cpu()
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:

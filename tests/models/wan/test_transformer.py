@@ -3,14 +3,13 @@ trained for.
 """
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.models.conditions import Condition, ImageCondition
+from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install, new_model
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.wan.transformer import rotary_tables
@@ -70,14 +69,6 @@ def test_a_text_may_have_at_most_512_tokens():
         assert relative(ours(**full), stock_twin(ours)(**stock_inputs(ours, **full))[0]) <= 2e-6
     with pytest.raises(ValueError, match="at most 512 tokens, got 513"):
         ours(**arguments | {"conditions": [Condition(torch.randn(513, 32))]})
-
-
-def test_a_reference_image_raises_an_error():
-    arguments = inputs(2)
-    image = ImageCondition(torch.zeros(2, 8), torch.zeros(4, 6, 4))
-    arguments["conditions"][1] = replace(arguments["conditions"][1], image=image)
-    with pytest.raises(ValueError, match="do not accept a reference image"):
-        installed()(**arguments)
 
 
 def test_timesteps_in_bf16_raise_an_error():

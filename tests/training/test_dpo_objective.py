@@ -352,6 +352,13 @@ def test_encoding_inverts_decoding(config, mesh):
     assert (found - latents).square().mean().sqrt() < 0.25 * latents.std()
 
 
+def test_a_loss_that_is_not_finite_is_explained_by_the_settings(config, mesh):
+    """The code of a built-in objective is not the user's."""
+    objective = Trainer(config, mesh, CPU).run.objective
+    with pytest.raises(ValueError, match="objective dpo must return .* settings is too large"):
+        objective.check_fresh(None, None, [], [torch.tensor(torch.nan)], [], 1)
+
+
 def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
     """A trained model fits its own videos better than a zero velocity does, and not latents of
     another scale.

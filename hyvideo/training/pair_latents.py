@@ -1,7 +1,7 @@
 """Latents of the videos of rated pairs: encoded once, stored in the output folder of a run, and
 read when needed.
 
-A file of latents has the hash of its video and of its own values. A stored file that does not match
+A file of latents has a hash of its video and one of the latents. A stored file that does not match
 its hashes is encoded again. A file beside a video that does not match them is an error.
 """
 

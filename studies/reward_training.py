@@ -52,15 +52,13 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     identical videos.
     """
     answers: dict[tuple, list] = {}
-    for number, row in enumerate(read_rows(path), start=1):
+    for number, row in enumerate(read_rows(path, "a pairs CSV", names=COLUMNS), start=1):
         if missing := [column for column in COLUMNS if column not in row]:
             raise ValueError(
                 f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
                 f"{', '.join(missing)}"
             )
-        prompt, first, second, dimension, answer = (
-            (row[column] or "").strip() for column in COLUMNS
-        )
+        prompt, first, second, dimension, answer = (row[column].strip() for column in COLUMNS)
         check_prompt(prompt)
         videos = (path.parent / first, path.parent / second)
         if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):

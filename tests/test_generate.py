@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import generate
 from hyvideo.config import processes
@@ -30,6 +31,7 @@ from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.step_cache import StepCaching
+from hyvideo.training.pair_latents import write_latents
 from tests.distributed.launch import start
 from tests.forked import python
 from tests.rewards.chat_server import completion, endpoints
@@ -930,7 +932,7 @@ def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypa
     assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
 
 
-@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "index.html"])
+@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "0001.safetensors", "index.html"])
 def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
     (tmp_path / name).mkdir()
     request = Request("one")
@@ -938,3 +940,27 @@ def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, nam
         ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"
     ):
         generation.list_videos({request: (32, 48)}, [request, request], tmp_path)
+
+
+@pytest.mark.parametrize("name", ["cat.safetensors", "cat.json"])
+def test_files_that_do_not_belong_to_a_video_are_not_replaced(name, tmp_path):
+    """The name of a video may also be that of a LoRA or of notes."""
+    request = Request("a cat")
+    video = tmp_path / "cat.mp4"
+    contents = json.dumps({"notes": ["mine"]})
+    (tmp_path / name).write_text(contents)
+    if name.endswith(".safetensors"):
+        save_file({"weight": torch.ones(2)}, tmp_path / name)
+        contents = None
+    with pytest.raises(ValueError, match=f"'{tmp_path}/{name}' would be replaced with the video"):
+        generation.list_videos({request: (32, 48)}, [request], video)
+    assert contents is None or (tmp_path / name).read_text() == contents
+
+
+def test_settings_and_latents_of_an_earlier_video_may_be_replaced(tmp_path):
+    request = Request("a cat")
+    video = tmp_path / "cat.mp4"
+    video.write_bytes(b"a video")
+    write_latents(video, torch.ones(1, 1, 1, 1))
+    video.with_suffix(".json").write_text(json.dumps({"prompt": "a cat", "seed": 0}))
+    assert len(generation.list_videos({request: (32, 48)}, [request], video)) == 1

@@ -108,7 +108,25 @@ def _class_of_file(file: str, name: str) -> type:
             f"{place} must be a class with all methods of an objective, got one without {missing}"
         )
     _check_names(place, found)
+    _check_traits(place, found)
     return found
+
+
+def _check_traits(place: str, cls: type) -> None:
+    """Raise ValueError if the traits of the class contradict one another."""
+    for name in (*Traits._fields[1:], "uses_advantages", "keeps_all_latents"):
+        if not isinstance(value := getattr(cls, name), bool):
+            raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
+    if cls.uses_advantages and not cls.needs_rewards:
+        raise ValueError(
+            f"{place} has uses_advantages True, but without rewards (needs_rewards False) all "
+            "advantages are 0 and every update would be skipped; set uses_advantages False"
+        )
+    if cls.has_ratio and cls.trains != "steps":
+        raise ValueError(
+            f"{place} has has_ratio True, but trains {cls.trains}, which have no likelihood; "
+            "inherit from StepObjective, or set has_ratio False"
+        )
 
 
 def _check_names(place: str, cls: type) -> None:

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+MAX_NUMBER = 1e30  # larger numbers overflow in products of float32
+
 Decides = Literal["learning", "layout", "machine", "records", "start"]
 Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
 
@@ -57,6 +59,8 @@ class Traits:
             )
         if self.at_most is not None and value > self.at_most:
             return f"must be at most {self.at_most:g}"
+        if abs(value) > MAX_NUMBER:
+            return f"must be at most {MAX_NUMBER:g}"
         if self.below is not None and value >= self.below:
             return f"must be below {self.below:g}"
         return None

@@ -17,6 +17,7 @@ from hyvideo.data.randomness import permutation
 from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "first", "second", "answer")
+OPTIONAL_COLUMNS = ("dimension", "ref_image_path")
 TIE = 2
 # answer -> index of the preferred video, or a tie
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
@@ -87,14 +88,15 @@ def read_ratings(path: str | Path) -> list[Rating]:
     """
     path = find_path(path)
     ratings = []
-    for number, row in enumerate(read_rows(path, "a pairs CSV"), start=1):
+    rows = read_rows(path, "a pairs CSV", names=(*COLUMNS, *OPTIONAL_COLUMNS))
+    for number, row in enumerate(rows, start=1):
         place = f"row {number} of {path}"
         if missing := [column for column in COLUMNS if column not in row]:
             raise ValueError(
                 f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
                 f"{', '.join(missing)}"
             )
-        prompt, first, second, answer = ((row[column] or "").strip() for column in COLUMNS)
+        prompt, first, second, answer = (row[column].strip() for column in COLUMNS)
         if not prompt:
             raise ValueError(
                 f"every row of a pairs CSV needs a prompt, {place} has none; add it or remove the "
@@ -111,13 +113,13 @@ def read_ratings(path: str | Path) -> list[Rating]:
                     f"{column} must be an existing video, relative to the folder of the CSV, got "
                     f"{quote(name)} in {place}; correct the path or remove the row"
                 )
-        image = (row.get("ref_image_path") or "").strip()
+        image = row.get("ref_image_path", "").strip()
         try:
             picture = find_image(path, image) if image else None
         except ValueError as error:
             raise ValueError(f"ref_image_path in {place} must be an image file, {error}") from error
         videos = (path.parent / first, path.parent / second)
-        dimension = (row.get("dimension") or "").strip()
+        dimension = row.get("dimension", "").strip()
         ratings.append(Rating(Request(prompt, picture), videos, dimension, OUTCOMES[answer], place))
     return ratings
 

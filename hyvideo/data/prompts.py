@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,14 +79,9 @@ def _read_csv(path: Path) -> list[Request]:
     find_picture = functools.cache(functools.partial(find_image, path))
     requests = []
     for number, row in enumerate(rows, start=1):
-        if None in row:
-            raise ValueError(
-                f"row {number} of {path} has more cells than columns; put a prompt that contains a "
-                f"comma in double quotes: {quote(row['prompt'])}"
-            )
         # Files from Windows also have CRLF inside quotes.
         prompt, image, seed, *others = (
-            (row.get(column) or "").replace("\r\n", "\n").strip() for column in COLUMNS
+            row.get(column, "").replace("\r\n", "\n").strip() for column in COLUMNS
         )
         if not prompt:
             raise ValueError(
@@ -153,10 +148,13 @@ def check_prompt(prompt: str, where: str) -> None:
         )
 
 
-def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | None]]:
+def read_rows(
+    path: Path, what: str = "a prompts CSV", names: Collection[str] = COLUMNS
+) -> list[dict[str, str]]:
     """Read the rows of a CSV file with a column ``prompt``. Raises ValueError for any other file.
 
-    ``what`` names the kind of file in messages.
+    Cells that are missing at the end of a row are empty. ``what`` names the kind of file in
+    messages. The columns ``names`` must not occur twice, because only the last would be read.
     """
     if problem := file_problem(path, MAX_CSV_BYTES):
         raise ValueError(f"{what} must be a readable file, got {quote(path)} ({problem})")
@@ -170,12 +168,12 @@ def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | N
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"
                 raise ValueError(f"{what} needs a column named `prompt`, got {got} in {path}")
-            for column in COLUMNS:
+            for column in names:
                 if (count := columns.count(column)) > 1:
                     raise ValueError(
                         f"{what} must have one column `{column}`, got {count} in {path}"
                     )
-            return list(reader)
+            rows = list(reader)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error})"
@@ -186,6 +184,13 @@ def read_rows(path: Path, what: str = "a prompts CSV") -> list[dict[str, str | N
             f"{reader.reader.line_num}; put a cell that contains a comma, a line break or quotes "
             "in double quotes, and double the quotes in it)"
         ) from error
+    for number, row in enumerate(rows, start=1):
+        if None in row:
+            raise ValueError(
+                f"row {number} of {path} has more cells than columns; put a cell that contains a "
+                f"comma in double quotes: {quote(row['prompt'])}"
+            )
+    return [{name: cell or "" for name, cell in row.items()} for row in rows]
 
 
 def find_image(csv_path: Path, name: str) -> str:

@@ -101,8 +101,8 @@ class Ownership:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
         if any_rank(self.mesh.is_main and not self.is_held(), self.mesh):
             raise NotOwner(
-                f"another process now owns {self.path.parent}; this process stops and writes "
-                "nothing more"
+                f"another process now owns {self.path.parent}, or {self.path} was deleted or moved; "
+                "this process stops and writes nothing more"
             )
 
     def _beat(self) -> None:

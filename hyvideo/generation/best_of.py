@@ -16,6 +16,7 @@ from torch import Tensor
 from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.records.run_files import or_none
 from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
 from hyvideo.training.rewards import make_async_scorer
@@ -90,7 +91,7 @@ def make_best_of(
 def _entry(reward: Reward) -> dict[str, Any]:
     """Return what the JSON file records of a candidate."""
     return {
-        "reward": None if math.isnan(reward.total) else reward.total,
-        "scores": dict(reward.scores),
+        "reward": or_none(reward.total),
+        "scores": {str(name): or_none(value) for name, value in reward.scores.items()},
         "reason": reward.reason,
     }

@@ -33,7 +33,7 @@ from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.offloading import place, resolve
 from hyvideo.generation.super_resolution import Refiner
-from hyvideo.generation.video_sampler import Video, VideoSampler
+from hyvideo.generation.video_sampler import Video, VideoSampler, files_beside, is_own
 from hyvideo.models import loading
 from hyvideo.models.lora import add_lora, check_lora
 from hyvideo.models.registry import register
@@ -223,7 +223,8 @@ def list_videos(
     """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4
     file by name.
 
-    Raises ValueError if a file cannot be written because a folder has its name.
+    Raises ValueError if a folder or a file that is not of a video has the name of a file that is
+    written.
     """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
@@ -239,12 +240,19 @@ def list_videos(
     ]
     files = [output / PAGE_FILE]
     for video in videos:
-        files += [video.path, video.path.with_suffix(".json")]
+        files += [video.path, *files_beside(video.path)]
     for file in files:
         if file.is_dir():
             raise ValueError(
                 f"a file cannot replace the folder {quote(file)}; move it, or choose another folder"
             )
+    for video in videos:
+        for file in files_beside(video.path):
+            if not is_own(file):
+                raise ValueError(
+                    f"{quote(file)} would be replaced with the video {video.path.name}, but does "
+                    "not have settings or latents of a video; move it, or choose another name"
+                )
     return videos
 
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.config.sections import DataSettings
 from hyvideo.data.cli import keep_traceback
-from hyvideo.data.pairs import LATENTS_SUFFIX
+from hyvideo.data.files import parse_json, read_regular
+from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
@@ -25,6 +27,7 @@ from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.pair_latents import write_latents
 
+RECORD_SUFFIX = ".json"  # of the file beside a video that has its settings
 STAGE = "super-resolution"  # has separate noise
 T = TypeVar("T")
 
@@ -38,6 +41,28 @@ class Video:
     width: int
     number: int  # index in this call; the noise depends on it and on the seed
     path: Path
+
+
+def files_beside(video: Path) -> list[Path]:
+    """Return the files beside a video that are replaced with it: its settings and its latents."""
+    return [video.with_suffix(suffix) for suffix in (RECORD_SUFFIX, LATENTS_SUFFIX)]
+
+
+def is_own(file: Path) -> bool:
+    """Return whether a file beside a video has settings or latents of a video, and may be removed.
+
+    A link is not followed, because removing it leaves its target.
+    """
+    if file.is_symlink() or not file.is_file():
+        return file.is_symlink() or not file.exists()
+    try:
+        if file.suffix == LATENTS_SUFFIX:
+            with safe_open(file, framework="numpy") as opened:
+                return VIDEO_KEY in (opened.metadata() or {})
+        content = parse_json(read_regular(file))
+        return isinstance(content, dict) and {"prompt", "seed"} <= content.keys()
+    except (OSError, ValueError, SafetensorError):
+        return False
 
 
 @dataclass(frozen=True)
@@ -137,8 +162,8 @@ class VideoSampler:
         """Decode final latents; the first rank of a replica writes the video and, as JSON, its
         settings.
 
-        With ``keep_latents``, the latents are written too. Those of an earlier video of this name
-        are deleted.
+        With ``keep_latents``, the latents are written too. Settings and latents of an earlier video
+        of this name are deleted, other files are kept.
         """
         path = video.path
         self.on_stage("decoding", video.number)
@@ -150,11 +175,12 @@ class VideoSampler:
             )
         if self.mesh.rank % self.mesh.sp_size == 0:
             self.on_stage("writing", video.number)
-            record = path.with_suffix(".json")
-            record.unlink(missing_ok=True)  # an earlier video's
-            path.with_suffix(LATENTS_SUFFIX).unlink(missing_ok=True)
+            for file in files_beside(path):  # an earlier video's
+                if is_own(file):
+                    file.unlink(missing_ok=True)
             write_video(path, frames, self.data.fps)
             if keep_latents:
                 write_latents(path, latents[0])
             if settings:
+                record = path.with_suffix(RECORD_SUFFIX)
                 write_json(record, settings | {"vae_tile_size": tile_size_of(pipeline.vae)})

@@ -261,5 +261,6 @@ def _scores(folder: Path) -> dict[int, dict]:
         entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
-    files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted
+    # those not deleted; opening a pipe would never end
+    files = {file.name: str(file) for file in folder.glob("*.mp4") if file.is_file()}
     return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

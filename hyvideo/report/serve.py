@@ -39,6 +39,16 @@ from hyvideo.report.gallery import short_names
 from hyvideo.report.health import GpuHistory, find_checks, read_status, stall_text, status_text
 from hyvideo.report.page import as_script, packed_plotly, page_data, points_each, served_page
 
+# Raised for corrupted records, by reading or by rendering them.
+CORRUPTED = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    TemplateError,
+)
 MAX_DEPTH = 5  # of a run below the served folder
 WATCHED = (
     METRICS,
@@ -144,26 +154,47 @@ class Library:
             return kept[1]
         try:
             run = read_run(folder, points)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        except CORRUPTED as error:
             run = describe_error(error)
         self._runs[folder, points] = (stamp, run)
         return run
 
     def _render(self, kind: str, runs: dict[str, Run | str], names: list[str], stamp: str) -> str:
-        readable = {name: run for name, run in runs.items() if isinstance(run, Run)}
-        problems = {name: run for name, run in runs.items() if isinstance(run, str)}
-        if kind == "health" and readable:
-            return self._health_page(readable, names, stamp)
-        found = Comparison(readable, {}, {}, {}, {})
-        statuses = {name: status_text(run, read_status(run)) for name, run in readable.items()}
+        """Return a page. A run that cannot be shown is named on the page of all runs."""
         try:
-            page, shown = served_page(found, stamp=stamp, statuses=statuses, problems=problems)
-        except (LookupError, TypeError, AttributeError, TemplateError) as error:
+            page, shown = self._page_of(kind, runs, names, stamp)
+        except CORRUPTED as error:
+            problems = {name: self._problem_of(name, run, stamp) for name, run in runs.items()}
+            problems = {name: problem for name, problem in problems.items() if problem}
+            if kind == "all" and problems:
+                return self._render(kind, runs | problems, names, stamp)
             raise ValueError(
-                f"the records of {', '.join(runs)} are corrupted: {error!r}"
+                f"the records of {', '.join(runs)} are corrupted: {describe_error(error)}"
             ) from error
         self.files |= {digest: file for file, digest in shown.digests.items()}
         return page
+
+    def _problem_of(self, name: str, run: Run | str, stamp: str) -> str:
+        """Return why a page of a run that could be read cannot be rendered; empty if it can."""
+        if isinstance(run, str):
+            return ""
+        try:
+            self._page_of("run", {name: run}, [name], stamp)
+        except CORRUPTED as error:
+            return describe_error(error)
+        return ""
+
+    def _page_of(
+        self, kind: str, runs: dict[str, Run | str], names: list[str], stamp: str
+    ) -> tuple[str, clips.Clips]:
+        """Return a page and its videos. Raises one of `CORRUPTED` if a run cannot be shown."""
+        readable = {name: run for name, run in runs.items() if isinstance(run, Run)}
+        problems = {name: run for name, run in runs.items() if isinstance(run, str)}
+        if kind == "health" and readable:
+            return self._health_page(readable, names, stamp), clips.Clips()
+        found = Comparison(readable, {}, {}, {}, {})
+        statuses = {name: status_text(run, read_status(run)) for name, run in readable.items()}
+        return served_page(found, stamp=stamp, statuses=statuses, problems=problems)
 
     def _health_page(self, runs: dict[str, Run], names: list[str], stamp: str) -> str:
         ((name, run),) = runs.items()
@@ -261,9 +292,9 @@ class Handler(BaseHTTPRequestHandler):
         """Print nothing: a page is requested every few seconds."""
 
     def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         try:
+            parts = urlsplit(self.path)
+            query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
             if self._is_allowed(parts.path, query):
                 self._answer(parts.path, query)
         except LookupError:

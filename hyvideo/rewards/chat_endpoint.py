@@ -159,7 +159,11 @@ class ChatEndpoint:
                 f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got "
                 f"{answer!r}"
             )
-        return answer["choices"][0]
+        choice = answer["choices"][0]
+        # the text of an answer may be stored, such as a prompt in a CSV file
+        if len(self._key) >= SECRET_LENGTH and self._key in str(choice):
+            raise ValueError("the answer repeats the API key")
+        return choice
 
 
 def without_key(text: str, key: str) -> str:

@@ -5,9 +5,11 @@ A custom reward is a class with the methods of `Scorer`, named by its location:
 because the rules between settings import it first.
 """
 
+import errno
 import importlib.util
 import inspect
 import math
+import os
 import pkgutil
 import sys
 import traceback
@@ -213,6 +215,8 @@ def has_gradient(name: str) -> bool:
 @cache
 def import_file(file: str) -> types.ModuleType:
     """Import the module of a user's file, once. It may raise anything."""
+    if os.path.exists(file) and not os.path.isfile(file):  # reading a pipe would never end
+        raise OSError(errno.EINVAL, "it is not a regular file", file)
     spec = importlib.util.spec_from_file_location(file, file)
     # dataclasses look up their module there
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)

@@ -222,6 +222,8 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
 @functools.cache
 def _sampler_of_file(file: str, name: str) -> Sampler:
     try:
+        if os.path.exists(file) and not os.path.isfile(file):  # reading a pipe would never end
+            raise OSError("it is not a regular file")
         found = runpy.run_path(file).get(name)
     except BaseException as error:  # a user's code may raise anything
         raise ValueError(

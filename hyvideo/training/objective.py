@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
@@ -222,10 +223,16 @@ class Objective(ABC):
         by_rank = gather_ranks(torch.stack(losses), self.mesh)
         if not by_rank.isfinite().all():
             bad = by_rank[~by_rank.isfinite()][0].item()
+            name = self.config.loss.objective
+            advice = "change `terms`"
+            if name in OBJECTIVES:
+                advice = (
+                    "a weight or a guidance scale in the settings is too large, or the weights of "
+                    "the policy or the anchor are not finite"
+                )
             raise ValueError(
-                f"objective {self.config.loss.objective} must return a finite loss, got {bad} in "
-                f"the first update of iteration {iteration}, before the policy has changed; change "
-                "`terms`"
+                f"objective {name} must return a finite loss, got {bad} in the first update of "
+                f"iteration {iteration}, before the policy has changed; {advice}"
             )
 
     def check_moved(self, deviation: float, iteration: int) -> None:

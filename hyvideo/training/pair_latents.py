@@ -1,26 +1,31 @@
 """Latents of the videos of rated pairs: encoded once, stored in the output folder of a run, and
 read when needed.
+
+A file of latents has a hash of its video and one of the latents. A stored file that does not match
+its hashes is encoded again. A file beside a video that does not match them is an error.
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.files import make_folder, replacing
 from hyvideo.data.pairs import LATENTS_KEY, LATENTS_SUFFIX, VIDEO_KEY, hash_file
 from hyvideo.data.text import quote
 from hyvideo.data.videos import at_original_size, read_video
-from hyvideo.distributed.collectives import barrier, raise_on_all_ranks
+from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.decoding import encode
 
 FOLDER = "latents"  # in the output folder of a run
+VALUES_KEY = "values"  # the hash of the latents in the metadata; earlier versions did not write it
 
 
 def write_latents(video: Path, latents: Tensor) -> None:
@@ -76,18 +81,16 @@ class PairLatents:
         Raises ValueError, on all ranks, for a video that cannot be read and for latents of another
         shape.
         """
-        missing = [video for video, file in self.files.items() if not self._is_stored(file)]
-        barrier(mesh)  # all ranks look for files before the first one writes
-        own = missing[mesh.rank :: mesh.world_size]
+        own = list(self.files)[mesh.rank :: mesh.world_size]
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-            if own:
+            missing = [video for video in own if not self._is_stored(video)]
+            if missing:
                 make_folder(self.folder)
-            for number, video in enumerate(own, 1):
-                on_stage("pairs", f"video {number}/{len(own)}")
+            for number, video in enumerate(missing, 1):
+                on_stage("pairs", f"video {number}/{len(missing)}")
                 pixels = at_original_size(read_video(video)[0], *size)
                 _save(self.files[video], encode(vae, [pixels])[0], self.hashes[video])
-        with raise_on_all_ranks(mesh):
-            for video in list(self.files)[mesh.rank :: mesh.world_size]:
+            for video in own:
                 found = tuple(self.read(video).shape)
                 if found != tuple(shape):
                     raise ValueError(
@@ -96,26 +99,60 @@ class PairLatents:
                     )
 
     def read(self, video: Path) -> Tensor:
-        """Return the latents of a video, on the CPU. Shape: (channels, frames, height, width)."""
+        """Return the latents of a video, on the CPU. Shape: (channels, frames, height, width).
+
+        Raises ValueError for a file that does not have the latents of this video.
+        """
         file = self.files[video]
         try:
-            return load_file(file)[LATENTS_KEY].float()
-        except (SafetensorError, KeyError, OSError) as error:
+            return self._read(video)
+        except (SafetensorError, ValueError, OSError) as error:
             raise ValueError(
-                f"{quote(file)} must have the latents of {quote(video)}: {error}; delete it"
+                f"{quote(file)} must have the latents of {quote(video)}, got: {error}; delete the "
+                "file, so that the video is encoded"
             ) from error
 
-    def _is_stored(self, file: Path) -> bool:
-        """Return whether a file can be read.
+    def _read(self, video: Path) -> Tensor:
+        """Return the latents of a video. Raises an error for any other contents of the file."""
+        file = self.files[video]
+        if not file.is_file():  # opening a pipe would never end
+            raise ValueError("it is not a regular file")
+        with safe_open(file, framework="pt") as opened:
+            metadata = opened.metadata() or {}
+            latents = opened.get_tensor(LATENTS_KEY)
+        if metadata.get(VIDEO_KEY) != self.hashes[video]:
+            raise ValueError("the latents of another video")
+        is_own = file.parent == self.folder
+        if (is_own or VALUES_KEY in metadata) and metadata.get(VALUES_KEY) != _hash_of(latents):
+            raise ValueError("values that have changed since the file was written")
+        if not latents.is_floating_point() or not latents.isfinite().all():
+            raise ValueError("values that are not finite floating-point numbers")
+        return latents.float()
 
-        A file that was not written to its end is written again.
+    def _is_stored(self, video: Path) -> bool:
+        """Return whether the file of a video has its latents; files beside videos are not replaced.
+
+        A file of ours that was not written to its end, or has changed, is written again.
         """
-        with suppress(SafetensorError, OSError):
-            return LATENTS_KEY in load_file(file)
+        file = self.files[video]
+        if file.parent != self.folder:
+            return True
+        if os.path.lexists(file) and not file.is_symlink() and not file.is_file():
+            raise ValueError(f"{quote(file)} must be a regular file; move it away")
+        with suppress(SafetensorError, ValueError, OSError):
+            self._read(video)
+            return True
         return False
 
 
+def _hash_of(latents: Tensor) -> str:
+    """Return a hash of values, which must be float32 to equal the hash in a file."""
+    values = latents.contiguous().view(torch.uint8).numpy()
+    return hashlib.blake2b(values, digest_size=16).hexdigest()
+
+
 def _save(path: Path, latents: Tensor, digest: str) -> None:
+    latents = latents.detach().to("cpu", torch.float32).contiguous()
     with replacing(path) as temporary:
-        tensors = {LATENTS_KEY: latents.detach().to("cpu", torch.float32).contiguous()}
-        save_file(tensors, temporary, metadata={VIDEO_KEY: digest})
+        metadata = {VIDEO_KEY: digest, VALUES_KEY: _hash_of(latents)}
+        save_file({LATENTS_KEY: latents}, temporary, metadata=metadata)

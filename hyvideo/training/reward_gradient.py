@@ -339,10 +339,10 @@ class WithRewardGradient(LevelObjective):
         if self.config.reward.ignore_rewards or rollouts.schedule.transitions[last].is_stochastic:
             return
         for row, step, reward in zip(rows, steps, rewards):
-            if step == last and row in rollouts.rewards:
-                reference.differences.append(
-                    (reward.nan_to_num(0.0) - rollouts.rewards[row].total).abs()
-                )
+            is_scored = row in rollouts.rewards and not rollouts.rewards[row].is_missing
+            if step == last and is_scored:
+                # NaN if the score with gradient or its gradient is not finite
+                reference.differences.append((reward - rollouts.rewards[row].total).abs())
 
     def check_fresh(
         self,
@@ -364,10 +364,11 @@ class WithRewardGradient(LevelObjective):
             )
         else:
             super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
-        found = [each for each in reference.differences if each.isfinite()]
-        difference = torch.zeros((), device=self.pipeline.device)
-        if found:
-            difference = torch.stack(found).amax()
+        failed = difference = torch.zeros((), device=self.pipeline.device)
+        if reference.differences:
+            differences = torch.stack(reference.differences)
+            failed = differences.isnan().sum()
+            difference = differences.nan_to_num(0.0).amax()
         text = "the difference between the reward with gradient and the reward of the rollout"
         checked = Limited(
             difference,
@@ -375,8 +376,15 @@ class WithRewardGradient(LevelObjective):
             "the policy is still the rollout policy, so score and score_with_gradient of a scorer "
             "return different values, or its random numbers differ",
         )
+        unusable = Limited(
+            failed,
+            0.0,
+            "score returns numbers for these videos, so score_with_gradient of a scorer returns "
+            "NaN or inf, or a score without a finite gradient, such as a square root at 0",
+        )
         place = f"iteration {iteration}, objective {self.config.loss.objective}"
-        check_limits(place, {text: checked}, self.mesh)
+        number = "the number of rewards that have no finite value with gradient"
+        check_limits(place, {number: unusable, text: checked}, self.mesh)
 
     def check_moved(self, deviation: float, iteration: int) -> None:
         self.inner.check_moved(deviation, iteration)

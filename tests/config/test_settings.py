@@ -61,6 +61,7 @@ def test_a_value_at_an_inclusive_bound_is_allowed_and_its_neighbor_is_not():
         ({"above": 0}, 0, 1e-9, "must be positive"),
         ({"at_most": 1}, 1.5, 1.0, "must be at most 1"),
         ({"below": 1}, 1, 0.999, "must be below 1"),
+        ({}, 1e31, 1e30, "must be at most 1e+30"),
         ({}, float("nan"), None, "must be a finite number"),
         ({}, float("inf"), True, "must be a finite number"),
     ],

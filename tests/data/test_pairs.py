@@ -158,3 +158,20 @@ def test_fifteen_percent_of_the_prompts_are_held_out_with_all_their_pairs(tmp_pa
     assert split == split_by_prompt(pairs, seed=0) != split_by_prompt(pairs, seed=1)
     assert not split_by_prompt(pairs[:1], seed=0).held_out
     assert len(split_by_prompt(pairs[:2], seed=0).held_out) == 1
+
+
+@pytest.mark.parametrize("column", ["first", "answer", "dimension"])
+def test_a_column_that_occurs_twice_is_rejected(videos, column):
+    names = ("prompt", "first", "second", "answer", "dimension")
+    row = (PROMPT, "0a.mp4", "0b.mp4", "first", "VQ")
+    again = row[names.index(column)]
+    path = write_pairs(videos, [(*row, again)], (*names, column))
+    with pytest.raises(ValueError, match=f"a pairs CSV must have one column `{column}`, got 2"):
+        read_ratings(path)
+    assert len(read_ratings(write_pairs(videos, [row], names))) == 1
+
+
+def test_a_row_with_more_cells_than_columns_is_rejected(videos):
+    path = write_pairs(videos, [(PROMPT, "0a.mp4", "0b.mp4", "first", "second")])
+    with pytest.raises(ValueError, match="row 1 of .* has more cells than columns"):
+        read_ratings(path)

@@ -30,6 +30,11 @@ class Brightness(Scorer):
         torch.save([*seen, videos], path)
         return [{"light": video.float().mean().item()} for video in videos]
 
+class HalfFailing(Scorer):
+    dimensions = ("light",)
+    def score(self, videos, prompts, *, fps):
+        return [{"light": float("nan") if number % 2 == 0 else 1.0} for number in range(len(videos))]
+
 class Failing(Scorer):
     dimensions = ("light",)
     def score(self, videos, prompts, *, fps):
@@ -116,3 +121,16 @@ def test_no_video_is_kept_if_no_candidate_has_a_reward(make):
 def test_flags_that_contradict_each_other_are_one_message(make, flags, message):
     code, found, error = make("bad", "--prompt", PROMPTS[0], *flags)
     assert code == 2 and not found and re.search(message, error), error
+
+
+def test_a_candidate_without_a_score_is_not_kept_and_recorded_as_null(make, tmp_path):
+    code, (found,), error = make(
+        "half", "--prompt", PROMPTS[0], "--best_of", "2", *WORDS, name="HalfFailing"
+    )
+    assert code == 0, error
+    choice = found["best_of"]
+    assert choice["chosen"] == 1
+    assert [entry["reward"] for entry in choice["rewards"]] == [None, 1.0]
+    assert choice["rewards"][0]["scores"] == {"light": None}
+    (shown,) = find_videos(tmp_path / "half")
+    assert shown["ranking"].startswith("best of 2")

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -288,3 +289,37 @@ def test_a_browser_keeps_its_place_while_a_run_grows(browser, outputs, tmp_path)
         )
         page.close()
     assert not messages
+
+
+def test_a_pipe_in_place_of_a_video_is_not_opened(tmp_path):
+    record_run(tmp_path / "run", gains=(0.4,), validations=(0, 2))
+    video = max((tmp_path / "run/samples").rglob("*.mp4"))
+    video.unlink()
+    os.mkfifo(video)
+    with serving(tmp_path) as server:
+        status, _, content = get(server, "/")
+    assert status == 200 and "run" in data_in(content)["runs"]
+
+
+def test_a_run_that_can_be_read_but_not_shown_is_named(tmp_path):
+    record_run(tmp_path / "run", gains=(0.4,), validations=(0, 2))
+    config = tmp_path / "run/config.yaml"
+    lines = config.read_text().splitlines()
+    number = next(row for row, line in enumerate(lines) if "processes:" in line)
+    lines[number] = f"{lines[number].partition(':')[0]}: {'9' * 400}"
+    config.write_text("\n".join(lines))
+    with serving(tmp_path) as server:
+        status, _, content = get(server, "/")
+        assert status == 200 and b"run cannot be read: OverflowError" in content
+        assert get(server, "/run?name=run")[0] == 500
+        record_run(tmp_path / "good")
+        status, _, content = get(server, "/")
+    assert status == 200 and "good" in data_in(content)["runs"]
+
+
+def test_a_request_with_an_unusable_address_is_answered(outputs):
+    with serving(outputs) as server:
+        with socket.create_connection(server.server_address, timeout=30) as connection:
+            connection.sendall(b"GET http://[/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            answer = connection.recv(10_000)
+    assert b"Invalid IPv6 URL" in answer

@@ -242,3 +242,12 @@ def test_invalid_flags_are_rejected_before_anything_is_sent(capsys, monkeypatch,
 def test_several_processes_are_told_to_rewrite_first(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--rewritten_csv" in run(capsys, "--prompt", "a", "--rewrite")
+
+
+def test_an_answer_that_repeats_the_api_key_is_not_stored(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("A_KEY", "sk-Zq8Xw3Lm7Tb2")
+    server = endpoint(lambda request, _: completion("a cat with the key sk-Zq8Xw3Lm7Tb2"))
+    path = tmp_path / "prompts.csv"
+    with pytest.raises(ValueError, match="the answer repeats the API key"):
+        rewriter(server, key_env="A_KEY").write([CAT], path)
+    assert "sk-" not in path.read_text()

@@ -218,7 +218,7 @@ def test_a_missing_column_is_named(tmp_path):
             [],
             "row 1 of .*pairs.csv needs .* of first, second, tie, both_bad, got .*'better'",
         ),
-        ([["a", "a.mp4", "b.mp4"]], [], "row 1 of .*pairs.csv needs .*None"),
+        ([["a", "a.mp4", "b.mp4"]], [], "row 1 of .*pairs.csv needs .*'answer': ''"),
         ([["", "a.mp4", "b.mp4", "VQ", "first"]], [], "row 1 of .*pairs.csv needs a prompt"),
         ([["<|VQ_reward|>", "a.mp4", "b.mp4", "VQ", "first"]], [], "reserved text"),
         (GOOD[:1], [], "of the 1 prompts .at least three prompts., VQ has none in"),

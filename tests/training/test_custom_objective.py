@@ -1,6 +1,7 @@
 """Setting ``objective FILE.py:NAME``: checked before a run, trained with, compared on resume."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from hyvideo.config.rules import check
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
+from hyvideo.rewards.rewards import scorer_class
+from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
@@ -92,6 +95,15 @@ class StepsOfLevels(Mine):
 
 class UnknownStep(LikelihoodRatio):
     by_step = ("mine/ratio",)
+
+class Unrewarded(Mine):
+    needs_rewards = False
+
+class RatioOfLevels(Mine):
+    has_ratio = True
+
+class TextTrait(Mine):
+    uses_advantages = "no"
 
 number = 3
 """
@@ -241,6 +253,9 @@ def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
             "StepsOfLevels",
             "trains noise levels, so no metric can be reported by step; remove `by_step`",
         ),
+        ("Unrewarded", "every update would be skipped; set uses_advantages False"),
+        ("RatioOfLevels", "has has_ratio True, but trains levels, which have no likelihood"),
+        ("TextTrait", "needs True or False as `uses_advantages`, got 'no'"),
         ("UnknownStep", "lists mine/ratio in `by_step` but not in `metrics`; add the name there"),
     ],
 )
@@ -327,3 +342,13 @@ def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
         ValueError, match=r"contents of objective .*mine.py have changed[^$]*allow_changed_settings"
     ):
         trainer_of(config, mesh)
+
+
+def test_a_pipe_is_not_imported(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(ValueError, match="cannot be loaded: OSError: .* it is not a regular file"):
+        objective_class(f"{tmp_path}/pipe.py:Mine")
+    with pytest.raises(ValueError, match="cannot be loaded: OSError: it is not a regular file"):
+        sampler_of(f"{tmp_path}/pipe.py:mine")
+    with pytest.raises(ValueError, match="it is not a regular file"):
+        scorer_class(f"{tmp_path}/pipe.py:Mine")

@@ -3,14 +3,18 @@ answers.
 """
 
 import json
+import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from hyvideo.config.command_line import load_config
 from hyvideo.config.rules import check
 from hyvideo.config.settings import Config
+from hyvideo.data.pairs import hash_file
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae
@@ -252,6 +256,78 @@ def test_videos_are_encoded_once_and_a_damaged_file_is_written_again(mesh, tmp_p
         latents.encode(vae, mesh, size=(16, 16), shape=(1, 2, 3, 4))
 
 
+def change_values(file):
+    """Change the highest bits of the last values, without changing the header."""
+    contents = bytearray(file.read_bytes())
+    contents[-1] ^= 1
+    file.write_bytes(contents)
+
+
+def forget_hash(file):
+    """Write the file as earlier versions did, with values that are not latents."""
+    with safe_open(file, "pt") as opened:
+        latents, metadata = opened.get_tensor("latents"), opened.metadata()
+    save_file({"latents": torch.zeros_like(latents)}, file, metadata={"video": metadata["video"]})
+
+
+@pytest.fixture
+def stored_latents(mesh, tmp_path):
+    """Return two videos with stored latents, and a function that encodes those that are missing."""
+    path = write_pairs(tmp_path / "rated")
+    videos = [path.parent / "0a.mp4", path.parent / "0b.mp4"]
+    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
+    shape = tuple(encode(vae, [torch.zeros(5, 3, 16, 16)])[0].shape)
+
+    def prepare():
+        latents = PairLatents(tmp_path / "run", videos, vae_identity="a")
+        latents.encode(vae, mesh, size=(16, 16), shape=shape)
+        return latents
+
+    prepare()
+    return videos, prepare
+
+
+@pytest.mark.parametrize("damage", ["values", "hash", "swapped"])
+def test_stored_latents_that_have_changed_are_encoded_again(stored_latents, damage):
+    videos, prepare = stored_latents
+    latents = prepare()
+    files = [latents.files[video] for video in videos]
+    before = [latents.read(video).clone() for video in videos]
+    if damage == "swapped":
+        contents = [file.read_bytes() for file in files]
+        for file, other in zip(files, reversed(contents), strict=True):
+            file.unlink()  # the tensors that were read map the file
+            file.write_bytes(other)
+    else:
+        {"values": change_values, "hash": forget_hash}[damage](files[0])
+    with pytest.raises(ValueError, match="0a.mp4', got: (values that have|the latents of another)"):
+        latents.read(videos[0])
+    latents = prepare()
+    torch.testing.assert_close([latents.read(video) for video in videos], before)
+
+
+def test_a_pipe_in_place_of_stored_latents_is_an_error(stored_latents):
+    videos, prepare = stored_latents
+    file = prepare().files[videos[0]]
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(ValueError, match="must be a regular file; move it away"):
+        prepare()
+
+
+@pytest.mark.parametrize("value, dtype", [(float("nan"), torch.float32), (1, torch.int64)])
+def test_latents_beside_a_video_must_be_finite_numbers(stored_latents, value, dtype):
+    videos, prepare = stored_latents
+    shape = prepare().read(videos[0]).shape
+    save_file(
+        {"latents": torch.full(shape, value, dtype=dtype)},
+        videos[0].with_suffix(".safetensors"),
+        metadata={"video": hash_file(videos[0])},
+    )
+    with pytest.raises(ValueError, match="0a.mp4', got: values that are not finite"):
+        prepare()
+
+
 def test_encoding_inverts_decoding(config, mesh):
     """The miniature's VAE loses little: latents that are decoded and encoded change much less than
     they vary.
@@ -278,6 +354,13 @@ def test_encoding_inverts_decoding(config, mesh):
     videos = trainer.run.pipeline.decode(latents, batch_size=4)
     found = torch.stack([encode(trainer.run.pipeline.vae, [videos[row]])[0] for row in rows])
     assert (found - latents).square().mean().sqrt() < 0.25 * latents.std()
+
+
+def test_a_loss_that_is_not_finite_is_explained_by_the_settings(config, mesh):
+    """The code of a built-in objective is not the user's."""
+    objective = Trainer(config, mesh, CPU).run.objective
+    with pytest.raises(ValueError, match="objective dpo must return .* settings is too large"):
+        objective.check_fresh(None, None, [], [torch.tensor(torch.nan)], [], 1)
 
 
 def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):

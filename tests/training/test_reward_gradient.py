@@ -201,6 +201,20 @@ def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
         trainer.run_iteration()
 
 
+@pytest.mark.parametrize("value", ["score", "gradient"])
+def test_a_reward_without_a_finite_gradient_ends_the_run(tiny_config, mesh, value):
+    class NotFinite(Contrast):
+        def score_with_gradient(self, videos, prompts, *, fps):
+            scores = super().score_with_gradient(videos, prompts, fps=fps)
+            if value == "score":
+                return scores * math.nan
+            return scores + (scores - scores.detach()).abs().sqrt()  # 0, of infinite slope
+
+    trainer = make_trainer(tiny_config, mesh, NotFinite(), **DRAFT)
+    with pytest.raises(OffPolicyError, match="no finite value with gradient is 8, above 0"):
+        trainer.run_iteration()
+
+
 def test_a_detached_score_is_an_error_at_the_start(tiny_config, mesh):
     class Detached(Contrast):
         def score_with_gradient(self, videos, prompts, *, fps):

@@ -33,6 +33,8 @@ from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, sel
 # Largest difference between a rollout's reward and that of the pass with gradient, if arithmetic is
 # exact or rounded.
 EXACT_REWARD, ROUNDED_REWARD = 1e-3, 0.5
+# Largest share of the rewards of a pass without a finite gradient; with more, the scorer is wrong.
+MAX_MISSING = 0.5
 
 
 class LatentRewards(NamedTuple):
@@ -367,7 +369,7 @@ class WithRewardGradient(LevelObjective):
         failed = difference = torch.zeros((), device=self.pipeline.device)
         if reference.differences:
             differences = torch.stack(reference.differences)
-            failed = differences.isnan().sum()
+            failed = differences.isnan().float().mean()
             difference = differences.nan_to_num(0.0).amax()
         text = "the difference between the reward with gradient and the reward of the rollout"
         checked = Limited(
@@ -376,15 +378,15 @@ class WithRewardGradient(LevelObjective):
             "the policy is still the rollout policy, so score and score_with_gradient of a scorer "
             "return different values, or its random numbers differ",
         )
-        unusable = Limited(
+        unusable = Limited(  # one such video contributes nothing
             failed,
-            0.0,
+            MAX_MISSING,
             "score returns numbers for these videos, so score_with_gradient of a scorer returns "
             "NaN or inf, or a score without a finite gradient, such as a square root at 0",
         )
         place = f"iteration {iteration}, objective {self.config.loss.objective}"
-        number = "the number of rewards that have no finite value with gradient"
-        check_limits(place, {number: unusable, text: checked}, self.mesh)
+        share = "the share of the rewards that have no finite value with gradient"
+        check_limits(place, {share: unusable, text: checked}, self.mesh)
 
     def check_moved(self, deviation: float, iteration: int) -> None:
         self.inner.check_moved(deviation, iteration)

@@ -211,8 +211,27 @@ def test_a_reward_without_a_finite_gradient_ends_the_run(tiny_config, mesh, valu
             return scores + (scores - scores.detach()).abs().sqrt()  # 0, of infinite slope
 
     trainer = make_trainer(tiny_config, mesh, NotFinite(), **DRAFT)
-    with pytest.raises(OffPolicyError, match="no finite value with gradient is 8, above 0"):
+    with pytest.raises(OffPolicyError, match="no finite value with gradient is 1, above 0.5"):
         trainer.run_iteration()
+
+
+def test_one_reward_without_a_finite_gradient_contributes_nothing(tiny_config, mesh):
+    class OneNotFinite(Contrast):
+        calls = 0
+
+        def score_with_gradient(self, videos, prompts, *, fps):
+            scores = super().score_with_gradient(videos, prompts, fps=fps)
+            self.calls += 1
+            if self.calls != 2:  # the first call is the trial at the start
+                return scores
+            factors = torch.ones_like(scores)
+            factors[0] = math.nan
+            return scores * factors
+
+    trainer = make_trainer(tiny_config, mesh, OneNotFinite(), **DRAFT)
+    metrics = trainer.run_iteration()
+    assert 0 < metrics["reward_gradient/missing"] < 0.5
+    assert math.isfinite(metrics["loss/total"]) and metrics["grad/norm"] > 0
 
 
 def test_a_detached_score_is_an_error_at_the_start(tiny_config, mesh):

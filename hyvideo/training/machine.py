@@ -22,8 +22,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.gpu_memory import total_bytes
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.hardware import Hardware
-from hyvideo.planning.phases import GIB
-from hyvideo.planning.phases import resolve_auto as resolve_checkpointing
+from hyvideo.planning.memory import GIB
+from hyvideo.planning.memory import resolve_auto as resolve_checkpointing
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.rewards import SCORERS
 from hyvideo.training.gpu_driver import cudnn_problem, driver_problem

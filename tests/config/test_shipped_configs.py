@@ -19,7 +19,7 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.advice import fastest_change
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
-from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
 

@@ -12,7 +12,7 @@ from hyvideo.config.settings import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.generation import fastest_way, generation_memory, ways
 from hyvideo.planning.hardware import Hardware
-from hyvideo.planning.phases import GIB
+from hyvideo.planning.memory import GIB
 from hyvideo.planning.planned_run import PlannedRun
 from scripts.plan import main
 

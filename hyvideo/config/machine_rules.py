@@ -199,10 +199,13 @@ def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
     """Yield settings that name a checkpoint of the run itself, which a restart could not read
     again.
     """
-    removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
     for name, path in paths.items():
-        given = Path(os.path.realpath(path))
-        if path and removed in (given, *given.parents):
+        is_removed = False
+        with suppress(ValueError):  # characters that no path can have, which another rule names
+            given = Path(os.path.realpath(path))
+            removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
+            is_removed = path != "" and removed in (given, *given.parents)
+        if is_removed:
             yield (
                 f"{name} must not be in the checkpoints of output_dir, because the run removes old "
                 f"ones, got {quote(path)}; copy it to another folder, or choose another output_dir"

@@ -22,6 +22,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from hyvideo.config import processes
 from hyvideo.config.command_line import flag_options, read_settings
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
@@ -530,7 +532,8 @@ def main() -> int:
     try:
         processes.share_compile_workers()
         run(options)
-    except (ValueError, OSError, FloatingPointError) as error:
+    # the last is a full disk
+    except (ValueError, OSError, FloatingPointError, SafetensorError) as error:
         print(f"generate.py: {shorten(with_flags(str(error), options.flags))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
     return 0

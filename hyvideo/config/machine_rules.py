@@ -4,7 +4,7 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from json import JSONDecodeError
 from pathlib import Path
@@ -14,6 +14,7 @@ from hyvideo.data.files import file_problem, find_path, folder_problem, write_pr
 from hyvideo.data.images import read_image
 from hyvideo.data.pairs import check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 
@@ -34,6 +35,11 @@ def machine_problems(inputs: RunInputs) -> Problems:
     yield from checkpoints_exist(model.pretrained_model_root)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
     yield from anchor_exists(config.trust_region.anchor_path)
+    weights = {
+        "anchor_path": config.trust_region.anchor_path,
+        "pretrained_lora_path": config.optimizer.pretrained_lora_path,
+    }
+    yield from weights_are_kept(weights, record.output_dir)
     yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
     yield from folders_can_be_written("output_dir", record.output_dir)
     if model.conditions_dir:
@@ -218,6 +224,23 @@ def anchor_exists(path: str) -> Problems:
             "anchor_path must be a checkpoint of a run, or a LoRA file or folder, got "
             f"{quote(path)}: {problem}; correct the path"
         )
+
+
+def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
+    """Yield settings that name a checkpoint of the run itself, which a restart could not read
+    again.
+    """
+    for name, path in paths.items():
+        is_removed = False
+        with suppress(ValueError):  # characters that no path can have, which another rule names
+            given = Path(os.path.realpath(path))
+            removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
+            is_removed = path != "" and removed in (given, *given.parents)
+        if is_removed:
+            yield (
+                f"{name} must not be in the checkpoints of output_dir, because the run removes old "
+                f"ones, got {quote(path)}; copy it to another folder, or choose another output_dir"
+            )
 
 
 def checkpoint_to_resume_exists(path: str) -> Problems:

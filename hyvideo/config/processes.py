@@ -32,7 +32,10 @@ def world_size() -> int:
 
 def rank() -> int:
     """Return the rank of this process, 0 without torchrun. Needs no process group."""
-    return _number("RANK", "0", at_least=0)
+    found = _number("RANK", "0", at_least=0)
+    if found >= world_size():
+        raise ValueError(f"RANK must be below WORLD_SIZE {world_size()}, got {found}; {_FIX}")
+    return found
 
 
 def local_rank() -> int:
@@ -50,8 +53,7 @@ def check_environment() -> None:
         ]:
             raise ValueError(f"WORLD_SIZE {size} also needs {', '.join(absent)}, got none; {_FIX}")
         _number("MASTER_PORT", "", at_least=1)
-    if rank() >= size:
-        raise ValueError(f"RANK must be below WORLD_SIZE {size}, got {rank()}; {_FIX}")
+    rank()
 
 
 def _number(name: str, default: str, *, at_least: int) -> int:
@@ -107,10 +109,11 @@ def wait_for_rank_0() -> None:
     rank 0 exits.
     """
     seconds = 0.0
-    if rank() > 0:
-        seconds += 2.0
-    if local_rank() > 0:
-        seconds += 2.0
+    with suppress(ValueError):  # unusable variables, which may be the error
+        if rank() > 0:
+            seconds += 2.0
+        if local_rank() > 0:
+            seconds += 2.0
     time.sleep(seconds)
 
 

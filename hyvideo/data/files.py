@@ -132,12 +132,22 @@ def _status(path: str | Path) -> os.stat_result | str:
 def parse_json(text: str | bytes | bytearray) -> Any:
     """Parse JSON text.
 
-    Raises ValueError if it is invalid, nested too deeply, or has an integer above any float.
+    Raises ValueError if it is invalid, nested too deeply, or has an integer above any float or a
+    name that occurs twice in an object.
     """
     try:
-        return json.loads(text, parse_int=_integer)
+        return json.loads(text, parse_int=_integer, object_pairs_hook=_object)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # all values but the last would be lost
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the name {quote(repeated, 60)} occurs twice in an object")
+    return found
 
 
 def _integer(digits: str) -> int:

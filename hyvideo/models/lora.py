@@ -355,6 +355,12 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
                 f"LoRA {file}: {module} needs lora_A (rank, in) and lora_B (out, rank), got "
                 f"{shapes}"
             )
+        for tensor in pair.values():
+            if not tensor.is_floating_point() or not tensor.float().isfinite().all():
+                raise ValueError(
+                    f"LoRA {file}: the weights of {module} must be finite floating-point numbers; "
+                    "use another file"
+                )
         patterns = settings.get("alpha_pattern") or {}
         alpha = patterns.get(
             get_pattern_key(patterns, module), settings.get("lora_alpha", len(pair["A"]))

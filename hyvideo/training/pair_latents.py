@@ -146,9 +146,10 @@ class PairLatents:
 
 
 def _hash_of(latents: Tensor) -> str:
-    """Return a hash of values, which must be float32 to equal the hash in a file."""
-    values = latents.contiguous().view(torch.uint8).numpy()
-    return hashlib.blake2b(values, digest_size=16).hexdigest()
+    """Return a hash of shape, type and values."""
+    digest = hashlib.blake2b(f"{tuple(latents.shape)} {latents.dtype}".encode(), digest_size=16)
+    digest.update(latents.contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _save(path: Path, latents: Tensor, digest: str) -> None:

@@ -31,3 +31,20 @@ def test_a_missing_checkpoint_raises(tiny_config, tmp_path):
     ):
         with pytest.raises(ValueError, match=f"a checkpoint folder, got '{wanted}': {problem}"):
             check(tiny_config.with_settings(resume_from_checkpoint=str(wanted)))
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_weights_that_the_run_would_remove_are_rejected(tiny_config, tmp_path, linked):
+    """A checkpoint of the run is deleted by save_total_limit, and a restart could not read it."""
+    checkpoint = tmp_path / "run/checkpoints/000002"
+    checkpoint.mkdir(parents=True)
+    given = tmp_path / "given" if linked else checkpoint
+    if linked:
+        given.symlink_to(checkpoint)
+    rule = "anchor_path must not be in the checkpoints of output_dir"
+    config = tiny_config.with_settings(
+        output_dir=str(tmp_path / "run"), kl_strategy="fixed", anchor_path=str(given)
+    )
+    with pytest.raises(ValueError, match=rule):
+        check(config)
+    check(config.with_settings(output_dir=str(tmp_path / "other")))

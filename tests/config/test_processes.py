@@ -161,3 +161,12 @@ def test_lost_output_is_dropped_and_other_errors_are_raised():
     assert whole.buffer.getvalue() == b"kept\n" and not whole.isatty()
     with pytest.raises(UnicodeEncodeError):
         whole.write("²")
+
+
+@pytest.mark.parametrize("rank", ["-1", "2"])
+def test_an_unusable_rank_is_one_message_of_each_program(environment, rank):
+    """A program that would take the rank for a valid one might generate no video and exit with 0."""
+    environment(TORCHRUN | {"RANK": rank})
+    with pytest.raises(ValueError, match="RANK must be"):
+        processes.rank()
+    processes.wait_for_rank_0()  # before the message is printed

@@ -154,3 +154,10 @@ def test_a_file_system_without_locks_of_folders_is_used_without_a_lock(tmp_path,
     monkeypatch.setattr(fcntl, "flock", flock)
     with locked(tmp_path), locked(tmp_path):
         pass
+
+
+@pytest.mark.parametrize("text", ['{"VQ": 1, "VQ": -1}', '[{"a": {"b": 1, "b": 1}}]'])
+def test_a_name_that_occurs_twice_in_an_object_is_rejected(text):
+    with pytest.raises(ValueError, match="the name '(VQ|b)' occurs twice in an object"):
+        parse_json(text)
+    assert parse_json('[{"a": 1}, {"a": 2}]') == [{"a": 1}, {"a": 2}]

@@ -413,3 +413,14 @@ def test_an_adapter_to_start_from_must_match_the_settings(transformer, change, m
 def test_an_adapter_with_two_ranks_cannot_be_trained(transformer):
     with pytest.raises(ValueError, match="got 2 and 4, need 2 and 1, 2 and 4, 3 and 4"):
         training_config(transformer, rank=2, alpha=4.0, start=draw(transformer))
+
+
+@pytest.mark.parametrize("value, dtype", [(float("nan"), torch.float32), (1, torch.int32)])
+def test_weights_that_are_not_finite_numbers_raise_an_error(tmp_path, value, dtype):
+    tensors = {
+        f"transformer.{BLOCK}.attn.to_q.lora_A.weight": torch.full((2, 8), value, dtype=dtype),
+        f"transformer.{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(8, 2),
+    }
+    save_file(tensors, tmp_path / "lora.safetensors")
+    with pytest.raises(ValueError, match="the weights of .* must be finite floating-point numbers"):
+        read_lora(tmp_path / "lora.safetensors")

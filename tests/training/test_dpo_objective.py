@@ -270,6 +270,13 @@ def forget_hash(file):
     save_file({"latents": torch.zeros_like(latents)}, file, metadata={"video": metadata["video"]})
 
 
+def make_scalar(file):
+    """Replace the latents by a number, with the metadata of the file."""
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    save_file({"latents": torch.tensor(1.0)}, file, metadata=metadata)
+
+
 @pytest.fixture
 def stored_latents(mesh, tmp_path):
     """Return two videos with stored latents, and a function that encodes those that are missing."""
@@ -287,7 +294,7 @@ def stored_latents(mesh, tmp_path):
     return videos, prepare
 
 
-@pytest.mark.parametrize("damage", ["values", "hash", "swapped"])
+@pytest.mark.parametrize("damage", ["values", "hash", "scalar", "swapped"])
 def test_stored_latents_that_have_changed_are_encoded_again(stored_latents, damage):
     videos, prepare = stored_latents
     latents = prepare()
@@ -299,7 +306,8 @@ def test_stored_latents_that_have_changed_are_encoded_again(stored_latents, dama
             file.unlink()  # the tensors that were read map the file
             file.write_bytes(other)
     else:
-        {"values": change_values, "hash": forget_hash}[damage](files[0])
+        functions = {"values": change_values, "hash": forget_hash, "scalar": make_scalar}
+        functions[damage](files[0])
     with pytest.raises(ValueError, match="0a.mp4', got: (values that have|the latents of another)"):
         latents.read(videos[0])
     latents = prepare()

@@ -10,7 +10,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.wan.encoders import PARTS, TextEncoder, clean, load_text_encoder
 from tests.tiny_wan import TEXT_WIDTH, wan_pipeline, write_wan
 
-(TEXT,) = PARTS
+TEXT = PARTS[0]
 PROMPTS = {
     "no token": "",
     "one token": "a",

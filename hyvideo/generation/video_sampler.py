@@ -8,7 +8,7 @@ from typing import TypeVar
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.config.sections import DataSettings
+from hyvideo.config.all_settings import DataSettings
 from hyvideo.data.cli import keep_traceback
 from hyvideo.data.files import parse_json, read_regular
 from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.config.all_settings import DistributedSettings
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import Config
 from hyvideo.config.machine_rules import machine_problems
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.sections import DistributedSettings
-from hyvideo.config.settings import Config
 from hyvideo.data.files import find_path, folder_problem
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh

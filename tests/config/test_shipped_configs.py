@@ -11,9 +11,9 @@ import pytest
 
 import post_train
 from hyvideo.config.command_line import parse, read_yaml, renamed_configs
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.advice import fastest_change

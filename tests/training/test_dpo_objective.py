@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check
-from hyvideo.config.settings import Config
 from hyvideo.data.pairs import hash_file
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode

@@ -10,7 +10,7 @@ import torch
 from diffusers import WanImageToVideoPipeline
 from PIL import Image
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal

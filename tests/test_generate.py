@@ -217,7 +217,8 @@ def test_a_video_without_its_settings_is_not_shown_with_those_of_an_earlier_one(
 ):
     monkeypatch.setattr(video_sampler, "write_json", lambda *_: None)  # the process ends before it
     (tmp_path / "videos").mkdir()
-    (tmp_path / "videos" / "0000.json").write_text("{}")
+    settings = json.dumps({"prompt": "an earlier one", "seed": 0})
+    (tmp_path / "videos" / "0000.json").write_text(settings)
     assert make("--transformer_version", "480p_t2v", "--prompt", "one", *SMALL)[:2] == (0, [])
 
 

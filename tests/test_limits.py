@@ -559,6 +559,7 @@ OTHERS = {
     "hyvideo.report.contents:MAX_NOTES_BYTES": "larger notes are named instead of shown",
     "hyvideo.report.contents:MAX_POINTS": "thins out curves",
     "hyvideo.report.page:MAX_DETAILED_RUNS": "a shorter list of videos",
+    "hyvideo.training.reward_gradient:MAX_MISSING": "a share, the same at any size",
     "hyvideo.report.page:MAX_PAGE_BYTES": "the videos get the room that is left",
     "hyvideo.report.page:MAX_POINTS_OF_ALL": "thins out curves",
     "hyvideo.report.serve:MAX_CACHED_PAGES": "older pages are built again",

@@ -70,7 +70,7 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
     assert metrics["grad/norm"] > 0 and metrics["reward/std"] > 0
 
 
-# Settings of configs/wan21_1gpu_few_steps.yaml that decide what is trained.
+# Settings of configs/wan21_1gpu_4step.yaml that decide what is trained.
 FEW_STEPS = {
     "sde_type": "cps",
     "eta": 0.9,

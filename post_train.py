@@ -15,12 +15,12 @@ import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
+from hyvideo.config.config import Config
 from hyvideo.config.identity import named_files
 from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.settings import Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.text import labelled, lines_of, shorten
 from hyvideo.planning.length_text import start_lines

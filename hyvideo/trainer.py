@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.run_folder import remove_after
 from hyvideo.data.text import describe_error
 from hyvideo.distributed import checkpoint

@@ -17,7 +17,7 @@ import torch
 import yaml
 
 from hyvideo.planning.hardware import gpu_rates
-from hyvideo.planning.phases import GIB
+from hyvideo.planning.memory import GIB
 from hyvideo.training.gpu_driver import driver_problem
 
 CONFIG = "configs/miniature.yaml"

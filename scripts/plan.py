@@ -18,8 +18,8 @@ import math
 
 import generate
 from hyvideo.config.command_line import parse
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check_ranges
-from hyvideo.config.settings import Config
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.generation import generation_report

@@ -26,8 +26,8 @@ from hyvideo.checks.rehearsal.settings import (
 )
 from hyvideo.checks.rehearsal.stages import run_stage, stages_of
 from hyvideo.config.command_line import parse
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check, planned_world_size
-from hyvideo.config.settings import Config
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder, new_folder_problem
 from hyvideo.data.prompts import Request, write_requests

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from tests import forked, fuzzing
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
 
-from hyvideo.config.sections import ModelSettings, RolloutSettings
+from hyvideo.config.all_settings import ModelSettings, RolloutSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.models.family import family_of

@@ -16,8 +16,8 @@ import torch
 
 import generate
 from hyvideo.config import processes
+from hyvideo.config.all_settings import DataSettings, ModelSettings, RolloutSettings
 from hyvideo.config.reference_flags import table
-from hyvideo.config.sections import DataSettings, ModelSettings, RolloutSettings
 from hyvideo.data.files import locked
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video

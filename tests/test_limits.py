@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 import generate
-from hyvideo.config import command_line, sections
-from hyvideo.config.settings import Config
+from hyvideo.config import all_settings, command_line
+from hyvideo.config.config import Config
 from hyvideo.data import images, prompts
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import MAX_PROMPT_BYTES
@@ -183,8 +183,8 @@ def texts_and_files() -> list[Row]:
         ),
         Row(
             "side of a video",
-            "hyvideo.config.sections:MAX_SIDE",
-            sections.MAX_SIDE,
+            "hyvideo.config.all_settings:MAX_SIDE",
+            all_settings.MAX_SIDE,
             largest(side),
             "pixels",
         ),
@@ -197,15 +197,15 @@ def texts_and_files() -> list[Row]:
         ),
         Row(
             "length of a video",
-            "hyvideo.config.sections:MAX_FRAMES",
-            sections.MAX_FRAMES,
+            "hyvideo.config.all_settings:MAX_FRAMES",
+            all_settings.MAX_FRAMES,
             largest(frames),
             "frames",
         ),
         Row(
             "denoising steps",
-            "hyvideo.config.sections:MAX_STEPS",
-            sections.MAX_STEPS,
+            "hyvideo.config.all_settings:MAX_STEPS",
+            all_settings.MAX_STEPS,
             largest(steps),
             "",
         ),
@@ -541,7 +541,7 @@ OTHERS = {
     "hyvideo.config.machine_rules:MAX_STATE_BYTES": "state.json has a few kilobytes",
     "hyvideo.planning.length_text:MAX_VALIDATION_SHARE": "the share of a run, for a warning",
     "hyvideo.config.processes:_MAX_COMPILE_WORKERS": "torch's own",
-    "hyvideo.config.sections:MAX_THREADS": "more than the cores of any machine",
+    "hyvideo.config.all_settings:MAX_THREADS": "more than the cores of any machine",
     "hyvideo.config.run_plan:MAX_NOISE": "the sampler's, a number of the method",
     "hyvideo.models.attention_kernels:_MAX_CUDNN_HEAD_DIM": "of the kernels of cuDNN; above it, another one is used",
     "hyvideo.models.gpu_memory:LIMIT": "the name of an environment variable",

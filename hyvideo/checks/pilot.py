@@ -10,7 +10,7 @@ import yaml
 from hyvideo.data.text import number
 from hyvideo.planning.cost import duration
 from hyvideo.planning.hardware import gpu_rates, hardware_of
-from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.training.machine import device_name, gpu_memory

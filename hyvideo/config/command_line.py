@@ -16,6 +16,9 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from hyvideo.config import processes
+from hyvideo.config.all_settings import RewardSettings
+from hyvideo.config.config import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
+from hyvideo.config.declaration import Switch
 from hyvideo.config.reference_flags import (
     REFERENCE_SCORERS,
     add_flags,
@@ -28,9 +31,6 @@ from hyvideo.config.reference_flags import (
     without_flags_words,
     words_of_yaml,
 )
-from hyvideo.config.sections import RewardSettings
-from hyvideo.config.setting import Switch
-from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
 from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.cli import Parser
 from hyvideo.data.files import ROOT, file_problem, parse_json

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hyvideo.config.all_settings import TrustRegionSettings
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import TRAITS, Config, is_json
 from hyvideo.config.reference_flags import with_current_names
-from hyvideo.config.sections import TrustRegionSettings
-from hyvideo.config.settings import TRAITS, Config, is_json
 from hyvideo.data.files import find_path
 from hyvideo.models.registry import family_files
 from hyvideo.rewards.rewards import code_files

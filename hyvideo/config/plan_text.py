@@ -1,9 +1,9 @@
 """The plan of an iteration as text, which a run prints at its start."""
 
+from hyvideo.config.all_settings import RolloutSettings
+from hyvideo.config.config import Config
 from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_plan import MAX_NOISE, Plan, levels_of, stochastic_transitions, transitions
-from hyvideo.config.sections import RolloutSettings
-from hyvideo.config.settings import Config
 from hyvideo.config.version_notes import run_notes
 from hyvideo.data.text import Row, counted, lines_of
 from hyvideo.schedulers.noise_window import parse_window

@@ -18,8 +18,8 @@ from typing import Any, Literal, NamedTuple, get_origin
 import yaml
 
 from hyvideo.config import processes
-from hyvideo.config.setting import TRUTHS
-from hyvideo.config.settings import Config, in_form, value_type
+from hyvideo.config.config import Config, in_form, value_type
+from hyvideo.config.declaration import TRUTHS
 from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config import machine_rules as machine
+from hyvideo.config.all_settings import MAX_STEPS, RewardSettings, RolloutSettings
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.config.machine_rules import Problems, problem_of
 from hyvideo.config.objectives import OBJECTIVES, objective_class, traits_of
 from hyvideo.config.reference_flags import REFERENCE_SCORERS
@@ -24,8 +26,6 @@ from hyvideo.config.run_plan import (
     stochastic_transitions,
     validation_transitions,
 )
-from hyvideo.config.sections import MAX_STEPS, RewardSettings, RolloutSettings
-from hyvideo.config.settings import REWARD_PRESETS, TRAITS, Config, eta_of, flat_weights
 from hyvideo.data.files import parse_json
 from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote

@@ -5,8 +5,8 @@ once.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from hyvideo.config.config import Config
 from hyvideo.config.run_plan import Plan, make_plan
-from hyvideo.config.settings import Config
 from hyvideo.data.pairs import (
     Preferences,
     Rating,

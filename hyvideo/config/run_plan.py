@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import compress
 from statistics import fmean
 
+from hyvideo.config.all_settings import RolloutSettings
+from hyvideo.config.config import Config
 from hyvideo.config.objectives import traits_of
-from hyvideo.config.sections import RolloutSettings
-from hyvideo.config.settings import Config
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import (
     Transition,

@@ -4,8 +4,8 @@ import argparse
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from hyvideo.config.setting import TRUTHS, Switch
-from hyvideo.config.settings import TRAITS, in_form, value_type
+from hyvideo.config.config import TRAITS, in_form, value_type
+from hyvideo.config.declaration import TRUTHS, Switch
 from hyvideo.data.text import nearest, quote
 
 

@@ -4,7 +4,7 @@ student was not made.
 
 from collections.abc import Iterator, Mapping
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.text import Row
 from hyvideo.models.versions import Version, version_defaults
 from hyvideo.schedulers.transitions import describe_levels, levels_of_steps

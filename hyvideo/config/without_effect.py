@@ -11,11 +11,11 @@ import statistics
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
+from hyvideo.config.all_settings import RolloutSettings, TrustRegionSettings
+from hyvideo.config.config import Config
 from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import stochastic_transitions
-from hyvideo.config.sections import RolloutSettings, TrustRegionSettings
-from hyvideo.config.settings import Config
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.schedulers.transitions import sampler_of
 

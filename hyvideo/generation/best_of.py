@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.rewards.async_scorer import AsyncScorer

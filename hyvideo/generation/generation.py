@@ -20,11 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config import processes
+from hyvideo.config.all_settings import DistributedSettings, ModelSettings, RolloutSettings
 from hyvideo.config.command_line import read_settings
+from hyvideo.config.config import Config
 from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
-from hyvideo.config.sections import DistributedSettings, ModelSettings, RolloutSettings
-from hyvideo.config.settings import Config
 from hyvideo.config.version_notes import generation_notes
 from hyvideo.data.files import make_folder
 from hyvideo.data.images import read_image

@@ -5,8 +5,8 @@ original's default.
 import torch
 from torch import nn
 
+from hyvideo.config.all_settings import DistributedSettings
 from hyvideo.config.offloading import Offloading
-from hyvideo.config.sections import DistributedSettings
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.gpu_memory import total_bytes

@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.generation import Source, make_and_read_requests

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from hyvideo.config.all_settings import DistributedSettings, ModelSettings
 from hyvideo.config.offloading import Offloading
-from hyvideo.config.sections import DistributedSettings, ModelSettings
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from hyvideo.config.sections import DataSettings
+from hyvideo.config.all_settings import DataSettings
 from hyvideo.data.cli import keep_traceback
 from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request

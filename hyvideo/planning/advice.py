@@ -10,8 +10,8 @@ from hyvideo.config.machine_rules import problem_of
 from hyvideo.config.objectives import traits_of
 from hyvideo.config.rules import check
 from hyvideo.planning.cost import duration
+from hyvideo.planning.memory import memory, resolve_auto
 from hyvideo.planning.network import traffic
-from hyvideo.planning.phases import memory, resolve_auto
 from hyvideo.planning.planned_run import PlannedRun
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams

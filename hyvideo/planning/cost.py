@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from hyvideo.models.sizes import ForwardFlops
 from hyvideo.planning.activations import tokens_outside_attention
+from hyvideo.planning.memory import resolve_auto
 from hyvideo.planning.network import exchange_seconds, traffic
 from hyvideo.planning.overheads import anchor_seconds, ema_seconds, optimizer_seconds
-from hyvideo.planning.phases import resolve_auto
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 
 # VideoAlign's Qwen2-VL-2B: per second of video, which is one pair of frames and 256 tokens, and for

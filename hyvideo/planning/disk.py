@@ -7,8 +7,8 @@ from pathlib import Path
 from hyvideo.data.files import free_disk
 from hyvideo.data.text import quote
 from hyvideo.planning.cost import duration
+from hyvideo.planning.memory import GIB
 from hyvideo.planning.persistent import optimizer_bytes, trained_bytes
-from hyvideo.planning.phases import GIB
 from hyvideo.planning.planned_run import PlannedRun
 
 # of H.264 at its default quality; videos with little noise need less than half of it

@@ -12,7 +12,7 @@ from hyvideo.data.text import lines_of
 from hyvideo.planning import activations
 from hyvideo.planning import persistent as states
 from hyvideo.planning.advice import SMALL_TILE
-from hyvideo.planning.phases import CONTEXT_GIB, Memory
+from hyvideo.planning.memory import CONTEXT_GIB, Memory
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 from hyvideo.planning.report import command, memory_table, video_row
 

@@ -12,8 +12,8 @@ from hyvideo.planning.disk import (
     rank_checkpoint_bytes,
 )
 from hyvideo.planning.hardware import SLOWER, Hardware, gpu_rates, hardware_of
+from hyvideo.planning.memory import GIB, memory, resolve_auto
 from hyvideo.planning.persistent import pinned_bytes
-from hyvideo.planning.phases import GIB, memory, resolve_auto
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import WholeRun, slower_hardware, whole_run
 

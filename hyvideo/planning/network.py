@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass
 
 from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.memory import resolve_auto
 from hyvideo.planning.persistent import trained_parameters
-from hyvideo.planning.phases import resolve_auto
 from hyvideo.planning.planned_run import PlannedRun
 
 _EXCHANGE_LATENCY = 60e-6  # seconds of a block's two exchanges, estimated

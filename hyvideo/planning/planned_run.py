@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 
+from hyvideo.config.all_settings import RecordSettings
+from hyvideo.config.config import Config
 from hyvideo.config.objectives import traits_of
 from hyvideo.config.rules import batch_problems, head_problems
 from hyvideo.config.run_plan import Plan, make_plan
-from hyvideo.config.sections import RecordSettings
-from hyvideo.config.settings import Config
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes

@@ -13,8 +13,8 @@ from hyvideo.planning.cost import (
     scoring_flops,
 )
 from hyvideo.planning.length_text import length_rows
+from hyvideo.planning.memory import GIB, Memory, memory, resolve_auto
 from hyvideo.planning.network import traffic
-from hyvideo.planning.phases import GIB, Memory, memory, resolve_auto
 from hyvideo.planning.planned_run import PlannedRun
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import yaml
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.config import Config
 from hyvideo.config.run_plan import num_rollouts
-from hyvideo.config.settings import Config
 from hyvideo.data.files import folder_problem, parse_json, read_json, read_regular
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from hyvideo.config.config import TRAITS, Config
 from hyvideo.config.identity import experiment_settings
-from hyvideo.config.settings import TRAITS, Config
 
 SEED = re.compile(r"[-_. ]?seed[-_=]?\d+$", re.IGNORECASE)  # end of a run's name
 CELLS = "cells"  # folder of the runs that a study trains, in its output folder

@@ -18,8 +18,8 @@ from urllib.parse import unquote
 from jinja2 import TemplateError
 from jinja2.utils import htmlsafe_json_dumps
 
+from hyvideo.config.config import Config
 from hyvideo.config.objectives import label_of
-from hyvideo.config.settings import Config
 from hyvideo.data.templates import fill
 from hyvideo.records.run_files import evenly_spaced, write_text
 from hyvideo.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed, link

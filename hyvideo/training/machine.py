@@ -11,19 +11,19 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.config.all_settings import DistributedSettings
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import Config
 from hyvideo.config.machine_rules import machine_problems
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.sections import DistributedSettings
-from hyvideo.config.settings import Config
 from hyvideo.data.files import find_path, folder_problem
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.gpu_memory import total_bytes
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.hardware import Hardware
-from hyvideo.planning.phases import GIB
-from hyvideo.planning.phases import resolve_auto as resolve_checkpointing
+from hyvideo.planning.memory import GIB
+from hyvideo.planning.memory import resolve_auto as resolve_checkpointing
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.rewards import SCORERS
 from hyvideo.training.gpu_driver import cudnn_problem, driver_problem

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from hyvideo.config.all_settings import ModelSettings, OptimizerSettings, RolloutSettings
+from hyvideo.config.config import Config
 from hyvideo.config.machine_rules import image_problems, problem_of
 from hyvideo.config.rules import head_problems
 from hyvideo.config.run_plan import levels_of, parse_interval, transitions
-from hyvideo.config.sections import ModelSettings, OptimizerSettings, RolloutSettings
-from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh

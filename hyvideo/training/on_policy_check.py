@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.sections import LossSettings
+from hyvideo.config.all_settings import LossSettings
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention import WholeSequence

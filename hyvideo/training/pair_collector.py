@@ -8,8 +8,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from hyvideo.config.config import Config
 from hyvideo.config.run_plan import Plan
-from hyvideo.config.settings import Config
 from hyvideo.data.pairs import Preference, Preferences
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.distributed.collectives import merge_rows

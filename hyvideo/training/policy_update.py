@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.config.sections import TrustRegionSettings
-from hyvideo.config.settings import Config
+from hyvideo.config.all_settings import TrustRegionSettings
+from hyvideo.config.config import Config
 from hyvideo.distributed.collectives import (
     average_gradients,
     clip_gradients,

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.config.sections import DataSettings
+from hyvideo.config.all_settings import DataSettings
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_levels
 from hyvideo.grpo.nft import mean_square, relative_norm

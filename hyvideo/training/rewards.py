@@ -14,10 +14,10 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from hyvideo.config.all_settings import DataSettings, RewardSettings
 from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
+from hyvideo.config.config import Config
 from hyvideo.config.processes import world_size
-from hyvideo.config.sections import DataSettings, RewardSettings
-from hyvideo.config.settings import Config
 from hyvideo.distributed.collectives import all_objects, first_reason, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hyvideo.config.sections import DataSettings, LossSettings, RolloutSettings
+from hyvideo.config.all_settings import DataSettings, LossSettings, RolloutSettings
 from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions

@@ -9,8 +9,8 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from hyvideo.config.config import Config
 from hyvideo.config.run_plan import Plan
-from hyvideo.config.settings import Config
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh

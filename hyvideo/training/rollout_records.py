@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyvideo.config.sections import DataSettings, RecordSettings
+from hyvideo.config.all_settings import DataSettings, RecordSettings
 from hyvideo.data.run_folder import ROLLOUTS, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh

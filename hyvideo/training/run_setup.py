@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.config.all_settings import RecordSettings
+from hyvideo.config.config import Config
 from hyvideo.config.objectives import objective_class
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.sections import RecordSettings
-from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks

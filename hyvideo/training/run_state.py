@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hyvideo.config.config import TRAITS, Config
 from hyvideo.config.identity import Changes, changed_settings, named_files
-from hyvideo.config.settings import TRAITS, Config
 from hyvideo.distributed import checkpoint, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank, raise_on_all_ranks

@@ -3,8 +3,8 @@
 import math
 from collections.abc import Sequence
 
+from hyvideo.config.all_settings import RolloutSettings
 from hyvideo.config.run_plan import transitions
-from hyvideo.config.sections import RolloutSettings
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.rank_agreement import name_ranks

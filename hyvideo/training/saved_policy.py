@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.command_line import read_settings
+from hyvideo.config.config import FIELDS
 from hyvideo.config.reference_flags import with_current_names
-from hyvideo.config.settings import FIELDS
 from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed import manifest

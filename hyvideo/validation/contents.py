@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hyvideo.config.all_settings import RewardSettings
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.identity import evaluation_settings, named_files
-from hyvideo.config.sections import RewardSettings
 from hyvideo.data.prompts import hash_requests, read_requests
 from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading

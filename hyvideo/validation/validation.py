@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.run_folder import SAMPLES, claim

@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.files import file_problem, make_folder, parse_json, read_json
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator

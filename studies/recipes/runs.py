@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.config import Config
 from hyvideo.config.identity import experiment_settings
-from hyvideo.config.settings import Config
 from hyvideo.distributed.checkpoint import complete
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.report.groups import CELLS

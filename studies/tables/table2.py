@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hyvideo.config.settings import REWARD_PRESETS
+from hyvideo.config.config import REWARD_PRESETS
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text

@@ -13,7 +13,7 @@ from hyvideo.config.command_line import load_config, parse
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.cost import duration
 from hyvideo.planning.hardware import Hardware
-from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 
 CONFIGS = Path(__file__).parents[2] / "configs"

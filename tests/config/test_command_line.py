@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hyvideo.config.command_line import load_config, parse, reward_options
-from hyvideo.config.settings import FIELDS, SECTIONS
+from hyvideo.config.config import FIELDS, SECTIONS
 from hyvideo.records.run_files import write_config
 
 

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyvideo.config.command_line import MAX_BYTES, load_config, parse, read_yaml
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check
-from hyvideo.config.settings import Config
 from hyvideo.data.files import file_problem, folder_problem, write_problem
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.checkpoint import read_state

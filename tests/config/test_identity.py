@@ -4,8 +4,8 @@ import json
 
 import pytest
 
+from hyvideo.config.config import TRAITS
 from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
-from hyvideo.config.settings import TRAITS
 
 MACHINE = set(
     "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size "

@@ -9,8 +9,8 @@ import pytest
 
 import generate
 from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.config import FIELDS, Config
 from hyvideo.config.reference_flags import NO_SETTINGS, SWITCHES, TASK, table, with_flags
-from hyvideo.config.settings import FIELDS, Config
 
 ROOT = Path(__file__).parents[2]
 TRAINING, GENERATION = table("post_train"), table("generate")

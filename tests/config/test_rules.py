@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 from PIL import Image
 
+from hyvideo.config.config import Config
 from hyvideo.config.rules import (
     SERVICE_ATTEMPTS,
     check,
@@ -13,7 +14,6 @@ from hyvideo.config.rules import (
     layout_problems,
     process_problems,
 )
-from hyvideo.config.settings import Config
 from tests.forked import ROOT
 
 

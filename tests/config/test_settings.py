@@ -3,8 +3,8 @@
 import pytest
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.setting import Traits
-from hyvideo.config.settings import FIELDS, SECTIONS, TRAITS, Config, value_type
+from hyvideo.config.config import FIELDS, SECTIONS, TRAITS, Config, value_type
+from hyvideo.config.declaration import Traits
 
 
 def test_every_setting_has_a_help_text_and_a_category():

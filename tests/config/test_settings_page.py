@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Literal, get_args, get_origin
 
-from hyvideo.config.setting import Switch
-from hyvideo.config.settings import SECTIONS, TRAITS, Config, value_type
+from hyvideo.config.config import SECTIONS, TRAITS, Config, value_type
+from hyvideo.config.declaration import Switch
 from hyvideo.models.versions import ANNOUNCED, RELEASED
 from tests.forked import ROOT
 
@@ -14,7 +14,7 @@ HEAD = """# Settings
 All settings of `post_train.py`. Each is a flag and a line of the YAML file for `--config`; flags override the file.
 `--print_config` prints the resolved settings of a run and warns of settings that look as if they had an effect in it,
 but have none. Flags of the public reference that have another name here: [reference_flags.md](reference_flags.md). This
-page is generated from `hyvideo/config/sections.py` by
+page is generated from `hyvideo/config/all_settings.py` by
 `python -m pytest tests/config/test_settings_page.py --regenerate`.
 
 The [model version](#defaults-by-version) sets some defaults.

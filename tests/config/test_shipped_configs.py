@@ -11,15 +11,15 @@ import pytest
 
 import post_train
 from hyvideo.config.command_line import parse, read_yaml, renamed_configs
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.advice import fastest_change
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
-from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
 

@@ -9,9 +9,9 @@ import torch
 
 import generate
 from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.config import TRAITS, Config
 from hyvideo.config.identity import changed_settings
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.settings import TRAITS, Config
 from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.models.versions import ANNOUNCED, RELEASED, version_defaults
 from hyvideo.records.run_files import write_config

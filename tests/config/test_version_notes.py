@@ -5,10 +5,10 @@ student was made for.
 import pytest
 
 import generate
+from hyvideo.config.config import Config
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_sampling
 from hyvideo.config.run_plan import make_plan, validation_transitions
-from hyvideo.config.settings import Config
 from hyvideo.config.version_notes import generation_notes, run_notes
 from hyvideo.generation.generation import _schedule
 from hyvideo.schedulers.transitions import SAMPLERS, cps_transition

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.config import TRAITS
 from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.settings import TRAITS
 from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl

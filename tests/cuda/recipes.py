@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.models.sizes import Sizes, sizes_module
 from hyvideo.models.versions import RELEASED
 from tests.conftest import ROOT

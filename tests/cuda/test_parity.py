@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.versions import version_defaults

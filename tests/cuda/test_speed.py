@@ -13,12 +13,12 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from hyvideo.config.sections import OptimizerSettings
-from hyvideo.config.settings import Config
+from hyvideo.config.all_settings import OptimizerSettings
+from hyvideo.config.config import Config
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.family import family_named, prepare
 from hyvideo.models.lora import add_trainable_lora, training_config
-from hyvideo.planning.phases import memory
+from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.training.optimizers import make_optimizers
 from tests.cuda.recipes import recipe

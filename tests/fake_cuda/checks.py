@@ -19,7 +19,7 @@ import threading
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 
-from hyvideo.config.sections import OptimizerSettings
+from hyvideo.config.all_settings import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize

@@ -18,8 +18,8 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from transformers import Qwen2_5_VLTextModel
 
+from hyvideo.config.all_settings import DistributedSettings
 from hyvideo.config.offloading import Offloading
-from hyvideo.config.sections import DistributedSettings
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
 from hyvideo.models.conditions import Condition, Conditions

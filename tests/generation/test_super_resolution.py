@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 import generate
 from hyvideo.checks.download_check.report import report
-from hyvideo.config.sections import DistributedSettings
-from hyvideo.config.settings import Config
+from hyvideo.config.all_settings import DistributedSettings
+from hyvideo.config.config import Config
 from hyvideo.data import images
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size
 from hyvideo.data.randomness import normal

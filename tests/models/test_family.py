@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.models.family import (
     Latents,

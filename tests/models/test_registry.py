@@ -9,8 +9,8 @@ import torch
 from diffusers import AutoencoderKLCogVideoX
 
 from hyvideo.config.command_line import parse
+from hyvideo.config.config import Config
 from hyvideo.config.identity import named_files
-from hyvideo.config.settings import Config
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 import pytest
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.models.versions import (
     ANNOUNCED,
     RELEASED,

@@ -5,7 +5,7 @@ latents and pixels.
 import pytest
 import torch
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder

@@ -2,9 +2,9 @@
 AdamW.
 """
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
-from hyvideo.planning.phases import GIB, memory
+from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 
 SETTINGS = {

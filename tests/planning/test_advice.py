@@ -13,7 +13,7 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.advice import changes_in_order, cheapest_change, fastest_change
 from hyvideo.planning.cost import duration
 from hyvideo.planning.hardware import Hardware, hardware_of
-from hyvideo.planning.phases import memory
+from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import training_command, verdict
 

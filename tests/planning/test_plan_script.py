@@ -14,8 +14,8 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import duration, forwards_per_rollout
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
+from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.network import traffic
-from hyvideo.planning.phases import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
 from scripts.plan import main

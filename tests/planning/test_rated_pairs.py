@@ -15,7 +15,7 @@ from hyvideo.planning.cost import (
     validation_seconds,
 )
 from hyvideo.planning.hardware import hardware_of
-from hyvideo.planning.phases import memory
+from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from tests.forked import ROOT
 

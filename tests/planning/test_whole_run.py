@@ -19,7 +19,7 @@ from hyvideo.planning.cost import (
 from hyvideo.planning.disk import num_saves, rank_checkpoint_bytes
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.length_text import length_rows, start_lines
-from hyvideo.planning.phases import memory
+from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun, num_validations
 from hyvideo.planning.whole_run import whole_run
 

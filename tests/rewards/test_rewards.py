@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from hyvideo.config.all_settings import RewardSettings
 from hyvideo.config.rules import reward_problems
-from hyvideo.config.sections import RewardSettings
 from hyvideo.rewards.rewards import DIMENSIONS, make_scorer, overall, weighted_sum
 
 

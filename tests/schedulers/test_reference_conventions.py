@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from hyvideo.config.config import Config
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import Config
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, shifted_levels

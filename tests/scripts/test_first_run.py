@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.config import TRAITS
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import TRAITS
 from scripts import first_run
 from scripts.first_run import ON_GPU, Gpus, find_gpus, flags_of_run, main, message, next_commands
 from tests.conftest import ROOT

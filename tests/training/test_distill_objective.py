@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.config import Config
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
-from hyvideo.config.settings import Config
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from hyvideo.config.command_line import load_config
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check
-from hyvideo.config.settings import Config
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.config.sections import OptimizerSettings
+from hyvideo.config.all_settings import OptimizerSettings
 from hyvideo.data.prompts import Request
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.persistent import optimizer_bytes

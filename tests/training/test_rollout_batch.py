@@ -6,8 +6,8 @@ from itertools import product
 import pytest
 import torch
 
-from hyvideo.config.sections import DataSettings, LossSettings
-from hyvideo.config.settings import Config
+from hyvideo.config.all_settings import DataSettings, LossSettings
+from hyvideo.config.config import Config
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.training.rollout_batch import (
     RolloutBatch,

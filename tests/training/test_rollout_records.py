@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from hyvideo.config.sections import DataSettings, RecordSettings
+from hyvideo.config.all_settings import DataSettings, RecordSettings
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.rewards.rewards import Reward
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex

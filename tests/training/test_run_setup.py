@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh

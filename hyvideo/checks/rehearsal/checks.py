@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.videos import mp4_factor, read_video
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report.page import REPORT_FILE

@@ -3,7 +3,7 @@
 import csv
 from pathlib import Path
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.files import find_path
 from hyvideo.data.pairs import COLUMNS
 from hyvideo.data.videos import write_video

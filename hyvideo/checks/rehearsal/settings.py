@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import Config
 from hyvideo.config.rules import batch_problems
-from hyvideo.config.settings import Config
 from hyvideo.data.prompts import Request
 
 NUM_VIDEOS = 2  # per validation and per group

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hyvideo.config.sections import RecordSettings
+from hyvideo.config.all_settings import RecordSettings
 from hyvideo.config.without_effect import MIN_VIDEOS_TO_STOP
 from hyvideo.data.text import quote
 from hyvideo.records.metrics_file import complete_lines, iteration_of

@@ -7,7 +7,7 @@ import torch
 from diffusers import MochiPipeline, MochiTransformer3DModel
 from diffusers.pipelines.mochi.pipeline_mochi import linear_quadratic_schedule
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.schedulers.schedule import Schedule

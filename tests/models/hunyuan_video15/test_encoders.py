@@ -6,7 +6,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hyvideo.config.command_line import load_config
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder

@@ -10,7 +10,7 @@ from diffusers import WanPipeline
 from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_wan_lora_to_diffusers
 from safetensors.torch import load_file, save_file
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.models.lora import (
     Form,
     Pair,

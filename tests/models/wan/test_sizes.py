@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.models.lora import training_config
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.wan.sizes import Architecture, read, released

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.config.settings import Config
+from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.generation.generation import Source

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from hyvideo.config.sections import RecordSettings
+from hyvideo.config.all_settings import RecordSettings
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.validation.reward_hacking.rule import MARKER, check_output_dir
 

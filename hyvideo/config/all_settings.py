@@ -5,8 +5,8 @@ implementation.
 from dataclasses import dataclass
 from typing import Literal
 
+from hyvideo.config.declaration import Switch, layout, learning, machine, records, start
 from hyvideo.config.objectives import OBJECTIVES
-from hyvideo.config.setting import Switch, layout, learning, machine, records, start
 from hyvideo.schedulers.transitions import SAMPLERS
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created

@@ -9,8 +9,8 @@ import pytest
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning import activations
 from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.memory import GIB, memory, resolve_auto
 from hyvideo.planning.persistent import decoding_bytes, encoder_bytes, pinned_bytes
-from hyvideo.planning.phases import GIB, memory, resolve_auto
 from tests.planning.simulated import LORA, simulated, transformer_gib
 
 RELEASED = Architecture()

@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
-from hyvideo.config import sections
+from hyvideo.config import all_settings
+from hyvideo.config.declaration import Switch, Traits
 from hyvideo.config.objectives import OBJECTIVES, traits_of
-from hyvideo.config.setting import Switch, Traits
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request
 from hyvideo.grpo.trust_region import KLWeights
@@ -32,15 +32,19 @@ REWARD_PRESETS["B"] = REWARD_PRESETS["alignment"]
 class Config:
     """Settings of a run, by section."""
 
-    model: sections.ModelSettings = sections.ModelSettings()
-    data: sections.DataSettings = dataclasses.field(default_factory=sections.DataSettings)
-    rollout: sections.RolloutSettings = sections.RolloutSettings()
-    reward: sections.RewardSettings = dataclasses.field(default_factory=sections.RewardSettings)
-    loss: sections.LossSettings = sections.LossSettings()
-    trust_region: sections.TrustRegionSettings = sections.TrustRegionSettings()
-    optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
-    distributed: sections.DistributedSettings = sections.DistributedSettings()
-    record: sections.RecordSettings = dataclasses.field(default_factory=sections.RecordSettings)
+    model: all_settings.ModelSettings = all_settings.ModelSettings()
+    data: all_settings.DataSettings = dataclasses.field(default_factory=all_settings.DataSettings)
+    rollout: all_settings.RolloutSettings = all_settings.RolloutSettings()
+    reward: all_settings.RewardSettings = dataclasses.field(
+        default_factory=all_settings.RewardSettings
+    )
+    loss: all_settings.LossSettings = all_settings.LossSettings()
+    trust_region: all_settings.TrustRegionSettings = all_settings.TrustRegionSettings()
+    optimizer: all_settings.OptimizerSettings = all_settings.OptimizerSettings()
+    distributed: all_settings.DistributedSettings = all_settings.DistributedSettings()
+    record: all_settings.RecordSettings = dataclasses.field(
+        default_factory=all_settings.RecordSettings
+    )
 
     @classmethod
     def of_version(cls, version: str) -> "Config":
@@ -418,7 +422,7 @@ def is_json(text: str) -> bool:
     return text.lstrip().startswith("{")
 
 
-def eta_of(rollout: sections.RolloutSettings) -> float:
+def eta_of(rollout: all_settings.RolloutSettings) -> float:
     """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""
     return matched_eta(
         rollout.match_noise,

@@ -4,7 +4,8 @@
 #
 #   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled;
 #                     super-resolution: 720p_sr_distilled (for 480p), 1080p_sr_distilled (for 720p);
-#                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b
+#                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b, and its students of
+#                     few steps: wan2.1_t2v_1.3b_anyflow, wan2.1_t2v_14b_anyflow, wan2.2_ti2v_5b_fastwan
 #   --with PARTS      parts besides transformer, VAE and language model (quoted_text,reward; for Wan: reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
 #                     reward (VideoAlign), metrics (CLIP, PickScore); or "none"
@@ -53,10 +54,13 @@ for version in "${versions[@]}"; do
         wan2.1_t2v_1.3b) wan=Wan-AI/Wan2.1-T2V-1.3B-Diffusers ;;
         wan2.1_t2v_14b) wan=Wan-AI/Wan2.1-T2V-14B-Diffusers ;;
         wan2.2_ti2v_5b) wan=Wan-AI/Wan2.2-TI2V-5B-Diffusers ;;
+        wan2.1_t2v_1.3b_anyflow) wan=nvidia/AnyFlow-Wan2.1-T2V-1.3B-Diffusers ;;
+        wan2.1_t2v_14b_anyflow) wan=nvidia/AnyFlow-Wan2.1-T2V-14B-Diffusers ;;
+        wan2.2_ti2v_5b_fastwan) wan=FastVideo/FastWan2.2-TI2V-5B-FullAttn-Diffusers ;;
         wan*_i2v_*) fail "version $version is not supported: only text-to-video models of Wan can be used" ;;
         wan*_a14b) fail "version $version is not supported: it has two transformers" ;;
         480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
-        720p_i2v_distilled | 480p_i2v_step_distilled) ;;
+        720p_i2v_distilled | 480p_i2v_step_distilled | 480p_t2v_step_distilled) ;;
         720p_t2v_distilled) echo "download_weights.sh: $version was announced, and may not be on the hub yet" >&2 ;;
         720p_sr_distilled | 1080p_sr_distilled) ;;
         *_sparse) fail "version $version is not supported: no sparse attention" ;;
@@ -156,7 +160,17 @@ if includes metrics; then
     from_huggingface yuvalkirstain/PickScore_v1 clip/PickScore_v1 "${clip_files[@]}"
 fi
 for version in "${versions[@]}"; do
-    [ -n "$wan" ] || from_either "${hunyuan[@]}" "" --include "transformer/$version/*"
+    if [ "$version" = 480p_t2v_step_distilled ]; then
+        # A single file of LightX2V, which has the architecture of 480p_t2v.
+        folder="transformer/$version"
+        weights=hy1.5_t2v_480p_lightx2v_4step.safetensors
+        from_either lightx2v/Hy1.5-Distill-Models lightx2v/Hy1.5-Distill-Models "$folder" "$weights"
+        from_either "${hunyuan[@]}" "$folder" transformer/480p_t2v/config.json
+        run cp "$out/$folder/transformer/480p_t2v/config.json" "$out/$folder/config.json"
+        run ln -sf "$weights" "$out/$folder/diffusion_pytorch_model.safetensors"
+    elif [ -z "$wan" ]; then
+        from_either "${hunyuan[@]}" "" --include "transformer/$version/*"
+    fi
     case "$version" in *_sr_distilled) from_either "${hunyuan[@]}" "" --include "upsampler/$version/*" ;; esac
 done
 

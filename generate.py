@@ -51,7 +51,8 @@ SETTINGS = {
 }
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
-    "stochastic": "Sample with the noise of this sampler (docs/samplers.md) instead of the ODE.",
+    "stochastic": "Sample with the noise of this sampler (docs/samplers.md); default: as in validation, the ODE "
+    "except for models that sample with noise.",
     "video_length": "Frames; default: the value of the run's validation, or of the version.",
     "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
     "eta": "Noise scale of --stochastic.",
@@ -463,7 +464,7 @@ def run(options: argparse.Namespace) -> None:
     )
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
-    is_stochastic = options.stochastic is not None
+    is_stochastic = options.stochastic is not None or config.validation_eta > 0
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     if options.best_of > 1:
         check_evaluation(config, output=folder, has_model=True)

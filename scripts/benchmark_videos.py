@@ -36,7 +36,7 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from studies.benchmarks.make_text import command_lines, plan_lines
     from studies.figures.policies import read_policies
 
-    check_sampling(config, output=options.out, is_stochastic=False)
+    check_sampling(config, output=options.out, is_stochastic=config.validation_eta > 0)
     suite, rows = benchmark.read_list(
         options.prompts, options.dimensions, is_official=not options.any_list
     )

@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
-    check_sampling(config, output=options.output_dir, is_stochastic=False)
+    check_sampling(config, output=options.output_dir, is_stochastic=config.validation_eta > 0)
 
     from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier

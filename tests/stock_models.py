@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from accelerate import init_empty_weights
 
-from hyvideo.models.family import family_of
+from hyvideo.models.family import component_of, family_of
 from hyvideo.models.hunyuan_video15.transformer import _image_channels
 from hyvideo.models.wan.transformer import padded_texts
 
@@ -17,7 +17,7 @@ def stock_twin(transformer, dtype=None):
     ``dtype`` differs.
     """
     with init_empty_weights(include_buffers=False):
-        twin = getattr(diffusers, family_of(transformer).transformer.class_name).from_config(
+        twin = getattr(diffusers, component_of(transformer).class_name).from_config(
             transformer.config
         )
     state = {name: tensor.to(dtype) for name, tensor in transformer.state_dict().items()}

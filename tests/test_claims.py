@@ -160,6 +160,12 @@ HOURS, GPU_HOURS, DISK = 3, 4, 6  # columns after the config
             "8 H100 hunyuanvideo15_480p_8gpu_student",
             HOURS,
         ),
+        (
+            "docs/few_steps.md",
+            r"([\d.]+) hours on one RTX 4090",
+            "1 RTX 4090 wan21_1gpu_student",
+            HOURS,
+        ),
         ("docs/ratings.md", r"RTX 4090\) \| ([\d.]+)", "1 RTX 4090 wan21_1gpu_dpo", HOURS),
         ("docs/ratings.md", r"H100\) \| ([\d.]+)", "1 H100 hunyuanvideo15_1gpu_dpo", HOURS),
         ("docs/train_wan.md", r"(\d+) GiB of disk\. The", "1 RTX 4090 wan21_1gpu_draft", DISK),

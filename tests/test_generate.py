@@ -358,7 +358,8 @@ def test_an_unsupported_acceleration_is_rejected_by_name(monkeypatch, capsys, na
             False,
             "480p_t2v_distilled",
         ),
-        ("--resolution 480p --enable_step_distill true", False, None),
+        ("--resolution 480p --enable_step_distill true", False, "480p_t2v_step_distilled"),
+        ("--resolution 720p --enable_step_distill true", False, None),
         ("--resolution 480p --enable_step_distill true --cfg_distilled true", True, None),
         ("--transformer_version 480p_t2v_distilled --cfg_distilled false", False, None),
         ("--enable_step_distill", False, None),
@@ -371,7 +372,7 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
     if version is None:
         with pytest.raises(
             ValueError,
-            match="must (not )?be (cfg|step)_distilled with these flags|no listed version is 480p",
+            match="must (not )?be (cfg|step)_distilled with these flags|no listed version is [47]",
         ):
             generate.config_of(options, has_images)
     else:

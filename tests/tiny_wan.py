@@ -45,6 +45,7 @@ def write_wan(
     head_dim: int = 24,
     ffn_dim: int = 96,
     with_vae_22: bool = False,
+    is_anyflow: bool = False,
 ) -> Path:
     """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json; return ``root``."""
     transformer = {
@@ -54,7 +55,9 @@ def write_wan(
         "num_layers": num_layers,
     }
     vae = VAE_22 if with_vae_22 else VAE
-    thin.write_checkpoint(root, transformer, vae, WORDS, CHARACTERS, seed=seed)
+    thin.write_checkpoint(
+        root, transformer, vae, WORDS, CHARACTERS, seed=seed, is_anyflow=is_anyflow
+    )
     return root
 
 

@@ -490,10 +490,10 @@ class RecordSettings:
     validation_num_frames: int = records(
         0, "Frames of validation videos; 0: sample_n_frames.", at_most=MAX_FRAMES
     )
-    validation_eta: float = records(
-        0.0,
-        "Noise scale of the rollouts' SDE in validation, for models that sample with noise; 0: the "
-        "ODE.",
+    validation_eta: float | None = records(
+        None,
+        "Noise scale of the SDE in validation, for models that sample with noise; 0: the ODE; "
+        "default: the value of the version.",
         at_most=1000,
         measured=True,
     )

@@ -90,6 +90,7 @@ class Config:
         defaults["validation_steps"] = len(parse_sigmas(sigmas)) or version.num_steps
         if self.loss.objective == "distill":  # a student is validated at its own steps
             defaults["validation_steps"] = self.rollout.grpo_sampling_steps
+        defaults["validation_eta"] = 1.0 if version.native == "renoise" else 0.0
         given = self.flat()
         return {name: value for name, value in defaults.items() if given[name] is None}
 
@@ -186,10 +187,23 @@ class Config:
         return self.rollout.sigmas if has_as_many and not is_shifted else None
 
     @property
+    def validation_eta(self) -> float:
+        """Noise scale of the validation; 0 for the ODE."""
+        return self.record.validation_eta or 0.0
+
+    @property
+    def validation_sampler(self) -> str:
+        """Sampler of a validation with noise: that of the rollouts or, for a version that samples
+        with noise, its own.
+        """
+        version = version_defaults(self.model.transformer_version)
+        return "cps" if version.native == "renoise" else self.rollout.sde_type
+
+    @property
     def validation_noise(self) -> str:
         """Sampler and noise scale of the validation, such as ``cps:1``; empty for the ODE."""
-        eta = self.record.validation_eta
-        return f"{self.rollout.sde_type}:{eta:g}" if eta > 0 else ""
+        eta = self.validation_eta
+        return f"{self.validation_sampler}:{eta:g}" if eta > 0 else ""
 
     @property
     def validation_cfg_scale(self) -> float:
@@ -198,11 +212,22 @@ class Config:
         return self.rollout.cfg_scale if scale is None else scale
 
     def sampled_as_validation(self) -> "Config":
-        """Return a copy whose rollouts have the frames, size, noise levels and guidance of the
-        validation.
+        """Return a copy whose rollouts have the frames, size, noise levels, guidance and noise of
+        the validation.
+
+        Without noise in validation, the sampler is that of the rollouts.
         """
         frames, height, width = self.validation_size
-        return self.with_settings(
+        config = self
+        if self.validation_eta > 0:
+            config = self.with_settings(
+                sde_type=self.validation_sampler,
+                eta=self.validation_eta,
+                match_noise="",
+                last_step="deterministic",
+                sde_window="",
+            )
+        return config.with_settings(
             sample_n_frames=frames,
             height=height,
             width=width,

@@ -4,14 +4,17 @@ from hyvideo.config.all_settings import RolloutSettings
 from hyvideo.config.config import Config
 from hyvideo.config.objectives import traits_of
 from hyvideo.config.run_plan import MAX_NOISE, Plan, levels_of, stochastic_transitions, transitions
+from hyvideo.config.version_notes import run_notes
 from hyvideo.data.text import Row, counted, lines_of
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
 
 
 def describe(config: Config, plan: Plan) -> str:
-    """Return the plan of an iteration, a line for each quantity."""
-    return "\n".join(lines_of(plan_rows(config, plan)))
+    """Return the notes on the model version and the plan of an iteration, a line for each
+    quantity.
+    """
+    return "\n".join(lines_of(run_notes(config) + plan_rows(config, plan)))
 
 
 def plan_rows(config: Config, plan: Plan) -> list[Row]:

@@ -280,9 +280,9 @@ def sampler_problems(config: Config) -> Problems:
         return
     yield from noise_can_be_matched(rollout)
     yield from problem_of(lambda: stochastic_transitions(rollout))
-    if config.record.validation_eta > 0 and config.data.valid_video_csv:
+    if config.validation_eta > 0 and config.data.valid_video_csv:
         for problem in problem_of(lambda: validation_transitions(config)):
-            yield f"validation_eta {config.record.validation_eta:g} cannot be used: {problem}"
+            yield f"validation_eta {config.validation_eta:g} cannot be used: {problem}"
     if scale > 1 and max(branches_of_steps(rollout, scale)) == 1:
         yield (
             "guidance_interval must contain at least one step of the schedule, because no video "

@@ -137,8 +137,9 @@ def validation_transitions(config: Config) -> tuple[Transition, ...]:
     levels = levels_of_steps(
         record.validation_steps, config.validation_shift, config.validation_sigmas
     )
-    steps = schedule(config.rollout.sde_type, levels, record.validation_eta, "deterministic")
-    check_float32(config.rollout.sde_type, steps)
+    sampler = config.validation_sampler
+    steps = schedule(sampler, levels, config.validation_eta, "deterministic")
+    check_float32(sampler, steps)
     return steps
 
 

@@ -3,10 +3,12 @@ for generate.py.
 
     requests -> sizes -> checks -> conditions -> (encoders released) -> transformer -> latents -> mp4 and json
 
-Without ``sde_type`` the sampler solves the ODE; with it, it samples a rollout as in training.
+Without ``sde_type`` the sampler is that of the validation, which is the ODE unless the model
+samples with noise; with it, it samples a rollout as in training.
 """
 
 import math
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,10 +25,11 @@ from hyvideo.config.command_line import read_settings
 from hyvideo.config.config import Config
 from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
+from hyvideo.config.version_notes import generation_notes
 from hyvideo.data.files import make_folder
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, check_prompt, read_requests
-from hyvideo.data.text import quote
+from hyvideo.data.text import lines_of, quote
 from hyvideo.distributed import manifest
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.watchdog import Watchdog
@@ -295,6 +298,9 @@ def generate(
     device, mesh = _start(config.model, config.distributed)
     if only_checks:
         return
+    if mesh.is_main:
+        for line in lines_of(generation_notes(config)):
+            print(line, file=sys.stderr)
     offloading = resolve(offloading, device)
     chooser = None
     if best_of > 1:

@@ -139,6 +139,17 @@ class Family:
     unread_files: Callable[[Path], list[str]] = lambda root: []
     # prefix in the original's LoRA files; if set, alpha is stored as a tensor
     lora_prefix: str = ""
+    # transformers of other diffusers classes, with the same blocks, names and forward pass
+    variants: tuple[Component, ...] = ()
+
+    def transformer_of(self, class_name: str) -> Component:
+        """Return the transformer with the ``_class_name`` of a config.json: a variant, or
+        ``transformer``, which also reads the original's classes.
+        """
+        for variant in self.variants:
+            if variant.class_name == class_name:
+                return variant
+        return self.transformer
 
     def kinds(self, requests: Iterable[Request]) -> frozenset[str]:
         """Return the kinds of conditions that occur in the requests."""
@@ -195,8 +206,12 @@ def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
 
 def component_of(model: nn.Module) -> Component:
     """Return the component that describes a transformer or a VAE."""
-    family, names = family_of(model), [cls.__name__ for cls in type(model).__mro__]
-    return family.transformer if family.transformer.class_name in names else family.vae
+    family = family_of(model)
+    names = [cls.__name__ for cls in type(model).__mro__]
+    for transformer in (family.transformer, *family.variants):
+        if transformer.class_name in names:
+            return transformer
+    return family.vae
 
 
 def family_of_config(config: Mapping[str, Any]) -> Family:
@@ -211,6 +226,15 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
     if name not in packages():
         raise ValueError(class_problem(name))
     return family_of(name)
+
+
+def transformer_of_config(config: Mapping[str, Any], family: Family | None = None) -> Component:
+    """Return the component of the transformer that a config.json describes, of ``family`` if given.
+
+    Raises ValueError for a class of no known family.
+    """
+    family = family or family_of_config(config)
+    return family.transformer_of(str(config.get("_class_name", "")))
 
 
 def family_named(name: str) -> Family:

@@ -80,7 +80,10 @@ def model_problems(
     """Return the problems that prevent loading a folder's ``transformer`` or ``vae``, of ``family``
     if given.
     """
-    component = getattr(family or loading.read_family(folder), part)
+    if part == "transformer":
+        component = loading.read_transformer(folder, family)
+    else:
+        component = getattr(family or loading.read_family(folder), part)
     model, is_original = loading.build_on_meta(component, folder)
     if not weights_needed:
         return []
@@ -139,7 +142,7 @@ def latent_problems(root: Path, version: str | None, family: Family) -> list[str
     their configs.
     """
     folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
-    arguments = loading.read_arguments(family.transformer, folder)[0]
+    arguments = loading.read_arguments(loading.read_transformer(folder), folder)[0]
     # diffusers' classes with the default None return as many channels as they get
     channels = arguments.get("out_channels") or arguments["in_channels"]
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels

@@ -23,7 +23,14 @@ from torch import Tensor, nn
 from hyvideo.data.files import read_json
 from hyvideo.models import weight_files
 from hyvideo.models.decoding import use_channels_last
-from hyvideo.models.family import Component, Family, family_of, family_of_config, new_model
+from hyvideo.models.family import (
+    Component,
+    Family,
+    component_of,
+    family_of_config,
+    new_model,
+    transformer_of_config,
+)
 from hyvideo.models.lora import Lora, with_lora
 from hyvideo.models.weight_files import Folder, Shapes
 
@@ -50,7 +57,7 @@ def load_transformer(
 def transformer_on_meta(root: str | Path, version: str | None) -> nn.Module:
     """Return the transformer on the meta device, without weights."""
     folder = transformer_folder(root, version)
-    return build_on_meta(read_family(folder).transformer, folder)[0]
+    return build_on_meta(read_transformer(folder), folder)[0]
 
 
 def transformer_from_config(path: Path) -> nn.Module:
@@ -58,7 +65,7 @@ def transformer_from_config(path: Path) -> nn.Module:
     device.
     """
     config = read_json(path, "transformer")
-    component = family_of_config(config).transformer
+    component = transformer_of_config(config)
     with torch.device("meta"):
         return new_model(component, _diffusers_arguments(component, config))
 
@@ -88,7 +95,7 @@ def stream_transformer(
         lora: LoRA to add to the weights, in float32.
     """
     folder = transformer_folder(root, version)
-    component = read_family(folder).transformer
+    component = read_transformer(folder)
     model, weights = _stream(component, folder, random_weights_seed, device if read else "meta")
     return model, weights if lora is None else with_lora(weights, lora)
 
@@ -126,7 +133,7 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     transformer's.
     """
     source = Folder(Path(folder), "transformer weights")
-    component = family_of(transformer).transformer
+    component = component_of(transformer)
     arguments, is_original = read_arguments(component, source)
     weight_files.raise_problems(
         source, setting_problems(transformer.config, arguments, ignored=component.ignored)
@@ -206,6 +213,14 @@ def read_family(folder: Folder) -> Family:
     Raises ValueError without a config.json.
     """
     return family_of_config(read_json(folder.path / "config.json", folder.label))
+
+
+def read_transformer(folder: Folder, family: Family | None = None) -> Component:
+    """Return the component of the transformer in a folder, of ``family`` if given.
+
+    Raises ValueError without a config.json.
+    """
+    return transformer_of_config(read_json(folder.path / "config.json", folder.label), family)
 
 
 def build_on_meta(component: Component, folder: Folder) -> tuple[nn.Module, bool]:

@@ -32,6 +32,12 @@ class Version(NamedTuple):
     kind: Literal["base", "cfg_distilled", "step_distilled", "super_resolution"] = "base"
     # trained with float32 rotary frequencies where its family rounds them
     float32_rotary: bool = False
+    # reads where a step ends: MeanFlow and AnyFlow
+    reads_ends: bool = False
+    # its own sampler: the ODE, or one that adds new noise after each step (cps with eta 1)
+    native: Literal["ode", "renoise"] = "ode"
+    # license that differs from that of the family's other versions; a run prints it
+    license: str = ""
     # resolution of the videos that a super-resolution model refines
     refines: Literal["480p", "720p"] | None = None
 

@@ -59,18 +59,16 @@ SCORES_FILE = "scores.json"
 
 
 def _schedule(config: Config) -> Schedule:
-    """Return the schedule of the validation: the ODE, or the SDE of the rollouts with
-    ``validation_eta``.
-    """
+    """Return the schedule of the validation: the ODE, or an SDE with ``validation_eta``."""
     num_steps = config.record.validation_steps
-    if config.record.validation_eta == 0:
+    if config.validation_eta == 0:
         return Schedule.ode(num_steps, config.validation_shift, config.validation_sigmas)
     return Schedule.build(
-        config.rollout.sde_type,
+        config.validation_sampler,
         num_steps=num_steps,
         shift=config.validation_shift,
         sigmas=config.validation_sigmas,
-        eta=config.record.validation_eta,
+        eta=config.validation_eta,
         last_step="deterministic",
     )
 

@@ -150,7 +150,13 @@ class BenchmarkVideos:
                 continue
             old, new = (
                 read_json(record, "video"),
-                video_settings(self.config, video, self.source, 0, False),
+                video_settings(
+                    self.config,
+                    video,
+                    self.source,
+                    0,
+                    is_stochastic=self.config.validation_eta > 0,
+                ),
             )
             if changed := [
                 f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]
@@ -172,7 +178,7 @@ class BenchmarkVideos:
                 videos,
                 source=self.source,
                 seed=0,
-                is_stochastic=False,
+                is_stochastic=self.config.validation_eta > 0,
                 sp_size=self.config.distributed.sp_size,
                 only_checks=only_checks,
             )

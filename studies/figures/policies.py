@@ -73,7 +73,7 @@ def sample_policies(
             list_videos(sizes, requests, out / name),
             source=source,
             seed=config.record.validation_seed,
-            is_stochastic=False,
+            is_stochastic=config.validation_eta > 0,
             only_checks=only_checks,
         )
 

@@ -35,7 +35,8 @@ TAIL = """
 Training and `generate.py` use these values unless a flag or the YAML file sets the setting. The `config.yaml` of a run
 contains the values that the run used. `--negative_prompt=` sets an empty negative prompt. Any other version has the
 values of `480p_t2v`, but 40 steps. Without a run, `generate.py` also makes videos of the version's length: 81 frames
-for Wan2.1, and 121 for the others. `versions.yaml` in the package of each family declares all values.
+for Wan2.1, and 121 for the others. `wan2.2_ti2v_5b_fastwan` has its own noise levels (`sigmas`) in place of a shift.
+`versions.yaml` in the package of each family declares all values.
 
 """
 

@@ -27,6 +27,7 @@ GIVEN = {
     "shift": 4.0,
     "cfg_scale": 2.0,
     "validation_steps": 7,
+    "validation_eta": 0.4,
 }
 OF_REFERENCE = (
     "--vae_precision bf16 --neg_prompt none --video_fps 30 --infer_flow_shift_video 4 --cfg_scale 2"
@@ -64,6 +65,7 @@ def expected(version):
         "shift": row.shift,
         "cfg_scale": row.guidance_scale,
         "validation_steps": row.num_steps,
+        "validation_eta": 1.0 if row.native == "renoise" else 0.0,
     }
 
 
@@ -73,12 +75,18 @@ def test_training_and_generation_use_the_settings_of_the_version(version, tmp_pa
     assert by_version(run) == expected(version)
     video = generated("--transformer_version", version)
     differing = {name for name, value in run.flat().items() if value != video.flat()[name]}
-    # rollouts may be shorter; generate.py has its own flag
-    assert differing <= {"sample_n_frames", "enable_compile"}
+    # rollouts may be shorter; generate.py has its own flag, and the sampler of the validation
+    allowed = {"sample_n_frames", "enable_compile"}
+    sampler = {}
+    if run.validation_eta > 0:
+        sampler = {"sde_type": "cps", "eta": 1.0, "last_step": "deterministic"}
+    assert differing <= allowed | sampler.keys()
+    assert {name: video.flat()[name] for name in sampler} == sampler
     assert video.data.sample_n_frames == version_defaults(version).num_frames
     assert run.data.sample_n_frames == Config().data.sample_n_frames
     of_run = generated("--config", own_yaml(tmp_path, version))
-    assert of_run.with_settings(enable_compile="auto").flat() == run.flat()
+    expected_of_run = run.with_settings(**sampler).flat()
+    assert of_run.with_settings(enable_compile="auto").flat() == expected_of_run
 
 
 def test_a_run_of_wan_has_its_frame_rate_its_negative_prompt_and_a_vae_in_float32(tmp_path):
@@ -106,6 +114,7 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     flags = [f"--{name}={value}" for name, value in GIVEN.items()]
     assert by_version(parse(["--config", own, *flags]).config) == GIVEN
     flags = ["--config", own, *OF_REFERENCE.split(), "--validation_num_inference_steps", "7"]
+    flags += ["--validation_eta", "0.4"]  # which the public reference lacks
     assert by_version(parse(flags).config) == GIVEN
     flags = [
         "--negative_prompt=",
@@ -118,7 +127,7 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     ]
     video = generated("--transformer_version", WAN, "--video_length", "9", *flags)
     assert (
-        by_version(video) == GIVEN | {"vae_dtype": "fp32", "fps": 16.0}
+        by_version(video) == GIVEN | {"vae_dtype": "fp32", "fps": 16.0, "validation_eta": 0.0}
         and video.data.sample_n_frames == 9
     )
 

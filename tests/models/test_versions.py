@@ -1,9 +1,20 @@
+import itertools
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
-from hyvideo.models.versions import ANNOUNCED, RELEASED, UNSUPPORTED, Version, version_defaults
+from hyvideo.config.config import Config
+from hyvideo.models.versions import (
+    ANNOUNCED,
+    RELEASED,
+    UNSUPPORTED,
+    Version,
+    version_defaults,
+    version_for,
+)
+from hyvideo.schedulers.transitions import parse_sigmas
 
 
 def test_the_version_of_the_paper_has_its_published_settings():
@@ -39,7 +50,28 @@ def test_names_consist_of_resolution_task_and_kind(name):
 def test_distilled_versions_run_a_single_branch(name):
     version = version_defaults(name)
     assert (version.guidance_scale == 1.0) == (version.kind != "base")
-    assert version.num_steps == (12 if version.kind == "step_distilled" else 50)
+    is_few_steps = version.kind == "step_distilled"
+    assert version.num_steps in ((3, 4, 12) if is_few_steps else (50,))
+    if version.sigmas:
+        assert len(parse_sigmas(version.sigmas)) == version.num_steps
+
+
+def test_the_students_of_others_name_their_license_and_none_is_a_default():
+    licenses = {name: version.license for name, version in RELEASED.items() if version.license}
+    assert licenses == {
+        "480p_t2v_step_distilled": "see the model card of lightx2v/Hy1.5-Distill-Models",
+        "wan2.1_t2v_1.3b_anyflow": "NVIDIA One-Way Noncommercial License",
+        "wan2.1_t2v_14b_anyflow": "NVIDIA One-Way Noncommercial License",
+        "wan2.2_ti2v_5b_fastwan": "Apache-2.0",
+    }
+    assert not version_defaults(Config().model.transformer_version).license
+    # --resolution selects a version by its properties
+    for resolution, task, kind in itertools.product(
+        ("480p", "720p"), ("t2v", "i2v"), ("base", "cfg_distilled", "step_distilled")
+    ):
+        with suppress(ValueError):
+            license = version_defaults(version_for(resolution, task, kind)).license
+            assert "Noncommercial" not in license
 
 
 def test_each_name_is_in_only_one_list():

@@ -1,4 +1,4 @@
-"""The program scripts.plan, and the tables of docs/cost.md."""
+"""The program scripts.plan, and the tables of docs/cost.md and docs/few_steps.md."""
 
 import re
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 from hyvideo.config.command_line import load_config, parse
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.cost import duration
+from hyvideo.planning.cost import duration, forwards_per_rollout
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
 from hyvideo.planning.memory import GIB, memory
@@ -140,6 +140,8 @@ RECIPES = (
     ("1 RTX 4090", "wan21_1gpu_guidance", ""),
     ("1 RTX 4090", "wan21_1gpu_draft", ""),
     ("1 RTX 4090", "wan21_1gpu_dpo", ""),
+    ("1 RTX 4090", "wan21_1gpu_student", ""),
+    ("1 RTX 4090", "wan21_1gpu_4step", ""),
     ("1 H100", "wan21_1gpu_nft", ""),
     ("8 H100", "wan21_8gpu_nft", ""),
     ("8 H100", "wan21_8gpu_guidance", ""),
@@ -148,6 +150,7 @@ RECIPES = (
     ("1 A100", "hunyuanvideo15_1gpu", ""),
     ("1 H100", "hunyuanvideo15_1gpu", ""),
     ("1 H100", "hunyuanvideo15_1gpu_dpo", ""),
+    ("1 H100", "hunyuanvideo15_1gpu_4step", ""),
     ("8 A100", "hunyuanvideo15_480p_8gpu", ""),
     ("8 H100", "hunyuanvideo15_480p_8gpu", ""),
     ("8 H100", "hunyuanvideo15_480p_8gpu", HALF),
@@ -157,6 +160,7 @@ RECIPES = (
     ("8 H100", "hunyuanvideo15_480p_8gpu_guidance", ""),
     ("8 H100", "hunyuanvideo15_480p_8gpu_draft", ""),
     ("8 H100", "hunyuanvideo15_480p_8gpu_student", ""),
+    ("8 H100", "hunyuanvideo15_480p_8gpu_4step", ""),
     ("64 H100", "hunyuanvideo15_480p_64gpu", ""),
     ("64 A100", "hunyuanvideo15_480p_64gpu", ""),
     ("8 A100", "paper/table2_b_8gpu", ""),
@@ -199,6 +203,36 @@ def test_the_table_of_costs_is_up_to_date(monkeypatch, compare):
     }
     assert planned == {name for _, name, _ in RECIPES}
     compare("cost.md", rows)
+
+
+PER_ROLLOUT = (
+    ("H100", "paper/table2_b_8gpu"),
+    ("H100", "hunyuanvideo15_480p_8gpu"),
+    ("H100", "hunyuanvideo15_1gpu"),
+    ("H100", "hunyuanvideo15_480p_8gpu_nft"),
+    ("H100", "hunyuanvideo15_480p_8gpu_4step"),
+    ("H100", "hunyuanvideo15_1gpu_4step"),
+    ("RTX 4090", "wan21_1gpu_nft"),
+    ("RTX 4090", "wan21_1gpu_4step"),
+)
+
+
+def test_the_table_of_rollouts_per_hour_is_up_to_date(monkeypatch, compare):
+    monkeypatch.chdir(ROOT)
+    rows = []
+    hourly = {}
+    for gpu, name in PER_ROLLOUT:
+        config = parse(["--config", f"configs/{name}.yaml"]).config
+        architecture = read_architecture("nowhere", config.model.transformer_version)
+        num_gpus = 8 if "_8gpu" in name else 1
+        run = PlannedRun(config, num_gpus, architecture, hardware=hardware_of(gpu))
+        seconds = whole_run(run).iteration_seconds * num_gpus
+        hourly[name] = run.plan.rollouts / seconds * 3600
+        forwards = forwards_per_rollout(run)
+        rows.append((f"`{name}`", gpu, f"{forwards:.0f}", f"{hourly[name]:,.0f}"))
+    few = hourly["hunyuanvideo15_480p_8gpu_4step"]
+    assert few > 10 * hourly["paper/table2_b_8gpu"] and few > hourly["hunyuanvideo15_480p_8gpu_nft"]
+    compare("few_steps.md", rows)
 
 
 def predicted_hours(name, flags=(), world_size=8, gpu="H100"):

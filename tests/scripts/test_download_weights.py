@@ -11,6 +11,7 @@ from hyvideo.checks.download_check.parts import parts_of
 from hyvideo.models.versions import ANNOUNCED, RELEASED, SUPER_RESOLUTION, UNSUPPORTED
 
 ROOT = Path(__file__).resolve().parents[2]
+LIGHTX2V = "480p_t2v_step_distilled"
 WAN = [name for name, version in RELEASED.items() if version.family == "wan"]
 
 
@@ -70,9 +71,12 @@ def test_the_script_and_the_report_list_the_same_downloads_for_wan(version, tmp_
     assert sorted(commands[:-1]) == sorted(shlex.split(part.download) for part in parts)
     repository = commands[0][2]
     assert repository.endswith("-Diffusers")
-    assert version == "wan" + repository.removeprefix("Wan-AI/Wan").removesuffix(
-        "-Diffusers"
-    ).lower().replace("-", "_")
+    # The name of a student is that of its base model and one more word.
+    base = version.removesuffix("_anyflow").removesuffix("_fastwan")
+    model = repository.partition("Wan2")[2].removesuffix("-Diffusers").removesuffix("-FullAttn")
+    assert base == "wan2" + model.lower().replace("-", "_")
+    owners = {"wan2.1_t2v_1.3b_anyflow": "nvidia/AnyFlow-", "wan2.2_ti2v_5b_fastwan": "FastVideo/"}
+    assert repository.startswith(owners.get(version, ""))
 
 
 def test_a_version_of_wan_has_a_separate_folder_and_no_glyph_encoder():
@@ -110,7 +114,36 @@ def test_modelscope_is_a_source():
 @pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
 def test_every_version_can_be_downloaded(name):
     folder = "transformer" if name in WAN else f"transformer/{name}"
+    if name == LIGHTX2V:  # a single file
+        return
     assert any(f"{folder}/*" in command for command in planned("--version", name))
+
+
+def test_the_student_of_lightx2v_is_one_file_with_the_config_of_its_base_model(tmp_path):
+    commands = planned("--version", LIGHTX2V, "--with", "none", "--out", tmp_path)
+    folder = tmp_path / "transformer" / LIGHTX2V
+    weights = "hy1.5_t2v_480p_lightx2v_4step.safetensors"
+    last = [*commands[-5:-1]]
+    assert last[0] == [
+        "hf",
+        "download",
+        "lightx2v/Hy1.5-Distill-Models",
+        weights,
+        "--local-dir",
+        str(folder),
+    ]
+    # as the two downloads leave the folder
+    config = folder / "transformer" / "480p_t2v" / "config.json"
+    config.parent.mkdir(parents=True)
+    config.write_text("{}")
+    (folder / weights).write_text("weights")
+    for command in last[2:]:
+        subprocess.run(command, check=True)
+    assert (folder / "config.json").read_text() == "{}"
+    assert (folder / "diffusion_pytorch_model.safetensors").read_text() == "weights"
+    (tmp_path / "other" / "transformer" / LIGHTX2V).mkdir(parents=True)
+    reported = [part.download for part in parts_of(tmp_path / "other")[1]]
+    assert f"bash download_weights.sh --version {LIGHTX2V} " in reported[0]
 
 
 @pytest.mark.parametrize("name", SUPER_RESOLUTION)

@@ -70,6 +70,52 @@ def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
     assert metrics["grad/norm"] > 0 and metrics["reward/std"] > 0
 
 
+# Settings of configs/wan21_1gpu_4step.yaml that decide what is trained.
+FEW_STEPS = {
+    "sde_type": "cps",
+    "eta": 0.9,
+    "last_step": "deterministic",
+    "sde_window": "random:2",
+    "grpo_sampling_steps": 4,
+    "shift": 5.0,
+    "cfg_scale": 1.0,
+    "kl_strategy": "fixed",
+    "kl_weight": 0.1,
+    "lora_rank": 2,
+    "learning_rate": 1e-3,
+}
+FASTWAN = {"sigmas": "1,0.757,0.522", "grpo_sampling_steps": 3, "eta": 1.0, "sde_window": ""}
+
+
+@pytest.mark.parametrize(
+    "version, settings, ends",
+    [
+        ("wan2.1_t2v_1.3b_anyflow", {}, [937.5, 833.3333, 625.0, 0.0]),
+        pytest.param("wan2.1_t2v_1.3b", {}, [None] * 4, marks=pytest.mark.slow),
+        ("wan2.2_ti2v_5b_fastwan", FASTWAN, [None] * 3),
+    ],
+    ids=["AnyFlow", "own student", "FastWan"],
+)
+def test_grpo_trains_students_of_few_steps(config, mesh, tmp_path, version, settings, ends):
+    is_anyflow = version.endswith("_anyflow")
+    root = write_wan(tmp_path / "ckpts", is_anyflow=is_anyflow)
+    settings = FEW_STEPS | settings | {"transformer_version": version}
+    config = config.with_settings(**settings, pretrained_model_root=str(root), gate_interval=1)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    seen = []
+
+    def record(module, inputs, options):
+        value = options["ends"]
+        seen.append(None if value is None else round(value[0].item(), 4))
+
+    trainer.run.policy.transformer.register_forward_pre_hook(record, with_kwargs=True)
+    trainer.iteration = 1
+    metrics = trainer.run_iteration()
+    # The rollouts are sampled together.
+    assert seen[: len(ends)] == ends
+    assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -77,7 +77,8 @@ def parts_of(root: Path) -> tuple[Family, list[Part]]:
         for name, task in tasks.items()
         for part in _parts(
             root,
-            table.get(f"original {task}", table["original transformer"]),
+            table.get(f"original {name}")
+            or table.get(f"original {task}", table["original transformer"]),
             version=name,
             task=task,
         )
@@ -94,10 +95,12 @@ def _transformer_folder(root: Path, version: str | None) -> str:
     return f"transformer/{version}" if version else "transformer"
 
 
-def _repository(root: Path, version: str, repositories: dict[int, str]) -> str:
-    """Return the repository of the transformer with as many heads as the folder's or as the
-    version's.
+def _repository(root: Path, version: str, repositories: dict[int | str, str]) -> str:
+    """Return the repository of the version, or of the transformer with as many heads as the
+    folder's or as the version's.
     """
+    if version in repositories:
+        return repositories[version]
     with suppress(ValueError, KeyError):
         return repositories[read_architecture(root, version).num_attention_heads]
     return next(iter(repositories.values()), "")

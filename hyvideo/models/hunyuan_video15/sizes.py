@@ -183,7 +183,7 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
 
 def released(version: str) -> Architecture:
     """Return the sizes of a released version."""
-    return Architecture(use_meanflow=RELEASED[version].kind == "step_distilled")
+    return Architecture(use_meanflow=RELEASED[version].reads_ends)
 
 
 def _named(

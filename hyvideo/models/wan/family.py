@@ -14,6 +14,17 @@ FAMILY = Family(
         with_dots=settings.module_with_dots,
         finish=transformer.finish,
     ),
+    variants=(
+        Component(
+            settings.ANYFLOW,
+            settings.transformer_to_diffusers,
+            settings.transformer_to_original,
+            settings.anyflow_only_diffusers,
+            settings.anyflow_only_diffusers,
+            with_dots=settings.module_with_dots,
+            finish=transformer.finish_anyflow,
+        ),
+    ),
     # Only diffusers' layout is supported.
     vae=Component("AutoencoderKLWan", dict, dict, vae.only_diffusers, vae.only_diffusers),
     blocks="blocks",
@@ -24,6 +35,7 @@ FAMILY = Family(
     lora_prefix="diffusion_model.",
     unread_files=original_files.unread_files,
     forwards=transformer.forwards,
+    reads_ends=settings.reads_ends,
     parts=encoders.PARTS,
     latents=vae.latents,
     patch=lambda config: tuple(config["patch_size"]),

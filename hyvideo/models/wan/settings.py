@@ -18,6 +18,7 @@ from hyvideo.models.names import (
 )
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
+ANYFLOW = "AnyFlowTransformer3DModel"  # diffusers' class of students with a second time embedder
 TEXT_SLOTS = 512  # maximum and padded length of a text in tokens, including the end token
 _TABLE = NAMES["transformer"]
 
@@ -48,6 +49,20 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
             f"config key 'dim' must be a multiple of twice 'num_heads', got {width} and {num_heads}"
         )
     return settings_to_diffusers(_TABLE, config) | {"attention_head_dim": width // num_heads}
+
+
+def reads_ends(config: Mapping[str, Any]) -> bool:
+    """Return whether a transformer's config is that of AnyFlow, which reads where a step ends."""
+    return "deltatime_type" in config
+
+
+def anyflow_only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Raise ValueError: AnyFlow has no other layout than diffusers'."""
+    raise ValueError(
+        f"AnyFlow has only diffusers' layout, with _class_name {ANYFLOW}, got "
+        f"{config.get('_class_name')!r}. Load a folder with this class, and export in the form "
+        "diffusers"
+    )
 
 
 def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:

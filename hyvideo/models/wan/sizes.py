@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from hyvideo.models.sizes import ForwardFlops, Sizes, fields_of, linear
-from hyvideo.models.wan.settings import TEXT_SLOTS, transformer_config_to_diffusers
+from hyvideo.models.wan.settings import ANYFLOW, TEXT_SLOTS, transformer_config_to_diffusers
 
 _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 
@@ -29,6 +29,7 @@ class Architecture(Sizes):
     out_channels: int = 16
     text_width: int = 4096
     freq_dim: int = 256
+    reads_ends: bool = False  # AnyFlow, with a second time embedder
     # VAE
     base_dim: int = 96
     decoder_base_dim: int | None = None
@@ -54,10 +55,15 @@ class Architecture(Sizes):
         """Parameters outside the blocks: embedders, output layer and its modulation."""
         d = self.width
         patch = math.prod(self.patch)
-        time_and_text = self.freq_dim + self.text_width
-        embedders = linear(time_and_text, d) + linear(d, d) * 2 + linear(d, 6 * d) + d
+        time = linear(self.freq_dim, d) + linear(d, d)
+        text = linear(self.text_width, d) + linear(d, d)
+        embedders = self.num_time_embedders * time + text + linear(d, 6 * d)
         ends = linear(self.in_channels * patch, d) + linear(d, self.out_channels * patch)
         return embedders + ends + 2 * d
+
+    @property
+    def num_time_embedders(self) -> int:
+        return 2 if self.reads_ends else 1
 
     @property
     def matrix_parameters(self) -> int:
@@ -84,7 +90,7 @@ class Architecture(Sizes):
         ends = (self.in_channels + self.out_channels) * math.prod(self.patch) * d
         image = image_tokens * (layers * (self._matrices - 2 * d**2) + ends)
         text = TEXT_SLOTS * (layers * 2 * d**2 + self.text_width * d + d**2)
-        time = (self.freq_dim + 7 * d) * d
+        time = self.num_time_embedders * (self.freq_dim + d) * d + 6 * d**2
         return ForwardFlops(
             2 * image,
             2 * (text + time),
@@ -155,7 +161,8 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     """Return the sizes in config.json files with diffusers' names or the original's; ``vae`` may be
     empty.
     """
-    if transformer.get("_class_name") != "WanTransformer3DModel":
+    class_name = transformer.get("_class_name")
+    if class_name not in ("WanTransformer3DModel", ANYFLOW):
         transformer = transformer_config_to_diffusers(transformer)
     vae = {
         name: value
@@ -165,7 +172,8 @@ def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture
     names = _MEASURES["names"]
     by_channels = _MEASURES["vae_of_channels"].get(transformer.get("out_channels"), {})
     vae_fields = fields_of(Architecture, vae, names) or by_channels
-    return Architecture(**(vae_fields | fields_of(Architecture, transformer, names)))
+    sizes = fields_of(Architecture, transformer, names) | {"reads_ends": class_name == ANYFLOW}
+    return Architecture(**(vae_fields | sizes))
 
 
 def released(version: str) -> Architecture:

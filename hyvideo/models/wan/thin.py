@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from hyvideo.models.versions import version_defaults
+from hyvideo.models.wan.settings import ANYFLOW
 from hyvideo.models.weight_files import draw_tensor
 
 TEXT_WIDTH = 32  # released: 4096
@@ -42,7 +43,7 @@ def vae_settings(version: str) -> dict[str, Any]:
     import diffusers
 
     settings = {"base_dim": 4, "dim_mult": [1, 2, 4, 4]}
-    if version_defaults(version).name != "wan2.2_ti2v_5b":
+    if not version.startswith("wan2.2_ti2v_5b"):
         return settings
     released = inspect.signature(diffusers.AutoencoderKLWan).parameters
     # 48 channels instead of 16
@@ -66,7 +67,13 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
     """
     words, characters = _vocabulary(prompts, version)
     write_checkpoint(
-        root, transformer_settings(num_heads), vae_settings(version), words, characters, seed=0
+        root,
+        transformer_settings(num_heads),
+        vae_settings(version),
+        words,
+        characters,
+        seed=0,
+        is_anyflow=version_defaults(version).reads_ends,
     )
 
 
@@ -94,11 +101,13 @@ def write_checkpoint(
     characters: str,
     *,
     seed: int,
+    is_anyflow: bool = False,
 ) -> None:
     """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights
     in float32.
 
     The tokenizer has a token for each of ``words``, which begin with "▁", and for each character.
+    ``is_anyflow`` writes the transformer, scheduler and index of AnyFlow.
     """
     import diffusers
     from transformers import UMT5Config, UMT5EncoderModel
@@ -106,7 +115,8 @@ def write_checkpoint(
     tokenizer = _tokenizer(words, characters)
     vae_model = diffusers.AutoencoderKLWan(**vae)
     channels = vae_model.config.z_dim
-    model = diffusers.WanTransformer3DModel(
+    class_name = ANYFLOW if is_anyflow else "WanTransformer3DModel"
+    model = getattr(diffusers, class_name)(
         **transformer, text_dim=TEXT_WIDTH, freq_dim=32, in_channels=channels, out_channels=channels
     )
     umt5 = UMT5Config(
@@ -118,25 +128,28 @@ def write_checkpoint(
         num_heads=4,
         feed_forward_proj="gated-gelu",
     )
-    scheduler = diffusers.UniPCMultistepScheduler(
-        prediction_type="flow_prediction",
-        use_flow_sigmas=True,
-        num_train_timesteps=1000,
-        flow_shift=3.0,
-    )
+    if is_anyflow:
+        scheduler = diffusers.FlowMapEulerDiscreteScheduler(shift=5.0)
+    else:
+        scheduler = diffusers.UniPCMultistepScheduler(
+            prediction_type="flow_prediction",
+            use_flow_sigmas=True,
+            num_train_timesteps=1000,
+            flow_shift=3.0,
+        )
     drawn(model, seed).save_pretrained(root / "transformer")
     drawn(vae_model, seed + 1).save_pretrained(root / "vae")
     drawn(UMT5EncoderModel(umt5), seed + 2).save_pretrained(root / "text_encoder")
     tokenizer.save_pretrained(root / "tokenizer")
     scheduler.save_pretrained(root / "scheduler")
     index = {
-        "_class_name": "WanPipeline",
+        "_class_name": "AnyFlowPipeline" if is_anyflow else "WanPipeline",
         "_diffusers_version": diffusers.__version__,
-        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "transformer": ["diffusers", class_name],
         "vae": ["diffusers", "AutoencoderKLWan"],
         "text_encoder": ["transformers", "UMT5EncoderModel"],
         "tokenizer": ["transformers", "T5TokenizerFast"],
-        "scheduler": ["diffusers", "UniPCMultistepScheduler"],
+        "scheduler": ["diffusers", type(scheduler).__name__],
     }
     (root / "model_index.json").write_text(json.dumps(index, indent=2))
 

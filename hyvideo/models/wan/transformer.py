@@ -48,6 +48,31 @@ def finish(transformer: nn.Module) -> None:
     del transformer.rope
 
 
+def finish_anyflow(transformer: nn.Module) -> None:
+    """Delete the buffers of a new AnyFlowTransformer3DModel.
+
+    Raises ValueError for an unsupported model.
+    """
+    config = transformer.config
+    if config.image_dim or config.in_channels != config.out_channels:
+        raise ValueError(
+            f"image-to-video models of AnyFlow are not supported, got image_dim={config.image_dim}, "
+            f"in_channels={config.in_channels} and out_channels={config.out_channels}. Use a "
+            "text-to-video model"
+        )
+    if not config.cross_attn_norm:
+        raise ValueError(
+            "cross_attn_norm must be true, as in the released models of AnyFlow, got false"
+        )
+    if config.deltatime_type not in ("r", "t-r"):
+        raise ValueError(
+            "deltatime_type must be r, the timestep at which a step ends, or t-r, the length of a "
+            f"step, got {config.deltatime_type!r}; download config.json again"
+        )
+    del transformer.rope
+    del transformer.condition_embedder.delta_emb_gate  # `gate_value` of the config
+
+
 def forwards(transformer: nn.Module) -> list[tuple[nn.Module, Callable]]:
     """Return (module, forward pass) pairs of the modules whose forward pass this project
     replaces.
@@ -68,7 +93,8 @@ def forward(
         latents: Noisy latents. Shape: (batch, channels, frames, height, width).
         timestep: ``1000 sigma``, float32 regardless of the model's dtype. Shape: (batch,).
         conditions: Text and optional first frame of each sample, without padding.
-        ends: Ignored; no version of Wan uses the end of a step.
+        ends: Timesteps at which the steps end, for AnyFlow; other models ignore them. Shape:
+            (batch,).
     """
     if timestep.dtype != torch.float32:
         raise ValueError(
@@ -78,12 +104,12 @@ def forward(
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
-    time, block_time = _time_embedding(self.condition_embedder, timestep)
+    time, block_time = _time_embedding(self, timestep, ends)
     frames = first_frames(conditions, latents)
     noisy = latents
     if frames is not None:
         latents = frames.placed(latents)
-        _, clean_time = _time_embedding(self.condition_embedder, timestep * ~frames.is_given)
+        _, clean_time = _time_embedding(self, timestep * ~frames.is_given, ends)
     tables = rotary_tables(
         grid, self.config.attention_head_dim, self.config.rope_max_seq_len, latents.device
     )
@@ -166,12 +192,22 @@ def padded_texts(conditions: Sequence[Condition]) -> Tensor:
     )
 
 
-def _time_embedding(embedder: nn.Module, timestep: Tensor) -> tuple[Tensor, Tensor]:
+def _time_embedding(
+    model: nn.Module, timestep: Tensor, ends: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the float32 embedding of timesteps (batch, dim), and its projection for the blocks
     (batch, 6, dim).
+
+    AnyFlow adds an embedding of the end or the length of the step: ``(1 - g) time + g delta``.
     """
+    embedder = model.condition_embedder
     with torch.autocast(timestep.device.type, enabled=False):
         time = _in_float32(embedder.time_embedder, embedder.timesteps_proj(timestep))
+        if model.reads_ends:
+            gate = model.config.gate_value
+            delta = ends if model.config.deltatime_type == "r" else timestep - ends
+            embedded = _in_float32(embedder.delta_embedder, embedder.timesteps_proj(delta))
+            time = (1 - gate) * time + gate * embedded
         return time, _in_float32(embedder.time_proj, F.silu(time)).unflatten(1, (6, -1))
 
 

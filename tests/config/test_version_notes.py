@@ -1,0 +1,131 @@
+"""Tests of what a run and a generation print about a version: its license, and other steps than a
+student was made for.
+"""
+
+import pytest
+
+import generate
+from hyvideo.config.config import Config
+from hyvideo.config.plan_text import describe
+from hyvideo.config.rules import check, check_sampling
+from hyvideo.config.run_plan import make_plan, validation_transitions
+from hyvideo.config.version_notes import generation_notes, run_notes
+from hyvideo.generation.generation import _schedule
+from hyvideo.schedulers.transitions import SAMPLERS, cps_transition
+
+ANYFLOW = "wan2.1_t2v_1.3b_anyflow"
+FASTWAN = "wan2.2_ti2v_5b_fastwan"
+LIGHTX2V = "480p_t2v_step_distilled"
+LEVELS = (1.0, 0.757, 0.522, 0.0)
+VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
+
+
+def config_of(version, **settings):
+    return Config().with_settings(transformer_version=version, **settings).resolved()
+
+
+def warnings(rows):
+    return [text for label, text in rows if label == "WARNING"]
+
+
+def test_the_license_of_a_version_is_the_first_line_of_the_plan():
+    config = config_of(ANYFLOW, grpo_sampling_steps=4)
+    first = describe(config, make_plan(config)).splitlines()[0]
+    assert first.split(maxsplit=1) == [
+        "license",
+        f"{ANYFLOW}: NVIDIA One-Way Noncommercial License",
+    ]
+    assert generation_notes(config)[0] == run_notes(config)[0]
+    assert run_notes(config_of("480p_t2v")) == generation_notes(config_of("480p_t2v")) == []
+
+
+def test_other_steps_than_those_of_a_student_are_a_warning_that_names_both():
+    assert warnings(run_notes(config_of(LIGHTX2V, grpo_sampling_steps=4, **VALIDATED))) == []
+    (warning,) = warnings(run_notes(config_of(LIGHTX2V, grpo_sampling_steps=8, **VALIDATED)))
+    assert warning == (
+        f"transformer_version {LIGHTX2V} was distilled for 4 steps with shift 5, but rollouts use "
+        "8 steps with shift 5; videos may be blurred"
+    )
+    shifted = config_of(LIGHTX2V, grpo_sampling_steps=4, shift=7.0, **VALIDATED)
+    words = [text.split(" but ")[1].split(" use ")[0] for text in warnings(run_notes(shifted))]
+    assert words == ["rollouts", "validation"]
+    other = config_of(LIGHTX2V, grpo_sampling_steps=4, validation_steps=6, **VALIDATED)
+    assert "validation use 6 steps" in warnings(run_notes(other))[0]
+    without = other.with_settings(valid_video_csv=[])
+    assert warnings(run_notes(without)) == []
+    # The steps of other versions are a matter of time and quality.
+    assert warnings(run_notes(config_of("480p_t2v", grpo_sampling_steps=3, **VALIDATED))) == []
+
+
+def test_a_student_with_levels_warns_of_others():
+    own = config_of(FASTWAN, grpo_sampling_steps=3, **VALIDATED)
+    assert own.rollout.sigmas == "1,0.757,0.522" and warnings(run_notes(own)) == []
+    shifted = config_of(FASTWAN, grpo_sampling_steps=3, shift=5.0)
+    assert warnings(run_notes(shifted)) == [
+        f"transformer_version {FASTWAN} was distilled for 3 steps with sigmas 1,0.757,0.522, but "
+        "rollouts use 3 steps with shift 5; videos may be blurred"
+    ]
+
+
+@pytest.mark.parametrize("steps, expected", [("4", 0), ("8", 1)])
+def test_a_generation_warns_of_other_steps(steps, expected):
+    flags = ["--prompt", "a", "--transformer_version", LIGHTX2V, "--num_inference_steps", steps]
+    config = generate.config_of(generate.parse(flags), has_images=False)
+    found = warnings(generation_notes(config))
+    assert len(found) == expected and all("videos use 8 steps" in text for text in found)
+
+
+# --- a version that samples with noise --------------------------------------------------------------
+
+
+def own_steps():
+    """Return the steps of the sampler that adds new noise after each step but the last."""
+    steps = [cps_transition(*pair, 1.0, LEVELS[1]) for pair in zip(LEVELS, LEVELS[1:])]
+    assert steps[-1].std == 0 and steps[0].std == LEVELS[1]
+    return tuple(steps)
+
+
+@pytest.mark.parametrize("sde_type", SAMPLERS)
+def test_the_validation_of_fastwan_adds_new_noise_whatever_the_sampler_of_the_rollouts(sde_type):
+    config = config_of(FASTWAN, sde_type=sde_type, **VALIDATED)
+    assert config.validation_noise == "cps:1" and validation_transitions(config) == own_steps()
+    assert config.sampled_as_validation().validation_noise == "cps:1"
+    ode = config_of(FASTWAN, sde_type=sde_type, validation_eta=0.0)
+    assert ode.validation_noise == "" and ode.sampled_as_validation().rollout.sde_type == sde_type
+    other = config_of("480p_t2v", sde_type=sde_type, validation_eta=0.3)
+    assert other.validation_noise == f"{sde_type}:0.3"
+
+
+def generated(tmp_path, *flags):
+    """Return the steps of generate.py and the sampler that it records."""
+    options = generate.parse(["--prompt", "a", *flags])
+    config = generate.config_of(options, has_images=False)
+    is_stochastic = options.stochastic is not None or config.validation_eta > 0
+    check_sampling(
+        config.with_settings(pretrained_model_root="assets/miniature"),
+        output=tmp_path,
+        is_stochastic=is_stochastic,
+    )
+    return _schedule(config, is_stochastic).transitions
+
+
+def test_a_generation_with_fastwan_adds_new_noise(tmp_path):
+    version = ("--transformer_version", FASTWAN)
+    assert generated(tmp_path, *version) == own_steps()
+    ode = generated(tmp_path, *version, "--stochastic", "cps", "--eta", "0")
+    assert [step.std for step in ode] == [0, 0, 0]
+    assert len(generated(tmp_path, *version, "--num_inference_steps", "4")) == 4
+    # A run may validate with noise, too.
+    own = tmp_path / "own.yaml"
+    own.write_text("transformer_version: 480p_t2v\nsde_type: cps\nvalidation_eta: 0.5\n")
+    assert generated(tmp_path, "--config", str(own))[0].std > 0
+    own.write_text("transformer_version: 480p_t2v\nsde_type: cps\n")
+    assert generated(tmp_path, "--config", str(own))[0].std == 0
+
+
+def test_a_run_of_fastwan_is_checked_with_its_own_sampler(tiny_config):
+    settings = {"transformer_version": FASTWAN, "validation_eta": 1.5, **VALIDATED}
+    with pytest.raises(
+        ValueError, match="validation_eta 1.5 cannot be used: eta must be .* for cps"
+    ):
+        check(tiny_config.with_settings(**settings))

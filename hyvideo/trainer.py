@@ -2,17 +2,17 @@
 
 Stages of an iteration and the files that implement them:
 
-1. Prompts, one for each group of rollouts                          training/rollout_collector.py
-2. Rollouts with an SDE whose variance is the exact integral over a step (SAGE), and their
-   log-probabilities schedulers/transitions.py, pipelines/
-3. Rewards of the decoded videos, in the background                 rewards/async_scorer.py
-4. Advantages within each group                                     grpo/advantages.py
-5. Clipped policy loss, each step weighted by the equalizer (SAGE) training/objectives/grpo.py,
-   grpo/
-6. Trust region: KL to a moving anchor and to the rollout policy, with an adaptive coefficient
-   (SAGE) grpo/trust_region.py, training/anchor.py
-7. Gradients over all rollouts and steps, then one optimizer step   training/policy_update.py
-8. Anchor refresh every ``update_ref_model_step`` updates (SAGE)    training/anchor.py
+1. Prompts, one for each group of rollouts                       training/rollout_collector.py
+2. Rollouts with an SDE whose variance is the exact integral     schedulers/transitions.py,
+   over a step (SAGE), and their log-probabilities               pipelines/
+3. Rewards of the decoded videos, in the background              rewards/async_scorer.py
+4. Advantages within each group                                  grpo/advantages.py
+5. Clipped policy loss, each step weighted by the equalizer      training/objectives/grpo.py,
+   (SAGE)                                                        grpo/
+6. Trust region: KL to a moving anchor and to the rollout        grpo/trust_region.py,
+   policy, with an adaptive coefficient (SAGE)                   training/anchor.py
+7. Gradients over all rollouts and steps, one optimizer step     training/policy_update.py
+8. Anchor refresh every ``update_ref_model_step`` updates (SAGE) training/anchor.py
 """
 
 import sys

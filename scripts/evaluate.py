@@ -81,6 +81,7 @@ def main() -> None:
         find_clips(options.videos, evaluator.requests)
     else:
         evaluator.check(source)
+    # After all checks, so that a rejected command leaves no folder, and before the model is loaded.
     make_folder(options.out)
     try:
         policy = policy_identity(

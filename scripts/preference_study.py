@@ -1,9 +1,12 @@
 """Run a blind preference study with human raters: docs/preference_study.md.
 
-python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b python -m
-scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml python -m
-scripts.preference_study serve study add --static FOLDER for pages that need no server python -m
-scripts.preference_study analyse study add --answers FILE ... from raters of such pages
+    python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
+    python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml
+    python -m scripts.preference_study serve study
+    python -m scripts.preference_study analyse study
+
+Add --static FOLDER to serve for pages that need no server, and --answers FILE ... to analyse for
+the answers from such pages.
 """
 
 import argparse

@@ -228,8 +228,8 @@ def _check_files(tensors: Path) -> None:
 
 @contextmanager
 def _warnings_are_no_errors() -> Iterator[None]:
-    """Context in which warnings of torch.distributed.checkpoint are not raised, also if a scorer
-    has requested this.
+    """Context in which no warning ends a checkpoint, because a scorer may have turned warnings into
+    errors. Other filters stay as they are.
     """
     if not any(action == "error" for action, *_ in warnings.filters):
         yield

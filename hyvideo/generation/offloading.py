@@ -12,7 +12,8 @@ from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.gpu_memory import total_bytes
 from hyvideo.models.offload import offload, offload_in_groups
 
-GROUPS_BELOW = 60 * 2**30  # bytes of GPU memory, as in the original
+# bytes of GPU memory, as in the original; also in the help of generate.py and in docs/generate.md
+GROUPS_BELOW = 60 * 2**30
 
 
 def resolve(flags: Offloading, device: torch.device) -> Offloading:

@@ -35,8 +35,8 @@ def rank_checkpoint_bytes(run: PlannedRun) -> float:
 
 
 def max_checkpoints(run: PlannedRun) -> int:
-    """Return the largest number of checkpoints on disk: those that are kept, and the one being
-    written.
+    """Return the largest number of checkpoints on disk: those that `CheckpointWriter` keeps, and
+    the one being written.
     """
     record, steps = run.config.record, run.settings.max_steps
     every = record.keep_every if record.save_total_limit else 1

@@ -157,9 +157,9 @@ def _update(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what backward passes and optimizer steps add."""
     gradients = states.trained_bytes(run)
     earlier = gradients if run.backwards_per_update > 1 else 0.0  # gradients of earlier passes
-    kept = activations.kept_bytes(run)
-    block = activations.block_bytes(run)
-    last = kept / run.architecture.num_layers + block
+    kept = activations.kept_bytes(run)  # of all blocks
+    block = activations.block_bytes(run)  # of one block while its backward pass computes it again
+    last = kept / run.architecture.num_layers + block  # the other blocks are freed by then
     phases = {
         "backward begins": items.training | {"gradients": earlier, "activations": kept + block},
         "backward ends": items.training | {"gradients": gradients, "activations": last},

@@ -54,7 +54,8 @@ def read_metrics(path: Path) -> list[dict]:
 
 
 def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
-    """Return text and content of each line.
+    """Return text and content of each line, without an incomplete last one. Raises ValueError like
+    `complete_lines`.
 
     Each is parsed once: a long run has tens of megabytes.
     """

@@ -2,9 +2,9 @@
 
     draw -> prepare -> terms, once per pass -> (`PolicyUpdate`) gradients, optimizer step, KL coefficient
 
-`objectives/grpo.py` and `objectives/nft.py` are the built-in ones. A custom objective is a class in
-a file, ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and
-defines ``metrics`` and ``terms`` (docs/add_an_objective.md).
+The built-in ones are the files in `objectives/`. A custom objective is a class in a file,
+``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines
+``metrics`` and ``terms`` (docs/add_an_objective.md).
 """
 
 from abc import ABC, abstractmethod

@@ -1,9 +1,10 @@
 """Videos of a benchmark's prompts, in the layout of its official tool.
 
-<out>/<policy>/made/<seed>.mp4, .json videos as generate.py writes them; one without its JSON file
-is not complete <out>/<policy>/videos/... links to them by official name, and no other file, because
-the official tools
-                                       take the suffix of the first file in the folder for that of all videos
+    <out>/<policy>/made/<seed>.mp4, .json  videos as generate.py writes them
+    <out>/<policy>/videos/...              links to them by official name, and no other file
+
+A video without its JSON file is not complete. The official tools take the suffix of the first file
+in the folder as the suffix of all videos.
 """
 
 import os

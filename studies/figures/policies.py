@@ -1,8 +1,8 @@
 """Videos of several policies for the same prompts and seeds, like figures 6 and 10 to 12 of the
 paper.
 
-<out>/<policy>/0000.mp4, 0000.json videos of each policy, as written by generate.py
-<out>/policies.png a row for each prompt with frames of each policy
+    <out>/<policy>/0000.mp4, 0000.json    videos of each policy, as written by generate.py
+    <out>/policies.png                    a row for each prompt with frames of each policy
 """
 
 import re

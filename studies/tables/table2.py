@@ -1,8 +1,10 @@
 """Table 2: evaluations of finished runs and the base model, the table, and differences between its
 rows.
 
-<out>/cells/<run>/ runs of post_train.py <out>/logs/<run>.log their output <out>/scores/<run>.json
-evaluations; base.json <out>/table2.md, .csv, .tex, comparisons.md
+    <out>/cells/<run>/                            runs of post_train.py
+    <out>/logs/<run>.log                          their output
+    <out>/scores/<run>.json, base.json            evaluations
+    <out>/table2.md, .csv, .tex, comparisons.md
 
 Comparisons are between rows that differ in one setting: SAGE-GRPO and another sampler, equalizer on
 and off, or two trust regions.

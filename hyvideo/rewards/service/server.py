@@ -1,8 +1,10 @@
 """The reward service: a frozen scorer behind HTTP, for training runs without enough memory for it.
 
-POST /score scores of videos (protocol.py); waiting requests are scored in batches, 503 if there are
-too many POST /check_prompts {"prompts": [...]} -> {"problem": null or a sentence} GET /health
-/metrics
+    POST /score          scores of videos (protocol.py); 503 if too many requests wait
+    POST /check_prompts  {"prompts": [...]} -> {"problem": null or a sentence}
+    GET  /health /metrics
+
+Waiting requests are scored in batches.
 """
 
 import asyncio

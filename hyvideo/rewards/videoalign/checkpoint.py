@@ -1,8 +1,10 @@
 """Files of a VideoAlign checkpoint: settings, tokenizer and weights, in both released layouts.
 
-VideoReward/model_config.json VideoReward/checkpoint-11352/model.pth all weights
-VideoReward/checkpoint-11352/{adapter_model.safetensors, non_lora_state_dict.pth} on top of
-Qwen2-VL-2B's weights VideoReward/checkpoint-11352/tokenizer/ if missing, that of the base model
+VideoReward/model_config.json
+VideoReward/checkpoint-11352/tokenizer/                  if missing, of the base model
+VideoReward/checkpoint-11352/model.pth                   all weights, or:
+VideoReward/checkpoint-11352/adapter_model.safetensors   on top of Qwen2-VL-2B's weights,
+VideoReward/checkpoint-11352/non_lora_state_dict.pth     both
 """
 
 import math

@@ -52,7 +52,7 @@ def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> 
     bounds.
 
     Frames that are enlarged to the lower bound may exceed the upper bound. Frames as floats in [0,
-    255] keep their gradient and get the same values. Shape: uint8 or float (frames, 3, height,
+    255] keep their gradient and are rounded like uint8 frames. Shape: uint8 or float (frames, 3, height,
     width).
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize

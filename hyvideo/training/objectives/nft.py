@@ -194,7 +194,8 @@ class NFT(LevelObjective):
         """
         rows = [row for a_pass in passes for row in a_pass.rows]
         checked = {}
-        if len(deviations) == 1:
+        is_first_pass = len(deviations) == 1
+        if is_first_pass:
             checked = self._checked_values(rollouts, rows[0] if rows else 0)
         distance = torch.stack([*deviations, *reference.distances]).amax()
         text = "the distance to the old policy before any update"

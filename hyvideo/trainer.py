@@ -26,7 +26,7 @@ import torch
 from hyvideo.config.config import Config
 from hyvideo.data.run_folder import remove_after
 from hyvideo.data.text import describe_error
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
@@ -118,7 +118,7 @@ class Trainer:
         self._corrupted: list[Path] = []
         self._checkpoint: Path | None = None
         if resume_from:
-            self._checkpoint = checkpoint.find_intact(
+            self._checkpoint = checkpoint_loading.find_intact(
                 self.output_dir, resume_from, self.mesh, self._corrupted
             )
         run = ""

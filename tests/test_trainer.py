@@ -12,7 +12,7 @@ import torch
 
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.run_folder import claim
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.ownership import NotOwner
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import forwards_per_rollout
@@ -586,13 +586,13 @@ def test_unreadable_metrics_do_not_remove_checkpoints(tiny_config, mesh, tmp_pat
 def test_a_trainer_owns_the_folder_before_it_chooses_a_checkpoint_and_changes_no_file_after_losing_it(
     tiny_config, mesh, tmp_path, monkeypatch
 ):
-    find, owned = checkpoint.find_intact, []
+    find, owned = checkpoint_loading.find_intact, []
 
     def find_owned(folder, *others):
         owned.append((folder / ".owner").is_file())
         return find(folder, *others)
 
-    monkeypatch.setattr(checkpoint, "find_intact", find_owned)
+    monkeypatch.setattr(checkpoint_loading, "find_intact", find_owned)
     config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="auto")
     overtaken = Trainer(config, mesh, CPU)
     Trainer(config, mesh, CPU).train()

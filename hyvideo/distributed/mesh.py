@@ -34,6 +34,11 @@ class Mesh:
     # (ranks,) or (model replicas, ranks of each)
     shards: DeviceMesh | None = field(default=None, compare=False)
 
+    @staticmethod
+    def single() -> "Mesh":
+        """Return the mesh of a process without others."""
+        return Mesh(rank=0, world_size=1, sp_size=1)
+
     @property
     def num_replicas(self) -> int:
         return self.world_size // self.sp_size
@@ -64,7 +69,7 @@ def start(
         f"sizes do not divide: {world_size}, {sp_size}, {dp_replicate}"
     )
     if world_size == 1:
-        return Mesh(0, 1, 1)
+        return Mesh.single()
     numbers = torch.arange(world_size)
     group = _new_group(numbers.view(-1, sp_size), timeout) if sp_size > 1 else None
     if dp_replicate > 1:

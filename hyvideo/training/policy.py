@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
@@ -126,7 +126,7 @@ class Policy:
                 adapter = self._fitting_lora(path)
             else:
                 stored = saved_policy.stored_names(self.trained, path)
-                checkpoint.check_shapes(
+                checkpoint_loading.check_shapes(
                     path, {stored[name]: each for name, each in self.trained.items()}
                 )
         if not saved_policy.is_checkpoint(path):
@@ -134,7 +134,7 @@ class Policy:
                 _fill_adapter(self.transformer, adapter, self.config.data.seed)
             return
         loaded = {name: torch.zeros_like(parameter) for name, parameter in self.trained.items()}
-        checkpoint.load_tensors(
+        checkpoint_loading.load_tensors(
             path, {stored[name]: tensor for name, tensor in loaded.items()}, self.mesh
         )
         self.anchor.load(loaded)
@@ -197,7 +197,7 @@ class Policy:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint by name; see `distributed.checkpoint`."""
+        """Return the tensors of a checkpoint by name; see `distributed.checkpoint_loading`."""
         tensors = self._policy_tensors()
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
@@ -224,7 +224,7 @@ class Policy:
             for kind, tensors in saved.items()
             for name, tensor in tensors.items()
         }
-        checkpoint.load_tensors(folder, policy | optimizer | copied, self.mesh)
+        checkpoint_loading.load_tensors(folder, policy | optimizer | copied, self.mesh)
         for name, parameter in self.trained.items():
             prefix = f"optimizer.{name}."
             state = {
@@ -256,7 +256,7 @@ class Policy:
         return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
-        shapes = read_shapes(folder / checkpoint.TENSORS)
+        shapes = read_shapes(folder / checkpoint_loading.TENSORS)
         by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
         for key, stored in shapes.items():
             shape, dtype = tuple(stored.size), stored.properties.dtype

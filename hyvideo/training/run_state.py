@@ -12,7 +12,7 @@ from typing import Any
 
 from hyvideo.config.config import TRAITS, Config
 from hyvideo.config.identity import Changes, changed_settings, named_files
-from hyvideo.distributed import checkpoint, manifest
+from hyvideo.distributed import checkpoint_loading, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank, raise_on_all_ranks
 from hyvideo.models.lora import save_lora
@@ -185,9 +185,11 @@ class RunState:
         if folder is None:
             return False
         with raise_on_all_ranks(self.checkpoints.mesh, errors=(ValueError, OSError)):
-            state = checkpoint.read_state(folder, needed=STATE, optional=OPTIONAL_STATE)
+            state = checkpoint_loading.read_state(folder, needed=STATE, optional=OPTIONAL_STATE)
             digest = manifest.manifest_hash(folder)
-        checkpoint.require_same_checkpoint(state["iteration"], digest, self.checkpoints.mesh)
+        checkpoint_loading.require_same_checkpoint(
+            state["iteration"], digest, self.checkpoints.mesh
+        )
         settings, same_rollouts = (
             self.config.flat(),
             state.get("rollouts") in (None, self.num_rollouts),

@@ -13,7 +13,7 @@ from pathlib import Path
 from hyvideo.config.command_line import config_of_run, parse
 from hyvideo.config.config import Config
 from hyvideo.config.identity import experiment_settings
-from hyvideo.distributed.checkpoint import complete
+from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.report.groups import CELLS
 

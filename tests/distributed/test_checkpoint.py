@@ -18,14 +18,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hyvideo.config import processes
 from hyvideo.data import run_folder
-from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
+from hyvideo.distributed import checkpoint_loading, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 from tests.distributed.launch import launch
 
-ALONE = Mesh(0, 1, 1)
+ALONE = Mesh.single()
 RUN = "0f0f0f0f"  # identity of the run in these tests
 
 
@@ -45,9 +45,9 @@ def test_a_checkpoint_restores_the_saved_tensors_and_state(tmp_path, is_asynchro
     if is_asynchronous:
         weight.add_(1)  # training continues
     writer.wait()
-    assert checkpoint.read_state(folder) == {"iteration": 7}
+    assert checkpoint_loading.read_state(folder) == {"iteration": 7}
     targets = {"weight": torch.zeros(2, 3, dtype=torch.bfloat16), "step": torch.tensor(0.0)}
-    checkpoint.load_tensors(folder, targets)
+    checkpoint_loading.load_tensors(folder, targets)
     assert targets["weight"].tolist() == [[0, 1, 2], [3, 4, 5]] and targets["step"] == 4
 
 
@@ -57,7 +57,9 @@ def test_the_writing_thread_uses_no_gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", fail)
-    checkpoint.load_tensors(save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)})
+    checkpoint_loading.load_tensors(
+        save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)}
+    )
 
 
 def save_without_shared_folder(folder):
@@ -78,7 +80,11 @@ def save_without_shared_folder(folder):
         while writer._pending is not None:
             writer.check()
     assert writer.last_failed
-    return stderr.getvalue(), time.perf_counter() - start, len(checkpoint.complete(rank_folder))
+    return (
+        stderr.getvalue(),
+        time.perf_counter() - start,
+        len(checkpoint_loading.complete(rank_folder)),
+    )
 
 
 def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint(tmp_path):
@@ -113,7 +119,7 @@ def save_twice(folder, failing):
             blocked.unlink()
         manifest.hash_share = hash_share
         torch.distributed.barrier()
-    return found, [path.name for path in checkpoint.complete(Path(folder))]
+    return found, [path.name for path in checkpoint_loading.complete(Path(folder))]
 
 
 @pytest.mark.parametrize("failing", ["mkdir", "hash"])
@@ -125,9 +131,9 @@ def test_a_failure_on_one_rank_loses_only_one_checkpoint(tmp_path, failing):
 def test_a_missing_tensor_or_a_wrong_shape_is_reported(tmp_path):
     folder = save(tmp_path, 1, weight=torch.zeros(2, 3))
     with pytest.raises(ValueError, match="has no tensor bias"):
-        checkpoint.load_tensors(folder, {"bias": torch.zeros(3)})
+        checkpoint_loading.load_tensors(folder, {"bias": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"weight has shape \(3, 2\), but \(2, 3\) in checkpoint"):
-        checkpoint.load_tensors(folder, {"weight": torch.zeros(3, 2)})
+        checkpoint_loading.load_tensors(folder, {"weight": torch.zeros(3, 2)})
 
 
 @pytest.mark.parametrize("content", [b"", b"no", pickle.dumps({"a": 1}), None])
@@ -138,7 +144,7 @@ def test_corrupted_metadata_raises_an_error(tmp_path, content):
     if content is not None:
         metadata.write_bytes(content)
     with pytest.raises(ValueError, match="metadata"):
-        checkpoint.load_tensors(folder, {"policy": torch.zeros(3)})
+        checkpoint_loading.load_tensors(folder, {"policy": torch.zeros(3)})
 
 
 class Malicious:
@@ -192,7 +198,7 @@ def test_truncated_tensors_raise_an_error(tmp_path):
     (file,) = (folder / "tensors").glob("*.distcp")
     file.write_bytes(file.read_bytes()[:500])
     with pytest.raises(ValueError, match="cannot be read"):
-        checkpoint.load_tensors(folder, {"weight": torch.zeros(1000)})
+        checkpoint_loading.load_tensors(folder, {"weight": torch.zeros(1000)})
 
 
 def load_each(folder, cases):
@@ -235,7 +241,7 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
     SafeReader.read_data = counted
     found, message = {name: spread(torch.zeros_like(tensor)) for name, tensor in saved.items()}, ""
     try:
-        checkpoint.load_tensors(target, found, mesh)
+        checkpoint_loading.load_tensors(target, found, mesh)
     except ValueError as error:
         message = str(error)
     SafeReader.read_data = read_data
@@ -263,23 +269,23 @@ def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_rank
 def test_only_the_newest_are_kept_and_latest_points_to_the_last(tmp_path):
     for iteration in (2, 4, 6):
         save(tmp_path, iteration, keep=2)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000006"]
+    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000004", "000006"]
     assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "000006"
-    assert checkpoint.find(tmp_path, "latest").name == "000006"
+    assert checkpoint_loading.find(tmp_path, "latest").name == "000006"
 
 
 def test_latest_is_the_last_one_written_even_if_its_number_is_smaller(tmp_path):
     for iteration in (2, 4, 6):
         save(tmp_path, iteration)
     save(tmp_path, 3, keep=1)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
-    assert checkpoint.find(tmp_path, "latest").name == "000003"
+    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000003"]
+    assert checkpoint_loading.find(tmp_path, "latest").name == "000003"
 
 
 def test_a_dangling_latest_pointer_falls_back_to_the_newest(tmp_path):
     save(tmp_path, 2)
     (tmp_path / "checkpoints" / "latest").write_text("000009\n")
-    assert checkpoint.find(tmp_path, "latest").name == "000002"
+    assert checkpoint_loading.find(tmp_path, "latest").name == "000002"
 
 
 def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
@@ -287,7 +293,7 @@ def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
         save(tmp_path, iteration)
         run_folder.claim(tmp_path / "rollouts" / f"{iteration:06d}", RUN)
     run_folder.remove_after(tmp_path, 2, RUN)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
+    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000002"]
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
 
 
@@ -305,9 +311,9 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
         "CHECKPOINT NOT WRITTEN (disk full); keeping earlier ones, training continues"
         in capsys.readouterr().err
     )
-    assert checkpoint.find(tmp_path, "latest").name == "000002"
+    assert checkpoint_loading.find(tmp_path, "latest").name == "000002"
     save(tmp_path, 4)
-    assert checkpoint.find(tmp_path, "latest").name == "000004"
+    assert checkpoint_loading.find(tmp_path, "latest").name == "000004"
 
 
 def test_only_the_newest_write_counts_as_failed(tmp_path, monkeypatch):
@@ -375,9 +381,9 @@ def test_a_rewritten_checkpoint_replaces_the_old_one_only_once_it_is_on_disk(tmp
         patch.setattr(run_folder, "discard", crash)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2, weight=torch.tensor(2.0))
-    (folder,) = checkpoint.complete(tmp_path)
+    (folder,) = checkpoint_loading.complete(tmp_path)
     target = {"weight": torch.tensor(0.0)}
-    checkpoint.load_tensors(folder, target)
+    checkpoint_loading.load_tensors(folder, target)
     assert target["weight"] == 2
     save(tmp_path, 2)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
@@ -399,10 +405,11 @@ def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
         patch.setattr(os, "rename", crash)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 2, keep=1)
-    assert not checkpoint.complete(tmp_path)
+    assert not checkpoint_loading.complete(tmp_path)
     hidden = tmp_path / "checkpoints" / ".000002.replaced"
     assert (
-        checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002" and not hidden.exists()
+        checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000002"
+        and not hidden.exists()
     )
     run_folder.remove_after(tmp_path, 2, RUN)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
@@ -434,7 +441,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
         and "Operation not permitted" in stderr
         and "NOT WRITTEN" not in stderr
     )
-    assert checkpoint.find(tmp_path, "latest").name == "000004"
+    assert checkpoint_loading.find(tmp_path, "latest").name == "000004"
 
 
 def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path):
@@ -459,24 +466,24 @@ def choose_with_a_stale_listing(folder):
     from hyvideo.distributed import mesh as ranks
 
     mesh, folder = ranks.start(1, torch.device("cpu"), timeout=30), Path(folder)
-    complete = checkpoint.complete
+    complete = checkpoint_loading.complete
     if mesh.rank == 1:
-        checkpoint.complete = lambda output_dir: complete(output_dir)[:1]
-    chosen = checkpoint.find_intact(folder, "latest", mesh)
-    checkpoint.require_same_checkpoint(4, manifest.manifest_hash(chosen), mesh)
+        checkpoint_loading.complete = lambda output_dir: complete(output_dir)[:1]
+    chosen = checkpoint_loading.find_intact(folder, "latest", mesh)
+    checkpoint_loading.require_same_checkpoint(4, manifest.manifest_hash(chosen), mesh)
     messages = []
     for folder_of_rank, iteration in (
         (complete(folder)[1 - mesh.rank], 4),
         (chosen, 4 - mesh.rank),
     ):
         try:
-            checkpoint.require_same_checkpoint(
+            checkpoint_loading.require_same_checkpoint(
                 iteration, manifest.manifest_hash(folder_of_rank), mesh
             )
         except ValueError as error:
             messages.append(str(error))
     try:
-        checkpoint.find_intact(
+        checkpoint_loading.find_intact(
             folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh
         )
     except ValueError as error:
@@ -489,7 +496,7 @@ def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that
 ):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-    hashes = [manifest.manifest_hash(folder) for folder in checkpoint.complete(tmp_path)]
+    hashes = [manifest.manifest_hash(folder) for folder in checkpoint_loading.complete(tmp_path)]
     for chosen, messages in launch(
         "tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)
     ):
@@ -511,7 +518,11 @@ def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
     writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
     for iteration in range(2, 11, 2):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000004", "000008", "000010"]
+    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == [
+        "000004",
+        "000008",
+        "000010",
+    ]
 
 
 def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
@@ -519,7 +530,9 @@ def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
     writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
-    assert copy.is_dir() and [path.name for path in checkpoint.complete(tmp_path)] == ["000003"]
+    assert copy.is_dir() and [path.name for path in checkpoint_loading.complete(tmp_path)] == [
+        "000003"
+    ]
 
 
 def flip(path):
@@ -564,16 +577,16 @@ def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrup
         save(tmp_path, iteration, weight=torch.arange(1000.0))
     newest = tmp_path / "checkpoints" / "000004"
     corrupt(newest)
-    assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000002"
+    assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000002"
     stderr = capsys.readouterr().err
     assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
     with pytest.raises(
         ValueError, match="000004 is corrupted|must be `latest`, `auto` or a checkpoint folder"
     ):
-        checkpoint.find_intact(tmp_path, str(newest), ALONE)
+        checkpoint_loading.find_intact(tmp_path, str(newest), ALONE)
     corrupt(tmp_path / "checkpoints" / "000002")
     with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
-        checkpoint.find_intact(tmp_path, "auto", ALONE)
+        checkpoint_loading.find_intact(tmp_path, "auto", ALONE)
 
 
 @pytest.mark.parametrize(
@@ -596,8 +609,8 @@ def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupte
         with pytest.raises(
             ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"
         ):
-            checkpoint.find_intact(tmp_path, "latest", ALONE)
-    assert checkpoint.find_intact(tmp_path, "latest", ALONE).name == "000004"
+            checkpoint_loading.find_intact(tmp_path, "latest", ALONE)
+    assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000004"
 
 
 def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monkeypatch):
@@ -609,7 +622,7 @@ def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monk
     monkeypatch.setattr(os, "listdir", fail)
     monkeypatch.setattr(os, "scandir", fail)
     with pytest.raises(ValueError, match="Input/output error"):
-        checkpoint.find_intact(tmp_path, "latest", ALONE)
+        checkpoint_loading.find_intact(tmp_path, "latest", ALONE)
 
 
 def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
@@ -618,12 +631,12 @@ def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
     flip(tmp_path / "checkpoints" / "000006" / "state.json")
     flip(tmp_path / "checkpoints" / "000004" / "state.json")
     corrupted = []
-    assert checkpoint.find_intact(tmp_path, "latest", ALONE, corrupted).name == "000002"
+    assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE, corrupted).name == "000002"
     run_folder.claim(tmp_path / "checkpoints" / "000008", RUN)
     run_folder.remove_after(tmp_path, 2, RUN, corrupted)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["000002", "000004-damaged", "000006-damaged", "latest"]
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["000002"]
+    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000002"]
     assert "000006 is kept as 000006-damaged" in capsys.readouterr().err
 
 
@@ -643,7 +656,7 @@ def find_with_a_fault(folder):
 
         Path.stat = fail
         try:
-            checkpoint.find_intact(Path(folder), "latest", mesh)
+            checkpoint_loading.find_intact(Path(folder), "latest", mesh)
         except ValueError as error:
             messages.append(str(error))
         finally:
@@ -666,17 +679,17 @@ def test_a_pipe_as_manifest_is_a_corrupted_checkpoint(tmp_path):
     (folder / "manifest.json").unlink()
     os.mkfifo(folder / "manifest.json")
     with pytest.raises(ValueError, match="manifest.json is a pipe"):
-        checkpoint.find(tmp_path, str(folder))
+        checkpoint_loading.find(tmp_path, str(folder))
 
 
 def test_an_invalid_checkpoint_folder_raises_an_error(tmp_path):
-    assert checkpoint.find(tmp_path, "latest") is None
+    assert checkpoint_loading.find(tmp_path, "latest") is None
     with pytest.raises(ValueError, match="must be `latest`, `auto` or a checkpoint folder"):
-        checkpoint.find(tmp_path, str(tmp_path))
+        checkpoint_loading.find(tmp_path, str(tmp_path))
     folder = save(tmp_path, 2)
     (folder / "state.json").write_text("no")
     with pytest.raises(ValueError, match="not a complete checkpoint"):
-        checkpoint.read_state(folder)
+        checkpoint_loading.read_state(folder)
 
 
 def test_partially_written_or_removed_folders_are_deleted_on_resume(tmp_path):
@@ -713,7 +726,7 @@ def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatc
 def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypatch, remove):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-    whole = len(checkpoint.complete(tmp_path))
+    whole = len(checkpoint_loading.complete(tmp_path))
 
     def crash(folder, **_):
         if folder.exists():  # except partial folders of an earlier crash
@@ -722,7 +735,7 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
     monkeypatch.setattr(run_folder.shutil, "rmtree", crash)
     with pytest.raises(KeyboardInterrupt):
         remove(tmp_path)
-    remaining = checkpoint.complete(tmp_path)
+    remaining = checkpoint_loading.complete(tmp_path)
     assert len(remaining) < whole or remaining[0].name == "000001"
     assert all((folder / "tensors" / ".metadata").is_file() for folder in remaining)
 
@@ -783,7 +796,7 @@ def test_a_state_with_wrong_values_raises_value_error(tmp_path, changes):
 
     def read(state):
         (tmp_path / "state.json").write_text(json.dumps(state))
-        return checkpoint.read_state(tmp_path, STATE, OPTIONAL_STATE)
+        return checkpoint_loading.read_state(tmp_path, STATE, OPTIONAL_STATE)
 
     optional = {
         "unvalidated": {"reward": 1.0, "by_step": [1, None]},

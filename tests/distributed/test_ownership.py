@@ -12,19 +12,19 @@ import time
 import pytest
 import torch
 
-from hyvideo.distributed import checkpoint, ownership
+from hyvideo.distributed import checkpoint_loading, ownership
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
 from tests.forked import ROOT, python
 
-ALONE = Mesh(0, 1, 1)
+ALONE = Mesh.single()
 OWNER = """
 import sys, time
 from pathlib import Path
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
-with Ownership(Path(sys.argv[1]), Mesh(0, 1, 1), beat_s=0.05):
+with Ownership(Path(sys.argv[1]), Mesh.single(), beat_s=0.05):
     print("ready", flush=True)
     time.sleep(60)
 """
@@ -156,8 +156,8 @@ def test_a_process_that_exits_without_training_releases_the_folder(tmp_path):
 
 def state_and_weight(folder):
     targets = {"weight": torch.zeros(())}
-    checkpoint.load_tensors(folder, targets)
-    return checkpoint.read_state(folder)["writer"], targets["weight"].item()
+    checkpoint_loading.load_tensors(folder, targets)
+    return checkpoint_loading.read_state(folder)["writer"], targets["weight"].item()
 
 
 def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):

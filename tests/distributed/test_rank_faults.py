@@ -147,20 +147,20 @@ def digest(trainer):
 
 def resume_different_checkpoints(folder, mesh):
     """Return the error if rank 1 resumes the first checkpoint and rank 0 the newest."""
-    from hyvideo.distributed import checkpoint
+    from hyvideo.distributed import checkpoint_loading
 
-    find = checkpoint.find_intact
+    find = checkpoint_loading.find_intact
 
     def find_different(*arguments):
         return find(*arguments).with_name("000003" if mesh.is_main else "000001")
 
-    checkpoint.find_intact = find_different
+    checkpoint_loading.find_intact = find_different
     try:
         make(folder, mesh, resume_from_checkpoint="latest", max_steps=4)
     except ValueError as error:
         return str(error)
     finally:
-        checkpoint.find_intact = find
+        checkpoint_loading.find_intact = find
 
 
 def resume_unreadable(folder, mesh):

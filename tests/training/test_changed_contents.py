@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.distributed import checkpoint
+from hyvideo.distributed import checkpoint_loading
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
 
@@ -39,14 +39,14 @@ def test_a_run_does_not_resume_with_changed_prompts_in_the_same_file(config, mes
 
 def test_a_stopped_run_retries_a_checkpoint_that_could_not_be_written(config, mesh, monkeypatch):
     trainer = Trainer(config.with_settings(max_steps=3, save_asynchronously=False), mesh, CPU)
-    save = checkpoint.dcp.save
+    save = checkpoint_loading.dcp.save
 
     def fail_once(*_, **__):
         trainer.run.signals.received = "SIGTERM"
-        monkeypatch.setattr(checkpoint.dcp, "save", save)
+        monkeypatch.setattr(checkpoint_loading.dcp, "save", save)
         raise OSError("disk full")
 
-    monkeypatch.setattr(checkpoint.dcp, "save", fail_once)
+    monkeypatch.setattr(checkpoint_loading.dcp, "save", fail_once)
     with pytest.raises(Stopped):
         trainer.train()
-    assert [path.name for path in checkpoint.complete(trainer.output_dir)] == ["000001"]
+    assert [path.name for path in checkpoint_loading.complete(trainer.output_dir)] == ["000001"]

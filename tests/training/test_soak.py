@@ -26,7 +26,7 @@ from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # no
 
 import post_train
 from hyvideo.config import processes
-from hyvideo.distributed import checkpoint, manifest
+from hyvideo.distributed import checkpoint_loading, manifest
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.miniature import reward  # noqa: F401
@@ -305,12 +305,12 @@ def launch_ranks(folder: Path, **variables) -> int:
 def read_tensors(run: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of the last checkpoint."""
     folder = run / "checkpoints" / f"{RANKS['max_steps']:06d}"
-    shapes = read_shapes(folder / checkpoint.TENSORS)
+    shapes = read_shapes(folder / checkpoint_loading.TENSORS)
     tensors = {
         name: torch.zeros(stored.size, dtype=stored.properties.dtype)
         for name, stored in shapes.items()
     }
-    checkpoint.load_tensors(folder, tensors)
+    checkpoint_loading.load_tensors(folder, tensors)
     return tensors
 
 

@@ -100,12 +100,10 @@ def _is_kind(value: object, kind: object) -> bool:
 def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = None) -> None:
     """Load the tensors of a checkpoint into ``targets``, which may be sharded in any way.
 
-    Collective.
-
-    Parts that several ranks hold are read once and broadcast. Raises ValueError on every rank if
-    any cannot load a tensor.
+    Collective; without a mesh, this process loads alone. Parts that several ranks hold are read
+    once and broadcast. Raises ValueError on every rank if any cannot load a tensor.
     """
-    mesh = mesh or Mesh(0, 1, 1)
+    mesh = mesh or Mesh.single()
     names = sorted(targets)
     group = replica_group(targets.values(), mesh)
     readers = assign_ranks([targets[name] for name in names], group)

@@ -78,8 +78,8 @@ class PairLatents:
     ) -> None:
         """Encode the videos that have no stored latents, divided among the ranks. Collective.
 
-        Raises ValueError, on all ranks, for a video that cannot be read and for latents of another
-        shape.
+        Raises ValueError, on all ranks, for a video that cannot be read or has changed since it was
+        hashed, and for latents of another shape.
         """
         own = list(self.files)[mesh.rank :: mesh.world_size]
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
@@ -89,6 +89,11 @@ class PairLatents:
             for number, video in enumerate(missing, 1):
                 on_stage("pairs", f"video {number}/{len(missing)}")
                 pixels = at_original_size(read_video(video)[0], *size)
+                if hash_file(video) != self.hashes[video]:
+                    raise ValueError(
+                        f"{quote(video)} has changed since the start of the run; start it again "
+                        "when no program writes its videos"
+                    )
                 _save(self.files[video], encode(vae, [pixels])[0], self.hashes[video])
             for video in own:
                 found = tuple(self.read(video).shape)

@@ -150,7 +150,9 @@ def test_a_changed_file_of_a_subpackage_is_noticed_on_resume(outside):
 def test_a_module_that_ends_the_program_is_an_error(outside):
     (outside / "sizes.py").write_text("exit(0)")
     register(str(outside))
-    with pytest.raises(ValueError, match="family 'outside.sizes' cannot be imported: SystemExit: 0"):
+    with pytest.raises(
+        ValueError, match="family 'outside.sizes' cannot be imported: SystemExit: 0"
+    ):
         module_of("outside", "sizes")
 
 

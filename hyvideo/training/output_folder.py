@@ -100,7 +100,8 @@ def _check_kinds(output_dir: Path) -> None:
 
 def _check_nothing_is_lost(output_dir: Path, record: RunRecord | None, *, resumes: bool) -> None:
     """Raise ValueError if a run without a checkpoint would start over in a folder with results.
-    ``resumes`` says whether it was asked to look for one.
+
+    ``resumes`` says whether the run looks for one.
 
     A run that has recorded that it never saved starts over: nothing of it can be resumed.
     """

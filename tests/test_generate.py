@@ -166,7 +166,7 @@ def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_positio
     def noise(number, seed, *step, own=None, initial="default"):
         video = Video(Request("a cat", seed=own), 32, 48, number, Path("video.mp4"))
         pipeline = SimpleNamespace(latent_shape=lambda *size: (4, 2, 2, 3), device="cpu")
-        return VideoSampler(DataSettings(), Mesh(0, 1, 1), seed, initial, print).noise(
+        return VideoSampler(DataSettings(), Mesh.single(), seed, initial, print).noise(
             pipeline, video, *step
         )
 
@@ -605,7 +605,7 @@ def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
     )
     save_lora(lora, tmp_path / "checkpoint" / "lora")
     manifest.write(
-        tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh(0, 1, 1))]
+        tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh.single())]
     )
     flags = [
         "--checkpoint_path",

@@ -20,7 +20,7 @@ from hyvideo.data import run_folder
 from hyvideo.data.files import replacing, sync
 from hyvideo.data.run_folder import CHECKPOINTS, LATEST
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import TENSORS, complete
+from hyvideo.distributed.checkpoint_loading import TENSORS, complete
 from hyvideo.distributed.checkpoint_reader import read_metadata
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh

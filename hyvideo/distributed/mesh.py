@@ -64,7 +64,7 @@ def start(
         f"sizes do not divide: {world_size}, {sp_size}, {dp_replicate}"
     )
     if world_size == 1:
-        return Mesh(0, 1, 1)
+        return Mesh.single()
     numbers = torch.arange(world_size)
     group = _new_group(numbers.view(-1, sp_size), timeout) if sp_size > 1 else None
     if dp_replicate > 1:

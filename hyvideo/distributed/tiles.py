@@ -45,7 +45,7 @@ class Tiles:
     ):
         self.group, self.with_progress = group, with_progress
         self.ranks = (
-            Mesh(dist.get_rank(group), dist.get_world_size(group), 1) if group else Mesh(0, 1, 1)
+            Mesh(dist.get_rank(group), dist.get_world_size(group), 1) if group else Mesh.single()
         )
 
     def decode(self, vae: nn.Module, latents: Tensor) -> Tensor:

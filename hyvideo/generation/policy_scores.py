@@ -80,7 +80,7 @@ class Evaluator:
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
-        validation = Validation(config, Mesh(0, 1, 1), pipeline, encoder, scorer, self.requests)
+        validation = Validation(config, Mesh.single(), pipeline, encoder, scorer, self.requests)
         parts = validation.videos(validation.rows())
         seeds = [request.seed for request in validation.requests]
         return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
@@ -133,7 +133,7 @@ class Evaluator:
         """
         rewards: dict[int, Reward] = {}
         thumbnails: dict[int, Tensor] = {}
-        of_scorers = ScorerMetrics(self.scorer, Mesh(0, 1, 1), _fail)
+        of_scorers = ScorerMetrics(self.scorer, Mesh.single(), _fail)
         for videos in parts:
             decoded = {number: video for number, video in videos.items() if video is not None}
             texts = [prompts[number] for number in videos]

@@ -16,7 +16,7 @@ from hyvideo.data.files import folder_problem, parse_json, read_json, read_regul
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
 from hyvideo.data.text import describe_error
-from hyvideo.distributed.checkpoint import complete
+from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
 from hyvideo.report.series import SPIKE, Series, read_series

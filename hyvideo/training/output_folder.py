@@ -13,7 +13,7 @@ from pathlib import Path
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import CHECKPOINTS, METRICS, NUMBERED, ROLLOUTS, SAMPLES, RunRecord
 from hyvideo.data.text import quote
-from hyvideo.distributed.checkpoint import AUTO, LATEST, read_state
+from hyvideo.distributed.checkpoint_loading import AUTO, LATEST, read_state
 from hyvideo.records.metrics_file import complete_lines
 
 _MAX_NAMES = 5  # in a message

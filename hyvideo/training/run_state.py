@@ -12,7 +12,7 @@ from typing import Any
 
 from hyvideo.config.config import TRAITS, Config
 from hyvideo.config.identity import Changes, changed_settings, named_files
-from hyvideo.distributed import checkpoint, manifest
+from hyvideo.distributed import checkpoint_loading, manifest
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank, raise_on_all_ranks
 from hyvideo.models.lora import save_lora

@@ -21,7 +21,7 @@ from hyvideo.config.reference_flags import with_current_names
 from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint import TENSORS, check_shapes, load_tensors, read_state
+from hyvideo.distributed.checkpoint_loading import TENSORS, check_shapes, load_tensors, read_state
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
@@ -64,7 +64,7 @@ def verify(folder: Path) -> None:
 @lru_cache
 def _verify_state(folder: Path, states: tuple[tuple[str, int, int], ...]) -> None:
     """Verify a checkpoint whose files have these sizes and times."""
-    if problem := manifest.corruption(folder, Mesh(0, 1, 1)):
+    if problem := manifest.corruption(folder, Mesh.single()):
         raise ValueError(f"checkpoint {folder} is corrupted: {problem}; use an earlier one")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
-from hyvideo.distributed.checkpoint import complete
+from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.generation.generation import Source, generate, list_videos
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames

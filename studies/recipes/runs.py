@@ -14,7 +14,7 @@ from hyvideo.config.command_line import config_of_run, parse
 from hyvideo.config.config import Config
 from hyvideo.config.identity import experiment_settings
 from hyvideo.data.run_folder import MARK, METRICS
-from hyvideo.distributed.checkpoint import complete
+from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.report.groups import CELLS
 

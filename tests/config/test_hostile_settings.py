@@ -21,7 +21,7 @@ from hyvideo.config.config import Config
 from hyvideo.config.rules import check
 from hyvideo.data.files import file_problem, folder_problem, write_problem
 from hyvideo.data.prompts import read_requests
-from hyvideo.distributed.checkpoint import read_state
+from hyvideo.distributed.checkpoint_loading import read_state
 from hyvideo.models.weight_files import Folder, weight_paths
 from hyvideo.training.model_setup import choose_device
 from hyvideo.training.rewards import make_async_scorer

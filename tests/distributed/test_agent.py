@@ -24,7 +24,7 @@ with open(starts, "a") as file:
 num_starts = len(starts.read_text().splitlines())
 """
 WAITS_FOR_SIGNAL = """
-with PreemptionSignals(Mesh(0, 1, 1)) as signals:
+with PreemptionSignals(Mesh.single()) as signals:
     (folder / f"pid{rank}").write_text(str(os.getpid()))
     os.rename(folder / f"pid{rank}", folder / f"ready{rank}")
     while not signals.received and not os.path.exists(folder / f"fail{rank}"):

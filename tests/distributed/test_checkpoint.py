@@ -18,14 +18,14 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hyvideo.config import processes
 from hyvideo.data import run_folder
-from hyvideo.distributed import checkpoint, checkpoint_writer, manifest
+from hyvideo.distributed import checkpoint_loading, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 from tests.distributed.launch import launch
 
-ALONE = Mesh(0, 1, 1)
+ALONE = Mesh.single()
 RUN = "0f0f0f0f"  # identity of the run in these tests
 
 

@@ -12,19 +12,19 @@ import time
 import pytest
 import torch
 
-from hyvideo.distributed import checkpoint, ownership
+from hyvideo.distributed import checkpoint_loading, ownership
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
 from tests.forked import ROOT, python
 
-ALONE = Mesh(0, 1, 1)
+ALONE = Mesh.single()
 OWNER = """
 import sys, time
 from pathlib import Path
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
-with Ownership(Path(sys.argv[1]), Mesh(0, 1, 1), beat_s=0.05):
+with Ownership(Path(sys.argv[1]), Mesh.single(), beat_s=0.05):
     print("ready", flush=True)
     time.sleep(60)
 """

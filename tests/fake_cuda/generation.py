@@ -60,7 +60,7 @@ def sample_and_decode(offloading, schedule, *, skips_blocks=False):
         prepare(model, ("text",))
     device.on_device(model, torch.bfloat16, "cpu")
     with device.Count() as count:
-        place(model, Mesh(0, 1, 1), CUDA, DistributedSettings(), offloading, skips_blocks)
+        place(model, Mesh.single(), CUDA, DistributedSettings(), offloading, skips_blocks)
         vae = autoencoder()
         offload(vae)
         text = Condition(empty(200, 3584), empty(12, 1472))

@@ -41,7 +41,7 @@ TOLERANCE = json.loads((FOLDER / "tolerance.json").read_text())
 def first_metrics(recipe, num_iterations, folder):
     """Return the metrics of a recipe's first iterations, without validations, as lists by name."""
     config = load_config(f"configs/{recipe}.yaml", output_dir=str(folder), **OUTPUT)
-    trainer, found = Trainer(config, Mesh(0, 1, 1), torch.device("cpu")), {}
+    trainer, found = Trainer(config, Mesh.single(), torch.device("cpu")), {}
     for iteration in range(num_iterations):
         trainer.iteration += 1
         for name, value in trainer.run_iteration().items():

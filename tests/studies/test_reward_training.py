@@ -443,6 +443,6 @@ def test_a_run_with_the_trained_reward_increases_the_size(tmp_path, monkeypatch)
     }
     weights = {"reward_weights": '{"SIZE": 1}', "report_to": ["none"], "check_reward": False}
     config = load_config("configs/miniature.yaml", **settings, **weights)
-    Trainer(config, Mesh(0, 1, 1), torch.device("cpu"), scorers={"own": Watched(tmp_path)}).train()
+    Trainer(config, Mesh.single(), torch.device("cpu"), scorers={"own": Watched(tmp_path)}).train()
     assert len(areas) == 16
     assert sum(areas[-4:]) / 4 > 1.05 * sum(areas[:4]) / 4

@@ -49,7 +49,7 @@ def run(root, tmp_path, exit_code, capsys):
 
 
 def write_manifest(checkpoint):
-    manifest.write(checkpoint, [manifest.hash_share(checkpoint, Mesh(0, 1, 1))])
+    manifest.write(checkpoint, [manifest.hash_share(checkpoint, Mesh.single())])
 
 
 def assert_same(model, other):

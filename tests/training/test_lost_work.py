@@ -57,7 +57,7 @@ SHORT = {"valid_video_csv": "", "cfg_scale": 1.0, "report_to": "none", "report":
 
 
 def make(config, scorer=None):
-    return Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": scorer or Redness()})
+    return Trainer(config, Mesh.single(), CPU, scorers={"test": scorer or Redness()})
 
 
 @pytest.fixture

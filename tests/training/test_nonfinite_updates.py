@@ -7,7 +7,7 @@ from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 
 
 def test_a_divergence_is_reported_with_the_iteration_of_the_first_outlier():
-    monitor = NonFiniteUpdates(Mesh(0, 1, 1), max_bad_updates=9)
+    monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=9)
     for iteration in (1, 2, 3):
         monitor.spike(1.0, iteration)
     assert monitor.divergence(1) == ""
@@ -15,7 +15,7 @@ def test_a_divergence_is_reported_with_the_iteration_of_the_first_outlier():
         "suddenly, in the update of iteration 3: loss and gradient were in" in monitor.divergence(4)
     )
     monitor.spike(100.0, 4)
-    resumed = NonFiniteUpdates(Mesh(0, 1, 1), max_bad_updates=9)
+    resumed = NonFiniteUpdates(Mesh.single(), max_bad_updates=9)
     resumed.load_state_dict(monitor.state_dict())
     assert "left the usual range in iteration 4." in resumed.divergence(6)
     for iteration in (7, 8):
@@ -24,7 +24,7 @@ def test_a_divergence_is_reported_with_the_iteration_of_the_first_outlier():
 
 
 def test_only_skipped_updates_in_a_row_end_the_run():
-    monitor = NonFiniteUpdates(Mesh(0, 1, 1), max_bad_updates=2)
+    monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=2)
     for _ in range(3):
         monitor.record_skipped(ranks=[0], iteration=1)
         monitor.record_finite()
@@ -36,7 +36,7 @@ def test_only_skipped_updates_in_a_row_end_the_run():
 
 
 def test_an_outlier_explains_a_divergence_for_50_iterations_and_a_later_one_replaces_it():
-    monitor = NonFiniteUpdates(Mesh(0, 1, 1), max_bad_updates=2)
+    monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=2)
     for iteration, norm in ((1, 1.0), (2, 1.0), (3, 100.0)):
         monitor.spike(norm, iteration)
     assert "range in iteration 3." in monitor.divergence(53)
@@ -50,7 +50,7 @@ def test_an_outlier_explains_a_divergence_for_50_iterations_and_a_later_one_repl
 
 
 def test_a_spike_is_relative_to_the_median_of_the_norms_before_it():
-    monitor = NonFiniteUpdates(Mesh(0, 1, 1), max_bad_updates=2)
+    monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=2)
     assert [monitor.spike(norm, 1) for norm in (2.0, 4.0, 9.0, 8.0)] == [1, 2, 3, 2]
     for _ in range(60):
         monitor.spike(5.0, 2)

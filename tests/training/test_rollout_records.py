@@ -32,7 +32,7 @@ def record(folder, rewards, iteration, **settings):
     batch = replace(batch, rewards={row: Reward(total, {}) for row, total in enumerate(rewards)})
     settings = RecordSettings(output_dir=str(folder), **settings)
     recorder = RolloutRecorder(
-        settings, DataSettings(seed=5, fps=24.0), Mesh(0, 1, 1), group_size=3, num_rollouts=6
+        settings, DataSettings(seed=5, fps=24.0), Mesh.single(), group_size=3, num_rollouts=6
     )
     videos = dict.fromkeys(range(3), torch.zeros(2, 3, 256, 256, dtype=torch.uint8))
     recorder.record(

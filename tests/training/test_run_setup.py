@@ -249,7 +249,7 @@ def elsewhere(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(policy, "parallelize", record)
-        yield Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()}), *calls
+        yield Trainer(config, Mesh.single(), CPU, scorers={"test": Redness()}), *calls
 
 
 def test_these_values_differ_from_the_defaults():

@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
     }
     for name, more in (("full", {}), ("lora", {"lora_rank": 2})):
         config = load_config("configs/smoke.yaml", output_dir=str(root / name), **settings, **more)
-        Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()}).train()
+        Trainer(config, Mesh.single(), CPU, scorers={"test": Redness()}).train()
         found[name] = root / name / "checkpoints" / "000001"
     return found
 
@@ -132,7 +132,7 @@ def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
     model, sums = folder / "model.json", folder / "manifest.json"
     before = model.read_text(), sums.read_text()
     model.write_text(json.dumps(json.loads(before[0]) | {"num_layers": 10**6}))
-    manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
+    manifest.write(folder, [manifest.hash_share(folder, Mesh.single())])
     with pytest.raises(ValueError, match=r"has \d+ tensors, but model.json has num_layers 1000000"):
         saved_policy.load(folder, torch.float32)
     model.write_text(before[0])

@@ -26,7 +26,7 @@ from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # no
 
 import post_train
 from hyvideo.config import processes
-from hyvideo.distributed import checkpoint, manifest
+from hyvideo.distributed import checkpoint_loading, manifest
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.miniature import reward  # noqa: F401

@@ -184,7 +184,7 @@ def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_byt
     (folder / "tensors").mkdir(parents=True)
     (folder / "tensors" / "a").write_bytes(b"weights")
     (folder / "state.json").write_text("{}")
-    manifest.write(folder, [manifest.hash_share(folder, Mesh(0, 1, 1))])
+    manifest.write(folder, [manifest.hash_share(folder, Mesh.single())])
     before = policy_identity(checkpoint=folder)
     copy = tmp_path / "copy"
     # modification times are newer, in any order

@@ -389,7 +389,7 @@ def validated_config(folder):
 def validated(tmp_path_factory):
     """Return the validation of a run of one iteration."""
     config = validated_config(tmp_path_factory.mktemp("validated") / "run")
-    trainer = Trainer(config, Mesh(0, 1, 1), CPU, scorers={"test": Redness()})
+    trainer = Trainer(config, Mesh.single(), CPU, scorers={"test": Redness()})
     trainer.train()
     return trainer.validation
 

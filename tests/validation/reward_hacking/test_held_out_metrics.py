@@ -134,7 +134,7 @@ def test_diversity_is_the_mean_distance_within_a_prompt():
 def measured(videos, prompts, rewards=None):
     scored = rewards or [Reward(1.0, {})] * len(videos)
     found = measure_videos(dict(enumerate(videos)), dict(enumerate(scored)), {"VQ": 1.0})
-    return summarise_videos(found, {}, prompts, Mesh(0, 1, 1))
+    return summarise_videos(found, {}, prompts, Mesh.single())
 
 
 def test_equal_videos_have_diversity_0_and_means_are_over_videos():
@@ -157,7 +157,7 @@ def test_scores_without_weight_are_measured():
 
 # --- of the whole set -----------------------------------------------------------------------------
 
-ALONE = Mesh(0, 1, 1)
+ALONE = Mesh.single()
 
 
 def measure_sets(videos, prompts, scorer, mesh):

@@ -246,7 +246,7 @@ def watched_run(folder, settings):
     mesh = (
         ranks.start(config.distributed.sp_size, CPU)
         if processes.world_size() > 1
-        else Mesh(0, 1, 1)
+        else Mesh.single()
     )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
     numbers = trainer.validation.run(0)
@@ -321,7 +321,7 @@ def test_distances_over_different_numbers_of_videos_do_not_end_the_run(tmp_path,
 
 def check_with_broken_records(folder):
     """Return this rank's verdict on a validation with a partly broken history."""
-    mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh(0, 1, 1)
+    mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh.single()
     watch = HackingMonitor("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
     return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
 

@@ -105,7 +105,7 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     Parts that several ranks hold are read once and broadcast. Raises ValueError on every rank if
     any cannot load a tensor.
     """
-    mesh = mesh or Mesh(0, 1, 1)
+    mesh = mesh or Mesh.single()
     names = sorted(targets)
     group = replica_group(targets.values(), mesh)
     readers = assign_ranks([targets[name] for name in names], group)

@@ -17,6 +17,8 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -53,7 +55,8 @@ def register(location: str) -> None:
         )
     module = _import_folder(name, folder) if is_folder else _import(location)
     class_names = getattr(module, "CLASS_NAMES", ())
-    if not class_names or isinstance(class_names, str):
+    is_list = isinstance(class_names, tuple | list) and len(class_names) > 0
+    if not is_list or not all(isinstance(each, str) for each in class_names):
         raise ValueError(
             f"family {quote(location)} must define CLASS_NAMES in its __init__.py, a tuple of the "
             f"class names in config.json that select it; {_HELP}"
@@ -93,7 +96,7 @@ def module_of(family: str, part: str) -> ModuleType:
     name = f"{_MODULES[family]}.{part}"
     if importlib.util.find_spec(name) is None:
         raise ValueError(f"the family in {_FOLDERS[family]} needs a file {part}.py; {_HELP}")
-    return importlib.import_module(name)
+    return _import(name)
 
 
 def folder_of(family: str) -> Path:
@@ -102,11 +105,13 @@ def folder_of(family: str) -> Path:
 
 
 def family_files(location: str) -> list[Path]:
-    """Return the source files of a family outside the repository, in the order of their names."""
+    """Return the source files of a family outside the repository, also those of its subpackages, in
+    the order of their names.
+    """
     if not location:
         return []
     folder = Path(location) if os.path.isdir(location) else _folder_of_module(location)
-    return sorted([*folder.glob("*.py"), *folder.glob("*.yaml")])
+    return sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")])
 
 
 def class_problem(class_name: str) -> str:
@@ -152,15 +157,32 @@ def _import_folder(name: str, folder: Path) -> ModuleType:
     )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    spec.loader.exec_module(module)
+    try:
+        with _errors_of(str(folder)):
+            spec.loader.exec_module(module)
+    except ValueError:
+        del sys.modules[name]
+        raise
     return module
 
 
 def _import(name: str) -> ModuleType:
-    try:
+    with _errors_of(name):
         return importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(f"the family {name} cannot be imported: {error}") from error
+
+
+@contextmanager
+def _errors_of(location: str) -> Iterator[None]:
+    """Raise ValueError if the code of a family that the body imports raises anything.
+
+    That includes SystemExit, with which the program would end as if it had succeeded.
+    """
+    try:
+        yield
+    except BaseException as error:
+        raise ValueError(
+            f"family {quote(location)} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
 
 
 for _entry in importlib.metadata.entry_points(group=GROUP):

@@ -16,13 +16,14 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyvideo.data.files import replacing
 from hyvideo.data.prompts import Request
+from hyvideo.data.text import quote
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
+from hyvideo.models.stored_tensors import load_tensors, save_tensors
 
 Encoded = dict[str, Tensor]  # one part in its stored form
 _RETRY_S = 0.2
@@ -68,8 +69,8 @@ class PartStore:
         """
         end = time.monotonic() + self.patience_s
         while True:
-            with suppress(FileNotFoundError, SafetensorError):
-                return load_file(self.folder / f"{key}.safetensors")
+            with suppress(FileNotFoundError, SafetensorError, ValueError):
+                return load_tensors(self.folder / f"{key}.safetensors")
             if time.monotonic() >= end:
                 return None
             time.sleep(_RETRY_S)
@@ -80,7 +81,7 @@ class PartStore:
         """Store a part atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with replacing(self.folder / f"{key}.safetensors") as path:
-            save_file({name: tensor.contiguous() for name, tensor in part.items()}, path)
+            save_tensors(part, path)
 
 
 class ConditionEncoder:
@@ -150,7 +151,10 @@ class ConditionEncoder:
         if missing := [content for content, encoded in known.items() if encoded is None]:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
-            for content, encoded in zip(missing, self._loaded[part.kind](missing, height, width)):
+            all_encoded = self._loaded[part.kind](missing, height, width)
+            if part.is_file:
+                _check_unchanged(missing)
+            for content, encoded in zip(missing, all_encoded):
                 # Image latents are combined with the sampled latents, which stay float32.
                 part = {
                     name: x if name == "latents" else x.to(self.dtype)
@@ -172,3 +176,15 @@ def _num_bytes(part: Encoded) -> int:
 def _file_hash(path: str) -> str:
     """Return the hash of a file, so that a replaced image is encoded again."""
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
+
+
+def _check_unchanged(paths: list[str]) -> None:
+    """Raise ValueError if a file has changed since it was hashed, so that no part is stored under
+    the hash of another file.
+    """
+    for path in paths:
+        if _file_hash.__wrapped__(path) != _file_hash(path):
+            raise ValueError(
+                f"{quote(path)} has changed since the start of the program; start it again when "
+                "no program writes its images"
+            )

@@ -16,6 +16,7 @@ import hmac
 import ipaddress
 import os
 import secrets
+import sys
 import threading
 import time
 from base64 import b64decode
@@ -267,6 +268,11 @@ class Server(ThreadingHTTPServer):
         name = f"[{host}]" if ":" in str(host) else host
         query = f"?{urlencode({'token': self.token})}" if self.token else ""
         return f"http://{name}:{port}/{query}"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Print an error, unless the browser has closed the connection."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     def server_close(self) -> None:
         self._ended.set()

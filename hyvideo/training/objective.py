@@ -376,6 +376,21 @@ class LevelObjective(Objective):
         )
 
 
+@contextmanager
+def unchanged(rollouts: RolloutBatch, objective: Objective) -> Iterator[None]:
+    """Raise ValueError if the body, a method of the objective, changes the rollouts in place, which
+    later passes and updates also read.
+    """
+    before = rollouts.versions
+    yield
+    if changed := [name for name, version in rollouts.versions.items() if version != before[name]]:
+        raise ValueError(
+            f"objective {objective.config.loss.objective} must not change the rollouts, which other "
+            f"passes also read, got rollouts.{changed[0]} changed in place; change a copy instead "
+            f"(rollouts.{changed[0]}.clone())"
+        )
+
+
 def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
     """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss
     without a gradient.

@@ -31,7 +31,7 @@ def identity(
     _check_kinds(output_dir)
     record = run_folder.read_record(output_dir)
     if resumed is None and (resume_from in (LATEST, AUTO) or (record and record.has_saved)):
-        _check_nothing_is_lost(output_dir, record)
+        _check_nothing_is_lost(output_dir, record, resumes=resume_from in (LATEST, AUTO))
     is_earlier = record is None and _is_of_earlier_version(output_dir, resumed)
     if record:
         run = record.run
@@ -98,8 +98,10 @@ def _check_kinds(output_dir: Path) -> None:
             )
 
 
-def _check_nothing_is_lost(output_dir: Path, record: RunRecord | None) -> None:
+def _check_nothing_is_lost(output_dir: Path, record: RunRecord | None, *, resumes: bool) -> None:
     """Raise ValueError if a run without a checkpoint would start over in a folder with results.
+
+    ``resumes`` says whether the run looks for one.
 
     A run that has recorded that it never saved starts over: nothing of it can be resumed.
     """
@@ -113,6 +115,12 @@ def _check_nothing_is_lost(output_dir: Path, record: RunRecord | None) -> None:
         for _, path in run_folder.numbered(output_dir, parent):
             if parent == CHECKPOINTS or run_folder.mark_of(path) or _can_be_adopted(path):
                 found.append(f"{parent}/{path.name}")
+    if found and not resumes:
+        raise ValueError(
+            f"output_dir {quote(output_dir)} has results of a run that would be replaced; found "
+            f"{_listed(found)}. Set resume_from_checkpoint {LATEST} to continue this run, or "
+            "choose another output_dir"
+        )
     if found:
         raise ValueError(
             f"output_dir {quote(output_dir)} has results, but no checkpoint in {CHECKPOINTS} to "

@@ -23,9 +23,9 @@ from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.decoding import encode
+from hyvideo.models.stored_tensors import VALUES_KEY, hash_of
 
 FOLDER = "latents"  # in the output folder of a run
-VALUES_KEY = "values"  # the hash of the latents in the metadata; earlier versions did not write it
 
 
 def write_latents(video: Path, latents: Tensor) -> None:
@@ -78,8 +78,8 @@ class PairLatents:
     ) -> None:
         """Encode the videos that have no stored latents, divided among the ranks. Collective.
 
-        Raises ValueError, on all ranks, for a video that cannot be read and for latents of another
-        shape.
+        Raises ValueError, on all ranks, for a video that cannot be read or has changed since it was
+        hashed, and for latents of another shape.
         """
         own = list(self.files)[mesh.rank :: mesh.world_size]
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
@@ -89,6 +89,11 @@ class PairLatents:
             for number, video in enumerate(missing, 1):
                 on_stage("pairs", f"video {number}/{len(missing)}")
                 pixels = at_original_size(read_video(video)[0], *size)
+                if hash_file(video) != self.hashes[video]:
+                    raise ValueError(
+                        f"{quote(video)} has changed since the start of the run; start it again "
+                        "when no program writes its videos"
+                    )
                 _save(self.files[video], encode(vae, [pixels])[0], self.hashes[video])
             for video in own:
                 found = tuple(self.read(video).shape)
@@ -123,7 +128,7 @@ class PairLatents:
         if metadata.get(VIDEO_KEY) != self.hashes[video]:
             raise ValueError("the latents of another video")
         is_own = file.parent == self.folder
-        if (is_own or VALUES_KEY in metadata) and metadata.get(VALUES_KEY) != _hash_of(latents):
+        if (is_own or VALUES_KEY in metadata) and metadata.get(VALUES_KEY) != hash_of(latents):
             raise ValueError("values that have changed since the file was written")
         if not latents.is_floating_point() or not latents.isfinite().all():
             raise ValueError("values that are not finite floating-point numbers")
@@ -145,15 +150,8 @@ class PairLatents:
         return False
 
 
-def _hash_of(latents: Tensor) -> str:
-    """Return a hash of shape, type and values."""
-    digest = hashlib.blake2b(f"{tuple(latents.shape)} {latents.dtype}".encode(), digest_size=16)
-    digest.update(latents.contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
 def _save(path: Path, latents: Tensor, digest: str) -> None:
     latents = latents.detach().to("cpu", torch.float32).contiguous()
     with replacing(path) as temporary:
-        metadata = {VIDEO_KEY: digest, VALUES_KEY: _hash_of(latents)}
+        metadata = {VIDEO_KEY: digest, VALUES_KEY: hash_of(latents)}
         save_file({LATENTS_KEY: latents}, temporary, metadata=metadata)

@@ -69,6 +69,19 @@ class RolloutBatch:
         """Columns of ``trained_steps``."""
         return range(self.trained_steps.shape[1])
 
+    @property
+    def versions(self) -> dict[str, int]:
+        """Return how often each tensor was changed in place, by name."""
+        tensors = {
+            "trajectories.latents": self.trajectories.latents,
+            "trajectories.log_probs": self.trajectories.log_probs,
+            "trajectories.means": self.trajectories.means,
+            "trained_steps": self.trained_steps,
+            "advantages": self.advantages,
+            "weights": self.weights,
+        }
+        return {name: tensor._version for name, tensor in tensors.items() if tensor is not None}
+
     def with_rewards(self, rewards: dict[int, Reward], advantages: Tensor) -> "RolloutBatch":
         return replace(self, rewards=rewards, advantages=advantages)
 

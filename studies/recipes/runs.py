@@ -13,6 +13,7 @@ from pathlib import Path
 from hyvideo.config.command_line import config_of_run, parse
 from hyvideo.config.config import Config
 from hyvideo.config.identity import experiment_settings
+from hyvideo.data.run_folder import MARK, METRICS
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.report.groups import CELLS
@@ -91,7 +92,8 @@ class Study:
             str(run.seed),
         ]
         flags += [*THREADS, "--report_to", "none", "--save_total_limit", "1"]
-        if (self.folder(run) / "metrics.jsonl").is_file():
+        started = [self.folder(run) / name for name in (METRICS, MARK)]
+        if any(file.is_file() for file in started):
             flags += ["--resume_from_checkpoint", "latest"]
         flags += self.extra
         return flags + run.recipe.flags(flags)

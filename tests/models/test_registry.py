@@ -14,7 +14,7 @@ from hyvideo.config.identity import named_files
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.registry import folder_of, module_of, packages, register
+from hyvideo.models.registry import family_files, folder_of, module_of, packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 from tests.forked import ROOT
@@ -117,6 +117,9 @@ print(packages()["OutsideModel"], version_defaults("outside1").family)
         ("{}/rowless_a", "there is no file .*versions.yaml; write"),
         ("{}/wrong_a", "must have rows `NAME: .*unexpected keyword argument 'guidance'"),
         ("{}/double_a", "lists the version 480p_t2v, which belongs to .* hunyuan_video15"),
+        ("{}/numbers_a", "must define CLASS_NAMES in its __init__.py, a tuple"),
+        ("{}/broken_a", "family '.*/broken_a' cannot be imported: SyntaxError"),
+        ("{}/ends_a", "family '.*/ends_a' cannot be imported: SystemExit: 0"),
     ],
 )
 def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, message):
@@ -125,6 +128,9 @@ def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, messa
     (tmp_path / "empty").mkdir()
     write_family(tmp_path / "nameless_a", class_names="()")
     write_family(tmp_path / "taken_a", class_names='("WanTransformer3DModel",)')
+    write_family(tmp_path / "numbers_a", class_names="(1, [2])")
+    write_family(tmp_path / "broken_a", class_names="(")
+    write_family(tmp_path / "ends_a", class_names="exit(0)")
     (tmp_path / "rowless_a" / "versions.yaml").unlink()
     (tmp_path / "wrong_a" / "versions.yaml").write_text("versions: {a: {guidance: 1}}")
     (tmp_path / "double_a" / "versions.yaml").write_text("versions: {480p_t2v: {}}")
@@ -133,6 +139,21 @@ def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, messa
         with pytest.raises(ValueError, match=message):
             register(location.format(tmp_path))
         assert (dict(packages()), dict(RELEASED)) == before
+
+
+def test_a_changed_file_of_a_subpackage_is_noticed_on_resume(outside):
+    (outside / "layers").mkdir()
+    (outside / "layers" / "block.py").write_text("")
+    assert outside / "layers" / "block.py" in family_files(str(outside))
+
+
+def test_a_module_that_ends_the_program_is_an_error(outside):
+    (outside / "sizes.py").write_text("exit(0)")
+    register(str(outside))
+    with pytest.raises(
+        ValueError, match="family 'outside.sizes' cannot be imported: SystemExit: 0"
+    ):
+        module_of("outside", "sizes")
 
 
 def test_a_missing_module_is_named(outside):

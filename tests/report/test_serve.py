@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import struct
 import threading
 import time
 from contextlib import contextmanager
@@ -46,6 +47,16 @@ def get(server, path, method="GET", **headers):
 def data_in(content):
     text = content.decode()
     return json.JSONDecoder().raw_decode(text[text.index('id="data">') + 10 :])[0]
+
+
+def test_a_browser_that_resets_its_connection_prints_nothing(tmp_path, capfd):
+    with serving(tmp_path) as server:
+        browser = socket.create_connection(server.server_address)
+        # close with a reset
+        browser.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        browser.close()
+        assert get(server, "/")[0] == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -501,6 +501,19 @@ def test_a_second_miniature_gets_a_new_folder_and_nproc_its_processes(first_comm
     ]
 
 
+@pytest.mark.parametrize("number", ["two", "0", "-1", "1.5"])
+def test_nproc_that_is_no_number_of_processes_is_rejected(start, tmp_path, number):
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts" / "setup.sh").write_text("exit 0")  # what follows the check
+    shutil.copy(ROOT / "run_post_train.sh", tmp_path)
+    process = start(["bash", tmp_path / "run_post_train.sh"], NPROC=number)
+    code, output = finish(process)
+    assert code == 2
+    assert output.strip() == (
+        f"run_post_train.sh: NPROC must be the number of processes, such as 8, got '{number}'"
+    )
+
+
 @pytest.mark.parametrize(
     "flags",
     [

@@ -53,6 +53,16 @@ class NotFinite(Mine):
     def result(self, error):
         return on_rows(error * float("nan"))
 
+class ChangesAdvantages(Mine):
+    def terms(self, rollouts, reference, rows, column, *, kl_coefficient):
+        rollouts.advantages[rows] *= 2  # the next column would have four times the advantages
+        return super().terms(rollouts, reference, rows, column, kl_coefficient=kl_coefficient)
+
+class ChangesLatents(Mine):
+    def prepare(self, rollouts):
+        rollouts.trajectories.final.clamp_(-1, 1)
+        return super().prepare(rollouts)
+
 class Number(Mine):
     def result(self, error):
         return 1.0
@@ -313,6 +323,8 @@ def test_an_unknown_name_is_rejected_and_a_file_is_accepted_from_flags_and_confi
         ("Detached", "must return a loss with a gradient, got one that is detached"),
         ("NotFinite", "must return a finite loss, got nan in the first update of iteration 1"),
         ("Number", "must return `Terms`, got 1.0"),
+        ("ChangesAdvantages", "must not change the rollouts, .* got rollouts.advantages changed"),
+        ("ChangesLatents", "got rollouts.trajectories.latents changed in place; change a copy"),
         (
             "Undeclared",
             "must return the metrics that the class lists, loss/total, got loss/total, mine/other",

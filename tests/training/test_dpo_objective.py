@@ -24,7 +24,7 @@ from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.pair_latents import PairLatents, write_latents
 from tests.distributed.launch import launch
 from tests.forked import ROOT
-from tests.rated_pairs import DPO, PROMPTS, write_pairs
+from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
 from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
@@ -254,6 +254,19 @@ def test_videos_are_encoded_once_and_a_damaged_file_is_written_again(mesh, tmp_p
     assert len(encoded) == 3
     with pytest.raises(ValueError, match="must have the shape"):
         latents.encode(vae, mesh, size=(16, 16), shape=(1, 2, 3, 4))
+
+
+def test_a_video_that_changes_before_it_is_encoded_is_an_error(mesh, tmp_path):
+    """Its latents would be stored under the hash of the earlier video, and used on resume."""
+    path = write_pairs(tmp_path / "rated")
+    videos = [path.parent / "0a.mp4", path.parent / "0b.mp4"]
+    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
+    latents = PairLatents(tmp_path / "run", videos, vae_identity="a")
+    shape = tuple(encode(vae, [torch.zeros(5, 3, 16, 16)])[0].shape)
+    write_clip(videos[1], seed=99)
+    with pytest.raises(ValueError, match="0b.mp4' has changed since the start of the run; start"):
+        latents.encode(vae, mesh, size=(16, 16), shape=shape)
+    assert latents.files[videos[0]].is_file() and not latents.files[videos[1]].exists()
 
 
 def change_values(file):

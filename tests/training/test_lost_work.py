@@ -162,7 +162,11 @@ def test_a_new_run_does_not_replace_the_checkpoints_of_a_run_whose_metrics_are_g
     folder, config = resumed
     (folder / "metrics.jsonl").unlink()
     before = files(folder)
-    with pytest.raises(ValueError, match="has results"):
+    message = (
+        "has results of a run that would be replaced; found checkpoints/.*Set "
+        "resume_from_checkpoint latest to continue this run"
+    )
+    with pytest.raises(ValueError, match=message):
         make(config.with_settings(resume_from_checkpoint=""))
     assert files(folder) == before
 

@@ -124,6 +124,13 @@ def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):
     assert (plan.progress.saved, plan.left, plan.progress.is_finished) == (1, 0.5, False)
 
 
+def test_a_cell_that_lost_its_metrics_resumes_instead_of_starting_over(study):
+    write_run(study, CELL, iterations=1, checkpoint=1)
+    (study.folder(CELL) / "metrics.jsonl").unlink()
+    (study.folder(CELL) / ".run").write_text("{}")
+    assert study.config(CELL).record.resume_from_checkpoint == "latest"
+
+
 @pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
 def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is_finished):
     write_run(study, CELL, iterations=2, checkpoint=checkpoint)

@@ -154,7 +154,7 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     """
     folder = transformer_folder(root, version)
     family = read_family(folder)
-    if family.takes_images(read_arguments(family.transformer, folder)[0]):
+    if family.takes_images(read_arguments(read_transformer(folder, family), folder)[0]):
         return "ti2v"
     tasks = {name: task for task, name in family.pipelines.items()}
     index = folder.path.parent / "model_index.json"

@@ -366,6 +366,7 @@ def test_an_ignored_flag_is_reported_with_the_reason(capsys, monkeypatch, name):
     value = "t2v" if row.values else str(row.only[0]) if row.only else "1"
     assert settings_of(f"--{flag}", value) == Config().resolved().flat()
     assert capsys.readouterr().err == f"ignored flags: {flag} {value}; {row.no_effect}\n"
+    monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")  # only rank 0 prints
     settings_of(f"--{flag}={value}")
     assert capsys.readouterr().err == ""

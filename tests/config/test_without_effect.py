@@ -234,4 +234,4 @@ def test_no_advantage_exceeds_the_root_of_the_group_size_minus_one(tiny_config):
 
 
 def test_the_help_of_timestep_fraction_names_the_trained_steps():
-    assert "the noisiest, unless permuted" in TRAITS["timestep_fraction"].sentence
+    assert "without permutation, the noisiest" in TRAITS["timestep_fraction"].sentence

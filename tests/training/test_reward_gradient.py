@@ -397,16 +397,23 @@ def train(folder, settings):
 
 
 LAYOUTS = [
-    pytest.param({"batch_size": 4}, id="dp 2", marks=pytest.mark.slow),
-    pytest.param({"batch_size": 4, "enable_fsdp": True}, id="fsdp 2", marks=pytest.mark.slow),
-    pytest.param({"batch_size": 8, "sp_size": 2}, id="sp 2", marks=pytest.mark.slow),
+    pytest.param(2, {"batch_size": 4}, id="dp 2", marks=pytest.mark.slow),
+    pytest.param(2, {"batch_size": 4, "enable_fsdp": True}, id="fsdp 2", marks=pytest.mark.slow),
+    pytest.param(2, {"batch_size": 8, "sp_size": 2}, id="sp 2", marks=pytest.mark.slow),
+    pytest.param(4, {"batch_size": 2, "enable_fsdp": True}, id="fsdp 4", marks=pytest.mark.slow),
+    pytest.param(
+        4,
+        {"batch_size": 4, "sp_size": 2, "enable_fsdp": True},
+        id="fsdp 4, sp 2",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_train_the_same_as_one(tmp_path, layout):
+@pytest.mark.parametrize("num_ranks, layout", LAYOUTS)
+def test_several_ranks_train_the_same_as_one(tmp_path, num_ranks, layout):
     single = launch(f"{MODULE}:train", 1, str(tmp_path / "1"), {"batch_size": 8})[0]
-    for found in launch(f"{MODULE}:train", 2, str(tmp_path / "2"), layout):
+    for found in launch(f"{MODULE}:train", num_ranks, str(tmp_path / "several"), layout):
         digest = found.pop("weights")
         assert digest == pytest.approx(single["weights"], rel=1e-5, abs=1e-8)
         assert found == pytest.approx({name: single[name] for name in found}, rel=1e-4)

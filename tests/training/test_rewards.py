@@ -505,7 +505,7 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     """
     page = Path("docs/custom_rewards.md").read_text(encoding="utf-8")
     (example,) = re.findall(
-        r"```python\n(from \S+ import Scorer\n\n\nclass Brightness.*?)```", page, re.S
+        r"```python\n(from \S+ import Scorer\n\n+class Brightness.*?)```", page, re.S
     )
     (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)
     (tmp_path / "my_rewards.py").write_text(example)

@@ -316,7 +316,7 @@ def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how)
         "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
         and "- assets/prompts/train.csv" in result.stdout
     )
-    names = "vae_dtype, negative_prompt, fps, shift, cfg_scale, validation_steps"
+    names = "vae_dtype, negative_prompt, fps, shift, cfg_scale, validation_steps, validation_eta"
     assert f"\ndefaults of version    {names} (480p_t2v)\n" in result.stdout
     missing = result.stdout[result.stdout.index("missing on this host") :].splitlines()
     assert "got './ckpts': it does not exist" in missing[0]

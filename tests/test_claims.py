@@ -30,7 +30,7 @@ def passages(page, first, last):
         ("docs/algorithms.md", "## Guidance distillation", "one seed)."),
         ("docs/control_runs.md", "## Results", "A second control"),
         ("docs/checks.md", "## 7. Unseen", "## 8."),
-        ("docs/few_steps.md", "| [teacher]", "On unseen prompts"),
+        ("docs/few_steps.md", "| [teacher]", "After 80 iterations"),
         ("docs/quickstart.md", "With other seeds", "## Look at"),
     ],
 )

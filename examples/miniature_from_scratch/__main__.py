@@ -59,7 +59,7 @@ def build_vae(family: ModuleType, out: Path, seed: int) -> None:
         posterior = vae.encode(videos).latent_dist
         noise = torch.from_numpy(rng.standard_normal(posterior.mean.shape, dtype="float32"))
         reconstruction = vae.decode(posterior.mean + posterior.std * noise).sample
-        # Saturated pixels, those of the object, have seven times the weight.
+        # Saturated pixels, which are the object, have seven times the weight.
         saturated = videos.amax(1, keepdim=True) - videos.amin(1, keepdim=True) > 0.3
         squared = ((1 + 6 * saturated) * (videos - reconstruction) ** 2).mean()
         divergence = posterior.kl().mean() / videos[0].numel()

@@ -132,7 +132,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor, Tensor]:
     """Return videos, the labels of their captions, and the true labels of the rendered videos.
 
-    The first half is rendered, with defects; the second half is the policy's. Half of the captions
+    The first half is rendered, with defects; the policy generated the second half. Half of the captions
     are wrong.
     """
     half = size // 2

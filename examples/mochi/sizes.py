@@ -19,7 +19,7 @@ _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encodin
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model under diffusers' names; the defaults are those of the released model."""
+    """Sizes of a model under diffusers' names; the defaults describe the released model."""
 
     num_layers: int = 48
     num_attention_heads: int = 24
@@ -52,7 +52,7 @@ class Architecture(Sizes):
 
     @property
     def _image_matrices(self) -> int:
-        """Parameters of a block's matrices for image tokens; those of the MLP are gated."""
+        """Parameters of a block's matrices for image tokens; its MLP is gated."""
         return 4 * self.width**2 + 3 * self.width * self._hidden[0]
 
     @property

@@ -33,7 +33,7 @@ class Row:
 
 
 def compare(run: PlannedRun, metrics: Mapping[str, float]) -> list[Row]:
-    """Return the times and the memory in ``metrics`` of an iteration beside those of the plan,
+    """Return the times and the memory in ``metrics`` of an iteration beside the plan's,
     where it has them.
     """
     planned: dict[str, float] = {}

@@ -48,7 +48,7 @@ class CommandLine:
 
     config: Config
     print_config: bool
-    pilot: bool  # the settings are those of a pilot
+    pilot: bool  # the settings describe a pilot
     world_size: int  # processes
     # flag by setting; also the settings of a file that is not among the project's configs
     flags: Mapping[str, str]
@@ -232,7 +232,7 @@ _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeErr
 
 
 def renamed_configs() -> dict[str, str]:
-    """Return the configs that replace those of earlier versions, by the earlier name."""
+    """Return the configs that replace configs of earlier versions, by the earlier name."""
     return yaml.safe_load(
         Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8")
     )

@@ -149,7 +149,7 @@ class Config:
 
     @property
     def validation_size(self) -> tuple[int, int, int]:
-        """Frames, height and width of a validation video; unset values are those of a rollout."""
+        """Frames, height and width of a validation video; unset values are as in a rollout."""
         given = (
             self.record.validation_num_frames,
             self.record.validation_height,
@@ -170,7 +170,7 @@ class Config:
 
     @property
     def validation_shift(self) -> float:
-        """Shift of the validation schedule; by default that of the rollouts."""
+        """Shift of the validation schedule; by default as in the rollouts."""
         shift = self.record.validation_shift
         return self.rollout.shift if shift is None else shift
 
@@ -207,7 +207,7 @@ class Config:
 
     @property
     def validation_cfg_scale(self) -> float:
-        """Guidance scale of the validation; by default that of the rollouts."""
+        """Guidance scale of the validation; by default as in the rollouts."""
         scale = self.record.validation_cfg_scale
         return self.rollout.cfg_scale if scale is None else scale
 
@@ -215,7 +215,7 @@ class Config:
         """Return a copy whose rollouts have the frames, size, noise levels, guidance and noise of
         the validation.
 
-        Without noise in validation, the sampler is that of the rollouts.
+        Without noise in validation, the sampler is as in the rollouts.
         """
         frames, height, width = self.validation_size
         config = self
@@ -306,7 +306,7 @@ class Config:
 
     @property
     def anchor_cfg_scale(self) -> float:
-        """Guidance scale of the anchor; by default that of the policy."""
+        """Guidance scale of the anchor; by default as for the policy."""
         scale = self.trust_region.anchor_cfg_scale
         return self.rollout.cfg_scale if scale is None or not self.needs_anchor else scale
 

@@ -18,7 +18,7 @@ from hyvideo.rewards.rewards import code_files
 
 
 class Changes(NamedTuple):
-    """Descriptions of settings that differ from those of the checkpoint that a run resumes from."""
+    """Descriptions of settings that differ from the checkpoint that a run resumes from."""
 
     free: list[str]  # may change
     affecting_learning: list[str]  # need allow_changed_settings
@@ -86,7 +86,7 @@ def named_files(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
 
 
 def _anchor_files(path: Path) -> list[Path]:
-    """Return the files by whose contents an anchor is known: those of a LoRA, or the manifest of a
+    """Return the files by whose contents an anchor is known: a LoRA's files, or the manifest of a
     checkpoint.
     """
     from hyvideo.models.lora import lora_files  # imports torch

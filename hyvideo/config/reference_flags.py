@@ -228,7 +228,7 @@ def with_kl_strategy(settings: Mapping[str, Any], inherited: str) -> dict[str, A
     """Return settings with ``kl_strategy`` instead of its parts, which the switches of the
     reference set.
 
-    A part that is not given is that of the ``inherited`` strategy. A given ``kl_strategy``
+    A part that is not given comes from the ``inherited`` strategy. A given ``kl_strategy``
     overrides both parts.
     """
     values = dict(settings)

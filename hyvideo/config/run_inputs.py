@@ -71,7 +71,7 @@ class RunInputs:
 
     @cached_property
     def architecture(self) -> Sizes:
-        """Sizes of the transformer, from its config.json or those of the released version."""
+        """Sizes of the transformer, from its config.json or from the released version."""
         return read_architecture(
             self.config.model.pretrained_model_root, self.config.model.transformer_version
         )

@@ -44,7 +44,7 @@ def _notes(config: Config, sampled: Mapping[str, Steps]) -> Iterator[Row]:
 
 
 def _warning(version: Version, name: str, steps: Steps) -> str:
-    """Return a warning if a student is sampled in other steps than those of its row; else ""."""
+    """Return a warning if a student is sampled in other steps than its row has; else ""."""
     own: Steps = (version.num_steps, version.shift, version.sigmas)
     if version.kind != "step_distilled" or levels_of_steps(*steps) == levels_of_steps(*own):
         return ""

@@ -21,7 +21,7 @@ from hyvideo.schedulers.transitions import sampler_of
 
 MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
 _MIN_KL_OF_PAIRS = 0.01  # a hundredth of the measured weight
-# gradient of the KL term relative to that of the policy loss below which it is negligible
+# gradient of the KL term, divided by the gradient of the policy loss, below which it is negligible
 _WEAK = 1e-3
 
 

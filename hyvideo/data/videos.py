@@ -43,7 +43,7 @@ def to_uint8(video: Tensor) -> Tensor:
 
 
 def round_through(values: Tensor) -> Tensor:
-    """Return rounded values whose gradient is that of the values themselves (straight-through)."""
+    """Return rounded values whose gradient is the gradient of the values themselves (straight-through)."""
     return values + (values.round() - values).detach()
 
 

@@ -54,7 +54,7 @@ class CheckpointWriter:
         self.last_failed = False  # whether the newest checkpoint could not be written
         # start and, once it has ended, end of the newest write (`perf_counter`)
         self.spans: list[list[float]] = []
-        # A separate group, so that the thread's collectives cannot mix with those of the training.
+        # A separate group, so that the thread's collectives cannot mix with the collectives of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
         # named in config/processes.py

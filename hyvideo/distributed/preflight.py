@@ -45,7 +45,7 @@ class NodeReport:
 
 
 def preflight(
-    settings: Mapping[str, Any],  # `settings` and `files` are those of `inspect_node`
+    settings: Mapping[str, Any],  # `settings` and `files` are as for `inspect_node`
     files: Mapping[str, list[Path]],
     mesh: Mesh,
     device: torch.device,

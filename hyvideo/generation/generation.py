@@ -157,7 +157,7 @@ class Source:
 
 
 def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str]) -> list[Request]:
-    """Return requests for prompts that share an image, then those of CSV files.
+    """Return requests for prompts that share an image, then requests of CSV files.
 
     Raises ValueError for invalid input.
     """
@@ -384,7 +384,7 @@ def generate(
 
 
 def _schedule(config: Config, is_stochastic: bool) -> Schedule:
-    """Return the steps of the ODE, or those of the config's sampler."""
+    """Return the steps of the ODE, or of the config's sampler."""
     num_steps = config.record.validation_steps
     if is_stochastic:
         stochastic = config.with_settings(grpo_sampling_steps=num_steps)

@@ -3,7 +3,7 @@ for generate.py.
 
     latents of the base -> resized, upsampled, mixed with noise -> condition of the second model -> latents -> video
 
-The models are those of ``versions.yaml``; a family with an ``upsampler`` supports them.
+The models are in ``versions.yaml``; a family with an ``upsampler`` supports them.
 """
 
 import gc

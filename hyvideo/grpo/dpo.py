@@ -113,7 +113,7 @@ def dpo_terms_of_videos(
 def accuracy_of(margin: Tensor) -> Tensor:
     """Return 1 for positive margins, 0.5 for 0 and 0 for negative ones.
 
-    Shape: that of ``margin``.
+    Shape: as ``margin``.
     """
     return (margin.detach().sign() + 1) / 2
 

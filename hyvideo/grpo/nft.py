@@ -6,7 +6,7 @@ policy's velocity v_old,
 
     loss = r |v - target|^2 + (1 - r) |(2 v_old - v) - target|^2
 
-moves v towards the target of good rollouts and away from that of bad ones: the gradient at v =
+moves v towards the target of good rollouts and away from the target of bad ones: the gradient at v =
 v_old is ``2 (2 r - 1) (v - target)``. A rollout with advantage 0 has no gradient there; later, it
 would only pull v back to v_old, and is left out. Source: Zheng et al. 2025, "DiffusionNFT",
 arXiv:2509.16117, with beta 1.

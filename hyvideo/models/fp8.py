@@ -30,7 +30,7 @@ class Fp8Linear(nn.Linear):
         return _Fp8Linear.apply(tokens, self.weight, self.bias)
 
     def store(self, weight: Tensor) -> None:
-        """Quantize a weight, whose dtype is that of the computation, and keep it on its device."""
+        """Quantize a weight, whose dtype is the dtype of the computation, and keep it on its device."""
         from torchao.quantization import Float8Tensor
         from torchao.quantization.quantize_.common import KernelPreference
 

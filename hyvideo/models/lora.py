@@ -153,7 +153,7 @@ def training_config(
     targets: Sequence[str] = (),
     start: Lora | None = None,
 ) -> "LoraConfig":
-    """Return peft's config of the adapter to train: that of the LoRA ``start`` or, if None, of a
+    """Return peft's config of the adapter to train: the config of the LoRA ``start`` or, if None, of a
     new adapter.
 
     A new adapter covers all trainable matrices of the blocks, or the modules that ``targets``

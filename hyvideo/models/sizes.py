@@ -205,7 +205,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
 
 
 def _family(config: Mapping[str, Any], version: str) -> str:
-    """Return the family of a transformer's config.json: that of its class name or, if it has none,
+    """Return the family of a transformer's config.json: by its class name or, if it has none,
     of the version.
 
     Raises ValueError for a class of no known family.
@@ -219,7 +219,7 @@ def _family(config: Mapping[str, Any], version: str) -> str:
 
 
 def family_of_version(root: str | Path, version: str) -> str:
-    """Return the family of a version: that of its config.json below ``root``, otherwise the listed
+    """Return the family of a version: by its config.json below ``root``, otherwise the listed
     one; empty if neither is known.
     """
     folder = Path(root) / "transformer"

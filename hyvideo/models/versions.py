@@ -22,7 +22,7 @@ class Version(NamedTuple):
     guidance_scale: float = 6.0
     shift: float = 5.0
     num_steps: int = 40
-    # noise levels at which the steps begin, of models that cover no others; empty: those of shift
+    # noise levels at which the steps begin, of models that cover no others; empty: shift decides
     sigmas: str = ""
     num_frames: int = 121
     fps: float = 24.0
@@ -36,7 +36,7 @@ class Version(NamedTuple):
     reads_ends: bool = False
     # its own sampler: the ODE, or one that adds new noise after each step (cps with eta 1)
     native: Literal["ode", "renoise"] = "ode"
-    # license that differs from that of the family's other versions; a run prints it
+    # license, if the family's other versions have another one; a run prints it
     license: str = ""
     # resolution of the videos that a super-resolution model refines
     refines: Literal["480p", "720p"] | None = None

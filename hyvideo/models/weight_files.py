@@ -263,7 +263,7 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
 
 
 def size_of(folder: Path) -> int:
-    """Return the size of a folder in bytes, without hidden files such as those of unfinished
+    """Return the size of a folder in bytes, without hidden files such as parts of unfinished
     downloads.
     """
     files = (folder / name for name in glob.glob("**", root_dir=folder, recursive=True))

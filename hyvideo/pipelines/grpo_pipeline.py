@@ -155,7 +155,7 @@ class GRPOPipeline:
     def sample_ode(self, conditions: Conditions, noise: Tensor, schedule: Schedule) -> Tensor:
         """Return the final latents of the ODE at the levels of ``schedule``, without a trajectory.
 
-        Shape: that of ``noise``.
+        Shape: as ``noise``.
         """
         for step in self._sample_steps(conditions, noise, schedule.with_noise_only_at([]), None):
             latents = step.sample
@@ -202,7 +202,7 @@ class GRPOPipeline:
     ) -> Tensor:
         """Return the guided velocity of each sample at its step of the schedule.
 
-        Shape: that of ``latents``.
+        Shape: as ``latents``.
         """
         return self._guided_velocity(latents, self._times(schedule, steps), conditions)
 
@@ -220,7 +220,7 @@ class GRPOPipeline:
 
         It is the difference of the latents after and before these steps, divided by that of the
         levels; with one step it is exactly the velocity. ``starts`` has the first step of each
-        sample. Shape: that of ``latents``.
+        sample. Shape: as ``latents``.
         """
         sample = latents.float()
         mean = torch.zeros_like(sample)
@@ -240,7 +240,7 @@ class GRPOPipeline:
         """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without
         guidance, in float32.
 
-        Timesteps need not be those of a schedule. Step-distilled models, which also read where a
+        Timesteps need not belong to a schedule. Step-distilled models, which also read where a
         step ends, need one: see `velocity_at_steps`.
 
         Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,),

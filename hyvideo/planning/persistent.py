@@ -9,7 +9,7 @@ from hyvideo.planning.planned_run import BYTES, PlannedRun
 
 
 def trained_parameters(run: PlannedRun) -> int:
-    """Return the number of trained parameters: those of the LoRA, or all."""
+    """Return the number of trained parameters: of the LoRA, or all."""
     rank = run.settings.lora_rank
     return run.architecture.lora_parameters(rank) if rank else run.architecture.parameters
 

@@ -22,7 +22,7 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 # are in float32.
 _VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
 _SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
-# activations of VideoAlign, estimated at 1 to 1.5 GiB; those of other scorers are not counted
+# activations of VideoAlign, estimated at 1 to 1.5 GiB; other scorers are not counted
 SCORING = 1.5 * 2**30
 
 
@@ -51,7 +51,7 @@ class PlannedRun:
 
     @property
     def block_text_tokens(self) -> int:
-        """Text tokens that pass through the blocks with those of the video."""
+        """Text tokens that pass through the blocks with the video's tokens."""
         return self.architecture.block_text_tokens(self.text_tokens)
 
     @property

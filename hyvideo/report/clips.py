@@ -27,7 +27,7 @@ Row = Sequence[Path]  # files that are shown together
 
 @dataclass(frozen=True)
 class Clips:
-    """Videos of a page. A digest is that of the file."""
+    """Videos of a page. A digest belongs to a file."""
 
     # base64 of an mp4 file, by digest; empty in a served page
     contents: dict[str, str] = field(default_factory=dict)

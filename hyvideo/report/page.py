@@ -249,7 +249,7 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
     by_gain = sorted(pairs, key=lambda key: fmean(gains[key]))
     drawn = random.Random(0).sample(list(pairs), len(pairs))
     for key in dict.fromkeys([*by_gain[:NUM_EXTREMES], *by_gain[-NUM_EXTREMES:], *drawn]):
-        if len(pairs[key]) > MAX_DETAILED_RUNS:  # those of all runs would not fit
+        if len(pairs[key]) > MAX_DETAILED_RUNS:  # all runs would not fit
             yield from pairs[key]
         else:
             yield list(chain(*pairs[key]))

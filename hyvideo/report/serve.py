@@ -320,7 +320,7 @@ class Handler(BaseHTTPRequestHandler):
     def _is_allowed(self, path: str, query: dict[str, str]) -> bool:
         """Return whether the request may be answered; otherwise, send why not.
 
-        Without a token, the name in the request must be that of this machine: a page of another
+        Without a token, the name in the request must be this machine's name: a page of another
         site could otherwise reach the server under a name of its choice, which it has pointed to
         this address.
         """

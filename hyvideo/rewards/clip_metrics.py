@@ -40,7 +40,7 @@ class FrameTextScorer(Scorer):
         *,
         device: str | torch.device = "cpu",
         batch_size: int = 4,  # videos per forward pass, 8 frames each
-        # folder or hub name of the tokenizer; by default that of the weights
+        # folder or hub name of the tokenizer; by default as for the weights
         processor: str | Path | None = None,
     ):
         from transformers import CLIPImageProcessorPil
@@ -195,7 +195,7 @@ class ClipScorer(FrameTextScorer):
 
 
 class PickScorer(FrameTextScorer):
-    """PickScore of yuvalkirstain/PickScore_v1. Its tokenizer is that of laion's CLIP-ViT-H-14."""
+    """PickScore of yuvalkirstain/PickScore_v1. It uses the tokenizer of laion's CLIP-ViT-H-14."""
 
     label = "PickScore"
     dimensions = ("Pick_cosine", "PickScore")

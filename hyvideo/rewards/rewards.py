@@ -95,7 +95,7 @@ class Scorer(Protocol):
         """Return held-out metrics of the set of validation videos, which are never part of the
         reward. May be empty.
 
-        ``videos`` are those of this rank, or a part of them if they are large. Metrics of single
+        ``videos`` belong to this rank, or are a part of them if they are large. Metrics of single
         videos, for which higher is better, are returned by an optional method
         ``held_out_each(videos, prompts)``.
         """

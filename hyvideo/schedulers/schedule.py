@@ -59,7 +59,7 @@ class Schedule:
     ) -> "Schedule":
         """Return the schedule of a sampler, a built-in name or ``FILE.py:NAME``.
 
-        The noise levels are those of ``sigmas`` if it is given, else those of ``shift``
+        The noise levels come from ``sigmas`` if it is given, else from ``shift``
         (`levels_of_steps`). ``last_step="stochastic"`` leaves the noise of the last step in the
         final latent, as the paper's configurations do. ``last_step="deterministic"`` ends at x0_hat
         and excludes that step from training. ``reference_conventions`` selects

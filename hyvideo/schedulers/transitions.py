@@ -205,7 +205,7 @@ REFERENCE_SAMPLERS = SAMPLERS | {
 
 
 def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
-    """Return a built-in sampler or that of ``FILE.py:NAME``, a file that runs once.
+    """Return a built-in sampler or the sampler of ``FILE.py:NAME``, a file that runs once.
 
     Raises ValueError if invalid.
     """

@@ -32,7 +32,7 @@ def match_gradient_mode(
 
     Args:
         schedule: Schedule of the rollouts, whose first step is compared.
-        conditions: Condition of one prompt; those of all ranks may differ.
+        conditions: Condition of one prompt; each rank may have another.
         size: Frames, height and width of the rollouts.
         batch_size: Samples of a training forward pass: blocks are compiled once for one sample and
             once for several.

@@ -127,7 +127,7 @@ class Objective(ABC):
     ) -> Tensor:
         """Return the guided velocity of given latents at what a pass trains.
 
-        Shape: that of ``latents``.
+        Shape: as ``latents``.
         """
 
     @abstractmethod

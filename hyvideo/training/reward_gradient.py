@@ -30,7 +30,7 @@ from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
 
-# Largest difference between a rollout's reward and that of the pass with gradient, if arithmetic is
+# Largest difference between a rollout's reward and the reward of the pass with gradient, if arithmetic is
 # exact or rounded.
 EXACT_REWARD, ROUNDED_REWARD = 1e-3, 0.5
 # Largest share of the rewards of a pass without a finite gradient; with more, the scorer is wrong.
@@ -186,7 +186,7 @@ class WithRewardGradient(LevelObjective):
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
-        """Return the objective's noise levels and that of the reward step.
+        """Return the objective's noise levels and the level of the reward step.
 
         Shape: (rollouts, count + 1).
         """
@@ -356,7 +356,7 @@ class WithRewardGradient(LevelObjective):
         iteration: int,
     ) -> None:
         """Check the objective, and raise OffPolicyError, on all ranks together, if the reward with
-        gradient differs from that of the rollout.
+        gradient differs from the reward of the rollout.
         """
         num_levels = self._num_levels(rollouts)
         if num_levels:

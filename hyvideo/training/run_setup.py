@@ -324,7 +324,7 @@ def _reward_gradient(
 def _try_rewards(
     scorer: AsyncScorer, config: Config, requests: list[Request], validated: list[Request]
 ) -> None:
-    """Check the scorers, and those of held-out metrics, on a video of the run's size."""
+    """Check the scorers, also of held-out metrics, on a video of the run's size."""
     try_scorers(scorer, config.data, requests[0].prompt)
     if scorer.held_out_scorers:
         try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)

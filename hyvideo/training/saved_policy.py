@@ -69,7 +69,7 @@ def _verify_state(folder: Path, states: tuple[tuple[str, int, int], ...]) -> Non
 
 
 def read_saved_lora(path: Path) -> Lora:
-    """Return a LoRA, also that of a checkpoint.
+    """Return a LoRA, also of a checkpoint.
 
     Raises ValueError as `verify` and `read_lora` do.
     """
@@ -241,7 +241,7 @@ def stored_names(names: Iterable[str], folder: Path) -> dict[str, str]:
 
 
 def _stored_name(name: str, stored: Collection[str]) -> str:
-    """Return the name of a parameter in a checkpoint: that of the EMA if it is stored."""
+    """Return the name of a parameter in a checkpoint: the EMA's, if it is stored."""
     average = f"average.{name}"
     return average if average in stored else f"policy.{name}"
 

@@ -271,7 +271,7 @@ class Validation:
         return sampled.final
 
     def _noises(self, rows: list[int], kind: str = "validation noise", *step: int) -> Tensor:
-        """Return the initial noise of a batch, or that of a step.
+        """Return the initial noise of a batch, or the noise of a step.
 
         Shape: (rows, channels, frames, height, width).
         """

@@ -18,7 +18,7 @@ class Dimension:
 
     category: str
     prompts: int  # published number
-    videos: int | None = None  # per prompt; None: those of the benchmark
+    videos: int | None = None  # per prompt; None: as in the benchmark
     min: float = 0.0
     max: float = 1.0
     weight: float = 1.0  # within the category
@@ -34,7 +34,7 @@ class Suite:
     title: str
     videos: int  # per prompt
     categories: dict[str, float]  # weight in the total
-    dimensions: dict[str, Dimension]  # those of a category follow one another
+    dimensions: dict[str, Dimension]  # of one category follow one another
     name_length: int | None = None
     has_folders: bool = False
     drops_videos: bool = False

@@ -97,7 +97,7 @@ def make_study(
 ) -> int:
     """Write a study of ``folders`` of videos by method and return the number of pairs of a rater.
 
-    ``sizes`` are those of `design`; see `default_sizes`. Methods are compared on the videos that
+    ``sizes`` are as for `design`; see `default_sizes`. Methods are compared on the videos that
     all of them have. Videos get random names, and the key is never served. Videos of this project
     are copied, with their latents; if others are among them, all are compressed again.
     """

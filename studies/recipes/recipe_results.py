@@ -1,7 +1,7 @@
 """Results of recipes at equal cost: curves over the cost, a Pareto plot, a table and verdicts.
 
 Metrics come from the validations of the runs, in metrics.jsonl and, for the base model, in
-samples/000000. They are interpolated linearly between validations. Seconds are those of iterations
+samples/000000. They are interpolated linearly between validations. Seconds count iterations
 times the number of processes, without startup, validations and checkpoints.
 """
 

@@ -103,9 +103,9 @@ class Study:
         return parse(self.flags(run)).config
 
     def evaluation_config(self) -> Config:
-        """Return the settings of model, validation and scorers, without those of any run.
+        """Return the settings of model, validation and scorers, without the settings of any run.
 
-        The number of threads is that of the runs, since another number can change pixels by
+        The number of threads is as in the runs, since another number can change pixels by
         rounding.
         """
         flags = ["--config", self.config_file, "--output_dir", str(self.out), *THREADS, *self.extra]

@@ -36,7 +36,7 @@ class Cell:
     method: str
     kl: str
     has_equalizer: bool
-    schedule: str = ""  # of the KL coefficient, in figure 7; empty for that of the config
+    schedule: str = ""  # of the KL coefficient, in figure 7; empty: as in the config
 
     @property
     def name(self) -> str:

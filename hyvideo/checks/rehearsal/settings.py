@@ -1,4 +1,4 @@
-"""Settings of a rehearsal: those of the run, except what a CPU, random weights and one machine
+"""Settings of a rehearsal: the settings of the run, except what a CPU, random weights and one machine
 require.
 """
 
@@ -18,7 +18,7 @@ NUM_BATCHES = 2  # of rollouts per iteration
 
 @dataclass(frozen=True)
 class Change:
-    """A setting whose value differs from that of the run."""
+    """A setting whose value differs from the run."""
 
     name: str
     value: Any

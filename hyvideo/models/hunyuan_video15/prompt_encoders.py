@@ -128,7 +128,7 @@ class ImageEncoder:
     def __call__(self, path: str, height: int, width: int) -> ImageCondition:
         """Return the condition of an image file, on the CPU.
 
-        ``height`` and ``width`` are the video's, in pixels.
+        ``height`` and ``width`` describe the video, in pixels.
         """
         image = fit(read_image(path), height, width)
         pixels = siglip_pixels(image, self.preprocessor).to(self.model.device, self.model.dtype)

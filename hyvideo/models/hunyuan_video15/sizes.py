@@ -26,7 +26,7 @@ _GLYPH_HIDDEN = 2048  # hidden width of the ByT5 projection, independent of the 
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model under diffusers' names; the defaults are those of the released 480p and 720p
+    """Sizes of a model under diffusers' names; the defaults describe the released 480p and 720p
     models.
     """
 
@@ -135,7 +135,7 @@ class Architecture(Sizes):
 
     @property
     def vae_parameters(self) -> float:
-        """Parameters of the VAE: those of the released VAE, scaled by the sum of the squared
+        """Parameters of the VAE: as many as the released VAE has, scaled by the sum of the squared
         channels.
         """
         channels, released = (sum(c**2 for c in a.block_out_channels) for a in (self, Architecture))

@@ -1,7 +1,7 @@
 """Forward pass of the transformer over trimmed conditions of any length, without masks or GPU
 synchronization.
 
-The layers are those of diffusers' class. Its ``forward`` pads the conditions to 1,000 + 256 + 729
+The layers belong to diffusers' class. Its ``forward`` pads the conditions to 1,000 + 256 + 729
 tokens and synchronizes with the GPU in every call to find the valid ones. Here, each condition is a
 tensor of its valid tokens, so all lengths are known on the host. The results match those of the
 original and of diffusers (tested).

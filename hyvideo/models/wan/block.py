@@ -14,7 +14,7 @@ from hyvideo.models.norms import layer_norm, modulated_norm, rms_norm
 
 
 class TwoTimes(NamedTuple):
-    """Times of a block whose first ``num_clean`` local tokens, those of a given first frame, have
+    """Times of a block whose first ``num_clean`` local tokens, which are a given first frame, have
     another timestep than the others. Shape of each: (batch, 6, dim).
     """
 

@@ -52,7 +52,7 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def reads_ends(config: Mapping[str, Any]) -> bool:
-    """Return whether a transformer's config is that of AnyFlow, which reads where a step ends."""
+    """Return whether a transformer's config describes AnyFlow, which reads where a step ends."""
     return "deltatime_type" in config
 
 

@@ -18,7 +18,7 @@ _MEASURES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encodin
 
 @dataclass(frozen=True)
 class Architecture(Sizes):
-    """Sizes of a model under diffusers' names; the defaults are those of the 14B model."""
+    """Sizes of a model under diffusers' names; the defaults describe the 14B model."""
 
     num_layers: int = 40
     num_attention_heads: int = 40

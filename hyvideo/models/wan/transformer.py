@@ -157,7 +157,7 @@ class FirstFrames(NamedTuple):
         return torch.cat((first.unsqueeze(2), noisy[:, :, 1:]), dim=2)
 
     def with_velocity(self, velocity: Tensor, noisy: Tensor, timestep: Tensor) -> Tensor:
-        """Return the velocity, in float32, with that of a straight path to the given frames:
+        """Return the velocity, in float32, with the velocity of a straight path to the given frames:
         ``(noisy - latents) / sigma``.
         """
         sigma = (timestep / 1000).view(-1, 1, 1, 1)

@@ -81,7 +81,9 @@ class Architecture(Sizes):
         """Parameters outside the blocks: embedders, rotary frequencies and output layer, less what
         the last block does not have.
         """
-        d, text, context = self.width, self.text_width, self.pooled_projection_dim
+        d = self.width
+        text = self.text_width
+        context = self.pooled_projection_dim
         patch = math.prod(self.patch)
         time = linear(self.time_embed_dim, d) + linear(d, d)
         pooler = linear(text, 2 * text) + linear(text, text) + linear(text, d)

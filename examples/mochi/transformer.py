@@ -44,7 +44,8 @@ def forward(
     """
     batch, _, frames, height, width = latents.shape
     side = self.config.patch_size
-    grid = (frames, height // side, width // side)
+    rows = height // side
+    columns = width // side
     lengths = tuple(len(sample.text) for sample in conditions)
     texts = pad_sequence([sample.text for sample in conditions], batch_first=True)
     time, text = self.time_embed(
@@ -53,7 +54,14 @@ def forward(
     tokens = self.patch_embed(latents.transpose(1, 2).flatten(0, 1))
     tokens = tokens.unflatten(0, (batch, frames)).flatten(1, 2)  # (batch, tokens, dim)
     num_tokens = tokens.shape[1]
-    tables = self.rope(self.pos_frequencies, *grid, device=latents.device, dtype=torch.float32)
+    tables = self.rope(
+        self.pos_frequencies,
+        frames,
+        rows,
+        columns,
+        device=latents.device,
+        dtype=torch.float32,
+    )
     tables = tuple(self.sequence.split(table, 0) for table in tables)
     tokens = self.sequence.split(tokens, 1)
     layout = _layout(tables, lengths, num_tokens)
@@ -74,7 +82,7 @@ def forward(
         if self.step_cache:
             self.step_cache.keep(number, tokens, text)
     patches = self.sequence.join(self.proj_out(self.norm_out(tokens, time)), num_tokens)
-    return -unpatchify(patches, grid, (1, side, side), "pf ph pw c")
+    return -unpatchify(patches, (frames, rows, columns), (1, side, side), "pf ph pw c")
 
 
 def attention(

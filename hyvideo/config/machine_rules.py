@@ -6,6 +6,7 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
 
@@ -151,8 +152,8 @@ def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
             yield str(error)
         return
     for whose, (_, height, width) in inputs.config.video_sizes.items():
-        size = (1, height, width)  # `frames_fit_the_vae` reports the frames
-        for problem in problem_of(lambda size=size: architecture.latent_size(*size)):
+        # One frame: `frames_fit_the_vae` reports the frames.
+        for problem in problem_of(partial(architecture.latent_size, 1, height, width)):
             yield f"{problem} for {whose}"
 
 

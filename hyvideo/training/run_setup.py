@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from hyvideo.config.all_settings import RecordSettings
 from hyvideo.config.config import Config
@@ -23,6 +24,7 @@ from hyvideo.planning.disk import check_room
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Scorer
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.model_setup import (
@@ -98,30 +100,26 @@ def build_run(
     validated = inputs.validated
     contents = hash_files(config.flat())
     pair_latents = None
+    source, prompts = "prompts_csv", requests
     if objective_type.uses_pairs:
-        encoded = inputs.preferences.all_requests
-        sources = {"pairs_csv": encoded, "valid_video_csv": validated}
+        source, prompts = "pairs_csv", inputs.preferences.all_requests
         pair_latents = PairLatents(
             Path(config.record.output_dir),
             inputs.preferences.videos,
             vae_identity=vae_identity(config.model),
         )
         contents["pairs_csv"] += pair_latents.contents
-    else:
-        encoded = requests
-        sources = {"prompts_csv": requests, "valid_video_csv": validated}
-    encoded = encoded + config.negative_requests
+    sources = {source: prompts, "valid_video_csv": validated}
     check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
-    architecture = inputs.architecture
-    planned_run = PlannedRun(config, mesh.world_size, architecture)
+    planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):
         if mesh.is_main:
             check_room(planned_run)
     attention = choose_attention(
         config.model,
         device,
-        tokens=architecture.image_tokens(*config.rollout_size),
+        tokens=inputs.architecture.image_tokens(*config.rollout_size),
         sp_size=mesh.sp_size,
         gather=partial(all_objects, mesh=mesh),
     )
@@ -130,19 +128,13 @@ def build_run(
     scorer = _load_scorer(config, device, inputs, scorers)
 
     progress.enter("load", "the text encoders and the VAE")
+    encoded = prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
     if config.model.precompute_conditions:
         sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
     if pair_latents:
-        _, height, width = config.rollout_size
-        pair_latents.encode(
-            vae,
-            mesh,
-            size=(height, width),
-            shape=latent_shape(vae, *config.rollout_size),
-            on_stage=progress.enter,
-        )
+        _encode_pairs(pair_latents, config, vae, mesh, progress)
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")
@@ -151,15 +143,7 @@ def build_run(
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and objective_type.has_ratio:
         progress.enter("load", "compiled blocks")
-        probed = encoder(requests[:1], height=config.data.height, width=config.data.width)
-        match_gradient_mode(
-            pipeline,
-            schedule,
-            probed.to(device),
-            config.rollout_size,
-            mesh,
-            batch_size=config.rows_per_pass,
-        )
+        _probe_compiled_blocks(config, mesh, device, pipeline, encoder, schedule, requests[0])
     signals = PreemptionSignals(mesh)
     pipeline.with_progress = partial(progress.steps, check=signals.check)
     for size in dict.fromkeys(config.video_sizes.values()):
@@ -275,6 +259,41 @@ def build_run(
         update=update,
         checkpoints=checkpoints,
         state=state,
+    )
+
+
+def _encode_pairs(
+    pair_latents: PairLatents, config: Config, vae: nn.Module, mesh: Mesh, progress: Progress
+) -> None:
+    """Encode the rated videos that have no stored latents. Collective."""
+    _, height, width = config.rollout_size
+    pair_latents.encode(
+        vae,
+        mesh,
+        size=(height, width),
+        shape=latent_shape(vae, *config.rollout_size),
+        on_stage=progress.enter,
+    )
+
+
+def _probe_compiled_blocks(
+    config: Config,
+    mesh: Mesh,
+    device: torch.device,
+    pipeline: GRPOPipeline,
+    encoder: ConditionEncoder,
+    schedule: Schedule,
+    request: Request,
+) -> None:
+    """Let rollouts run the compiled graphs of training if the others round differently."""
+    conditions = encoder([request], height=config.data.height, width=config.data.width)
+    match_gradient_mode(
+        pipeline,
+        schedule,
+        conditions.to(device),
+        config.rollout_size,
+        mesh,
+        batch_size=config.rows_per_pass,
     )
 
 

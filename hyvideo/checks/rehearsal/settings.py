@@ -131,20 +131,19 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
     size = 1 if has_shared_groups and world_size > config.distributed.sp_size else 2
     distributed = config.distributed
     replicate = 2 if distributed.dp_replicate > 1 else 1
-    while True:
-        changes = {
-            "num_generations": 2,
-            "gradient_accumulation_steps": batches,
-            "batch_size": size,
-            "dp_replicate": replicate,
-        }
-        if not list(batch_problems(config.with_settings(**changes), world_size)):
-            break
-        size = 2 if size == 1 else size + 2
-    changes["mini_batch_size_per_update"] = min(
-        config.loss.mini_batch_size_per_update, size * batches
+    tried = config.with_settings(
+        num_generations=2, gradient_accumulation_steps=batches, dp_replicate=replicate
     )
-    return [Change(name, value, reason) for name, value in changes.items()]
+    while list(batch_problems(tried.with_settings(batch_size=size), world_size)):
+        size = 2 if size == 1 else size + 2
+    rows = min(config.loss.mini_batch_size_per_update, size * batches)
+    return [
+        Change("num_generations", 2, reason),
+        Change("gradient_accumulation_steps", batches, reason),
+        Change("batch_size", size, reason),
+        Change("dp_replicate", replicate, reason),
+        Change("mini_batch_size_per_update", rows, reason),
+    ]
 
 
 def validation_requests(requests: list[Request]) -> list[Request]:

@@ -96,9 +96,9 @@ except SystemExit as end:
     "arguments, code",
     [
         (["--help"], 0),
-        (["--eta", "lots"], 2),
-        (["--learing_rate", "1e-5"], 2),
-        ([*SMOKE, "--batch_size", "7"], 2),
+        pytest.param(["--eta", "lots"], 2, marks=pytest.mark.slow),
+        pytest.param(["--learing_rate", "1e-5"], 2, marks=pytest.mark.slow),
+        pytest.param([*SMOKE, "--batch_size", "7"], 2, marks=pytest.mark.slow),
         ([*SMOKE, "--prompts_csv", "nowhere.csv"], 2),
         (
             [
@@ -114,7 +114,7 @@ except SystemExit as end:
             ],
             2,
         ),
-        (["--config", "nowhere.yaml"], 2),
+        pytest.param(["--config", "nowhere.yaml"], 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(

@@ -97,6 +97,7 @@ def test_what_deviates_is_printed_with_the_setting_to_look_at(tmp_path, monkeypa
     )
 
 
+@pytest.mark.slow
 def test_a_pilot_on_the_cpu_runs_two_iterations_without_validation_in_its_own_folder(
     tmp_path, capsys
 ):

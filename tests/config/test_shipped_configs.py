@@ -87,7 +87,7 @@ def test_a_large_config_is_printed_with_its_length_and_fits_its_gpus(
 
 
 @named(LARGE)
-@pytest.mark.parametrize("network", [50.0, 3.0])
+@pytest.mark.parametrize("network", [pytest.param(50.0, marks=pytest.mark.slow), 3.0])
 def test_a_large_config_is_the_fastest_on_fast_and_slow_networks(path, network):
     hardware = replace(hardware_for(path), network=network)
     run = PlannedRun(config_of(path), num_gpus(path), Architecture(), hardware=hardware)

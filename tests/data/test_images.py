@@ -184,6 +184,7 @@ def test_rounding_to_five_digits_decides_near_ties():
     assert nearest_size(843, 1844, bucket_sizes("720p")) == (640, 1408)
 
 
+@pytest.mark.slow
 def test_diffusers_never_finds_a_nearer_bucket():
     processor, farther = diffusers_images.HunyuanVideo15ImageProcessor(), 0
     for height, width in random_sizes(300):

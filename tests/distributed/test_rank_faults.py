@@ -42,7 +42,6 @@ SETTINGS = {
 }
 FSDP = {"enable_fsdp": True}
 NAN = float("nan")
-BAD_NUMBERS = ("reward", "memory", "loss", "gradient", "gradient fsdp")
 
 
 def make(folder, mesh, **settings):
@@ -106,22 +105,23 @@ def test_the_other_ranks_end_soon_after_a_rank_is_killed_and_it_is_reported(lost
 # --- all other faults, in one launch --------------------------------------------------------------
 
 
-def run_cases(folder, lost):
-    """Return what this rank observed, by case."""
+def run_cases(folder, lost, everything):
+    """Return what this rank observed, by case; only with ``everything`` for the tests marked slow."""
     mesh, folder = start(), Path(folder)
+    results = {"uninterrupted": train(folder / "uninterrupted", mesh)}
+    bad_numbers = ["reward", "loss", "gradient fsdp"]
+    if everything:
+        results["lost rank"] = train(lost, mesh, resume_from_checkpoint="latest")
+        results["apart"] = resume_different_checkpoints(folder / "uninterrupted", mesh)
+        bad_numbers += ["memory", "gradient"]
     return {
-        "uninterrupted": train(folder / "uninterrupted", mesh),
-        "lost rank": train(lost, mesh, resume_from_checkpoint="latest"),
-        "apart": resume_different_checkpoints(folder / "uninterrupted", mesh),
+        **results,
         "unreadable": resume_unreadable(folder / "uninterrupted", mesh),
         "replaced": replace_owner(folder / "replaced", mesh),
         "waits": count_waits(folder / "stale", mesh),
         "foreign metrics": start_with_foreign_metrics(folder / "lines", mesh),
         "signal": stop_and_resume(folder / "signal", mesh),
-        **{
-            case: plant_nan(folder / case, mesh, case)
-            for case in ("reward", "memory", "loss", "gradient", "gradient fsdp")
-        },
+        **{case: plant_nan(folder / case, mesh, case) for case in bad_numbers},
         "equal rewards": give_equal_rewards(folder / "equal", mesh),
         "full disk": fill_disk(folder / "full", mesh),
         "too many": exceed_max_bad_updates(folder / "many", mesh),
@@ -413,12 +413,15 @@ def exceed_max_bad_updates(folder, mesh):
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory, lost_rank):
+def results(request, tmp_path_factory):
+    everything = request.config.getoption("--slow")
+    lost = request.getfixturevalue("lost_rank")[0] if everything else ""
     return launch(
         f"{MODULE}:run_cases",
         2,
         str(tmp_path_factory.mktemp("cases")),
-        str(lost_rank[0]),
+        str(lost),
+        everything,
         timeout=300,
     )
 
@@ -475,7 +478,9 @@ def test_a_full_disk_on_one_rank_loses_only_one_checkpoint(results):
         assert rank["full disk"]["digest"] == rank["uninterrupted"]
 
 
-@pytest.mark.parametrize("case", ["loss", "gradient", "gradient fsdp"])
+@pytest.mark.parametrize(
+    "case", ["loss", pytest.param("gradient", marks=pytest.mark.slow), "gradient fsdp"]
+)
 def test_both_ranks_skip_an_update_that_is_not_finite_on_one(results, case):
     first, second = (rank[case] for rank in results)
     assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
@@ -485,7 +490,7 @@ def test_both_ranks_skip_an_update_that_is_not_finite_on_one(results, case):
     assert first["skipped"] == second["skipped"] == [[1] if case == "loss" else []]
 
 
-@pytest.mark.parametrize("case", ["reward", "memory"])
+@pytest.mark.parametrize("case", ["reward", pytest.param("memory", marks=pytest.mark.slow)])
 def test_a_reward_that_fails_on_one_rank_is_missing_on_both(results, case):
     first, second = (rank[case] for rank in results)
     assert first["lines"] == second["lines"] and first["digest"] == second["digest"]

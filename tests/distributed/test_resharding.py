@@ -18,6 +18,7 @@ LAYOUTS = {
     "1": {"batch_size": 8},
 }
 SHORT = {"cfg_scale": 1.0, "grpo_sampling_steps": 3, "num_generations": 2}
+TWO_RANKS = FSDP | SHORT | {"batch_size": 2}
 
 
 def train(folder, settings, max_steps, resume):
@@ -57,26 +58,22 @@ def metrics(folder):
 
 @pytest.fixture(scope="module")
 def two_rank_run(tmp_path_factory):
-    """Return the folders of an uninterrupted run on two ranks and of one resumed from its first
-    checkpoint.
-    """
-    run, again = (tmp_path_factory.mktemp(name) for name in ("run", "again"))
-    first = str(run / "checkpoints" / "000001")
-    two_ranks = FSDP | SHORT | {"batch_size": 2}
-    launch(
-        f"{MODULE}:train_each", 2, [[str(run), two_ranks, 2, ""], [str(again), two_ranks, 2, first]]
-    )
-    return run, again
+    """Return the folder of a run on two ranks."""
+    run = tmp_path_factory.mktemp("run")
+    launch(f"{MODULE}:train", 2, str(run), TWO_RANKS, 2, "")
+    return run
 
 
 @pytest.mark.slow
 def test_a_checkpoint_resumes_in_any_layout_and_bit_for_bit_in_its_own(tmp_path, two_rank_run):
-    run, again = two_rank_run
-    first = str(run / "checkpoints" / "000001")
-    launch(f"{MODULE}:train", 1, str(tmp_path), SHORT | {"batch_size": 4}, 2, first)
-    assert worst_difference(run, again) == 0 and worst_difference(run, tmp_path) <= 1e-6
-    assert [line["iteration"] for line in metrics(tmp_path)] == [2]
-    assert metrics(again) == metrics(run)[1:]
+    first = str(two_rank_run / "checkpoints" / "000001")
+    again, alone = tmp_path / "again", tmp_path / "alone"
+    launch(f"{MODULE}:train", 2, str(again), TWO_RANKS, 2, first)
+    launch(f"{MODULE}:train", 1, str(alone), SHORT | {"batch_size": 4}, 2, first)
+    assert worst_difference(two_rank_run, again) == 0
+    assert worst_difference(two_rank_run, alone) <= 1e-6
+    assert [line["iteration"] for line in metrics(alone)] == [2]
+    assert metrics(again) == metrics(two_rank_run)[1:]
 
 
 @pytest.mark.slow
@@ -108,9 +105,8 @@ def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
 
     from hyvideo.training import saved_policy
 
-    run, _ = two_rank_run
-    tensors = load_file(run / "tensors.safetensors")
-    folder = run / "checkpoints" / "000002"
+    tensors = load_file(two_rank_run / "tensors.safetensors")
+    folder = two_rank_run / "checkpoints" / "000002"
     saved_policy.check_policy(SHALLOW, "miniature", folder)
     assert {tensor.dtype for tensor in saved_policy.load(folder, torch.bfloat16).parameters()} == {
         torch.bfloat16

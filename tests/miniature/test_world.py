@@ -109,6 +109,7 @@ def test_the_object_moves_in_the_captions_direction():
     assert across.abs().max() < 0.6
 
 
+@pytest.mark.slow
 def test_paths_lie_near_the_middle_of_the_frame():
     labels = LABELS.repeat(20, 1)
     weight = bright(render(labels, rng("middle")))[:, 4]

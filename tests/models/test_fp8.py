@@ -157,7 +157,7 @@ def test_compiled_and_recomputed_blocks_compute_the_same(mesh, monkeypatch, reco
         torch.testing.assert_close(found[name], expected[name])
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(
     tiny_config, mesh, dtype
 ):

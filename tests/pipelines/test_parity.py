@@ -65,7 +65,9 @@ def sample(pipeline, schedule, encoder, request, noise):
         ("480p_t2v", 'a sign says "OPEN" and “左”', "", False),
         # diffusers also encodes its quoted text
         ("480p_i2v", 'the sign says "OPEN"', "blurry, a sign", True),
-        ("480p_i2v_step_distilled", "the picture moves", "", True),
+        pytest.param(
+            "480p_i2v_step_distilled", "the picture moves", "", True, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_guided_sampling_from_the_original_layout_equals_diffusers(

@@ -126,7 +126,13 @@ def test_the_reported_noise_is_that_of_the_window(tiny_config, changes, expected
     assert expected in describe(config, make_plan(config))
 
 
-@pytest.mark.parametrize("text", ["fixed:1:2", "random:2", "sliding:2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "random:2",
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ("fixed:1:2", "sliding:2")),
+    ],
+)
 def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, text):
     config = tiny_config.with_settings(
         sde_window=text, grpo_sampling_steps=6, kl_strategy="dual_fixed"

@@ -146,6 +146,7 @@ def test_the_working_tree_and_the_wheels_can_be_copied_to_a_rented_machine():
     )
 
 
+@pytest.mark.slow
 def test_hyvideo_can_be_imported_with_the_replacement_of_av():
     code = "import av, hyvideo.data.videos; assert 'without_av' in av.__file__; av.open('x')"
     environment = {"PYTHONPATH": f"{WITHOUT_AV}:{ROOT}", "PATH": ""}

@@ -39,6 +39,7 @@ def lines_of_the_pages():
     return sorted({(module, " ".join(flags.split())) for module, flags in found})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module, flags", lines_of_the_pages())
 def test_a_reproduce_command_of_the_pages_runs_as_printed(
     module, flags, tmp_path, monkeypatch, capsys
@@ -54,6 +55,7 @@ def test_the_pages_have_reproduce_commands():
     assert len(lines_of_the_pages()) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module, flags", [c for c in COMMANDS if "RUN..." not in c[1]])
 def test_a_command_of_the_page_can_be_called(module, flags, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)

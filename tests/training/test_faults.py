@@ -173,10 +173,10 @@ def uninterrupted(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=["KILL", pytest.param("TERM", marks=pytest.mark.slow)])
 def interrupted(request, tmp_path_factory):
-    """A run that is interrupted in every stage and restarted each time."""
+    """A run that is interrupted in each of several stages and restarted each time."""
     run = Run(tmp_path_factory.mktemp(request.param))
     codes, outputs, newest = {}, {}, {}
-    for stage in STAGES:
+    for stage in STAGES if request.config.getoption("--slow") else ("rollout", "update", "save"):
         result = run.start(stage, FAULT_ITERATIONS[stage], request.param)
         codes[stage], outputs[stage], newest[stage] = (
             result.code,
@@ -296,7 +296,12 @@ def test_a_scorer_that_hangs_does_not_keep_a_stopped_run_alive(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "place, kind, left", [("load", "TERM", []), ("load", "INT", []), ("summary", "USR1", [1])]
+    "place, kind, left",
+    [
+        pytest.param("load", "TERM", [], marks=pytest.mark.slow),
+        ("load", "INT", []),
+        ("summary", "USR1", [1]),
+    ],
 )
 def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(
     tmp_path, place, kind, left
@@ -468,6 +473,7 @@ def test_a_slow_scorer_changes_no_reward_and_a_failing_one_loses_only_its_own_re
     assert all(math.isfinite(float(line["loss/total"])) for line in lines)
 
 
+@pytest.mark.slow
 def test_clocks_that_jump_do_not_change_the_results(tiny_config, mesh, monkeypatch):
     config = tiny_config.with_settings(**SETTINGS, lora_rank=2)
     expected = history(config, mesh, Redness(), 2)

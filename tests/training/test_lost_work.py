@@ -450,7 +450,11 @@ class HeldOut(Redness):
         }
 
 
-@pytest.mark.parametrize("method", ["held_out_each", "exit", "held_out", "of_set"])
+@pytest.mark.parametrize(
+    "method",
+    ["held_out_each", "of_set"]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in ("exit", "held_out")],
+)
 def test_a_held_out_metric_that_fails_later_is_missing_with_a_warning(config, method, capsys):
     config = with_validation(config).with_settings(validation_interval=1, max_steps=2)
     trainer = make(config, HeldOut(method))

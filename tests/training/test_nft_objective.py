@@ -118,6 +118,7 @@ def test_an_iteration_trains_and_the_old_policy_stays_the_rollout_policy(trainer
     assert not torch.equal(now[0], reference.old[0, 0])
 
 
+@pytest.mark.slow
 def test_old_velocities_of_the_first_update_would_change_no_metric(trainer):
     """In iteration 1 the old velocities are also the anchor's.
 
@@ -169,10 +170,10 @@ def velocities_and_targets(trainer, rollouts, column, scale):
 @pytest.mark.parametrize(
     "num_updates, scale, settings",
     [
-        (1, 2.0, {}),
+        pytest.param(1, 2.0, {}, marks=pytest.mark.slow),
         (2, 2.0, {}),
         (1, 1.0, {"anchor_cfg_scale": 3.0, "lora_rank": 2, "ema_decay": 0.5}),
-        (2, 1.0, {"anchor_cfg_scale": 3.0}),
+        pytest.param(2, 1.0, {"anchor_cfg_scale": 3.0}, marks=pytest.mark.slow),
     ],
 )
 def test_the_gradient_equals_the_equation(tiny_config, mesh, num_updates, scale, settings):

@@ -116,27 +116,37 @@ def check_message(config, mesh, *, before=(), between=()):
         ),
         ({}, [], [compute_in_bf16], "dtype or autocast", "none"),
         (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding", "time_embed"),
-        (
+        pytest.param(
             TRAINED | {"mini_batch_size_per_update": 4},
             [depend_on_the_batch],
             [],
             "batch shape",
             "x_embedder",
+            marks=pytest.mark.slow,
         ),
-        (
+        pytest.param(
             TRAINED | {"cfg_scale": 2.0},
             [depend_on_the_batch],
             [guide_one_by_one],
             "batched forward",
             "none",
+            marks=pytest.mark.slow,
         ),
-        ({}, [], [recompute_other_values], "activation checkpointing", "transformer_blocks.0"),
-        (
+        pytest.param(
+            {},
+            [],
+            [recompute_other_values],
+            "activation checkpointing",
+            "transformer_blocks.0",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             {},
             [],
             [compile_another_function],
             "compile",
             "transformer_blocks.2 (HunyuanVideo15TransformerBlock)",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -169,12 +179,12 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 @pytest.mark.parametrize(
     "settings, iteration, stops",
     [
-        ({"gate_interval": 2}, 1, True),
         ({"gate_interval": 2}, 2, False),
         ({"gate_interval": 2}, 3, True),
-        ({"gate_interval": 0}, 1, False),
         ({"gate_tolerance": 10.0}, 1, False),
-        ({}, 2, True),
+        pytest.param({"gate_interval": 2}, 1, True, marks=pytest.mark.slow),
+        pytest.param({"gate_interval": 0}, 1, False, marks=pytest.mark.slow),
+        pytest.param({}, 2, True, marks=pytest.mark.slow),
     ],
 )
 def test_the_interval_and_the_tolerance_of_the_check_can_be_set(
@@ -258,6 +268,7 @@ def train_with_a_wrong_join(settings):
     return None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fault_of_sequence_parallelism_is_named_on_every_rank(tmp_path, shard):
     settings = {

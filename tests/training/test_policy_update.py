@@ -224,6 +224,7 @@ def gradient_and_position(trainer, rollouts, columns):
     return torch.cat([gradient.flatten().double() for gradient in applied]), metrics["kl/position"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -264,7 +265,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     "settings, anchor",
     [
         ({"anchor_fraction": 0.5}, 2),
-        (NFT, 4),
+        pytest.param(NFT, 4, marks=pytest.mark.slow),
         (NFT | {"anchor_cfg_scale": 2.0, "anchor_fraction": 0.5}, 2 * 2),
         (
             NFT
@@ -328,7 +329,9 @@ def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, setti
     assert all(means.shape[:2] == (8, 1) for means in stored if means is not None)
 
 
-@pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
+@pytest.mark.parametrize(
+    "kl_velocity", ["log_ratio", pytest.param("gaussian", marks=pytest.mark.slow)]
+)
 def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, mesh, kl_velocity):
     config = tiny_config.with_settings(
         kl_strategy="dual_fixed",

@@ -332,7 +332,7 @@ def test_the_plan_names_the_step_of_the_reward_gradient(tiny_config, step):
     assert f"{text} {step} step" in describe(config, make_plan(config))
 
 
-@pytest.mark.parametrize("levels", [0, 2])
+@pytest.mark.parametrize("levels", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
     trainer = make_trainer(
         tiny_config, mesh, **DRAFT | {"nft_levels": levels, "batched_forward": "false"}
@@ -419,6 +419,7 @@ def test_several_ranks_train_the_same_as_one(tmp_path, num_ranks, layout):
         assert found == pytest.approx({name: single[name] for name in found}, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path):
     settings = DRAFT | {"reward_gradient_step": "random", "max_steps": 2, "save_interval": 1}
     whole = make_trainer(tiny_config, mesh, **settings)

@@ -119,8 +119,8 @@ def test_grpo_trains_students_of_few_steps(config, mesh, tmp_path, version, sett
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"use_muon": True},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"use_muon": True}, marks=pytest.mark.slow),
         {
             "lora_rank": 2,
             "enable_gradient_checkpointing": True,
@@ -210,6 +210,7 @@ def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_
     assert metrics["grad/norm"] > 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
     config = config.with_settings(
         max_steps=2, save_interval=1, learning_rate=1e-3, ema_decay=0.5, report_to=["none"]

@@ -121,6 +121,7 @@ def test_the_shipped_wan_miniature_is_small_and_valid():
     assert check_checkpoint(SHIPPED_WAN, "miniature_wan", REQUESTS) == []
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_shipped_wan_vae_reconstructs_content_and_standardizes_latents():
     vae = load_vae(SHIPPED_WAN)

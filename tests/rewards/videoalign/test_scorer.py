@@ -79,7 +79,10 @@ def test_batches_are_padded_on_the_right_like_the_original(exact):
     )
 
 
-@pytest.mark.parametrize("batch_size, run", [(1, "single"), (3, "batch")])
+@pytest.mark.parametrize(
+    "batch_size, run",
+    [pytest.param(1, "single", marks=pytest.mark.slow), (3, "batch")],
+)
 @pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
     exact.batch_size = batch_size
@@ -120,7 +123,10 @@ def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
     assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
 
 
-@pytest.mark.parametrize("batch_size, run", [(1, "single_raw"), (3, "batch_raw")])
+@pytest.mark.parametrize(
+    "batch_size, run",
+    [pytest.param(1, "single_raw", marks=pytest.mark.slow), (3, "batch_raw")],
+)
 def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
     scores = load(batch_size=batch_size).score_files(VIDEOS, PROMPTS, normalize=False)
     assert difference(scores, golden["bf16"][run]) <= BFLOAT
@@ -235,7 +241,7 @@ def set_lora(root, settings):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"peft_lora_config": settings}))
 
 
-@pytest.mark.parametrize("merge_lora", [False, True])
+@pytest.mark.parametrize("merge_lora", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
     """With the LoRA merged into its weights, the model is the same."""
     state = load(dtype=torch.float32, merge_lora=True).model.model.state_dict()
@@ -327,6 +333,7 @@ def test_a_different_output_layer_replaces_the_embeddings(copy):
     assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
 
 
+@pytest.mark.slow
 def test_a_file_with_newer_tensor_names_loads(copy, exact):
     """The names are those that transformers 5 saves."""
 

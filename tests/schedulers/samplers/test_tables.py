@@ -248,7 +248,10 @@ def noise_by_its_definition(sde_type, levels, eta, regime):
     return eta * variance.clamp(min=0).sqrt()
 
 
-@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize(
+    "shift",
+    [5.0] + [pytest.param(shift, marks=pytest.mark.slow) for shift in SHIFTS if shift != 5.0],
+)
 def test_figure_9_is_the_definition_at_every_number_of_steps(shift):
     for num_steps, regime in itertools.product(NUMBERS_OF_STEPS, REGIMES):
         levels = shifted_levels(num_steps, shift)

@@ -142,6 +142,7 @@ def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
     assert "learning curve: skipped, it needs runs that differ only in their seed" in output.out
 
 
+@pytest.mark.slow
 def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(

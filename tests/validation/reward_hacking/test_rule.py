@@ -209,6 +209,7 @@ def rates(kind, count, shift=0.0, num_runs=400):
     return fired.any(1).mean(), fired.mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [4, 8, 16, 32, 96])
 def test_false_alarm_rate_and_power_match_the_docs(count):
     """At most 1 in 100 clean runs of 10 validations raises an alarm; a shift of 2.5 standard

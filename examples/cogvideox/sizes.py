@@ -124,18 +124,21 @@ class Architecture(Sizes):
         return _MEASURES["vae"]["decode_flops"] * self._vae_scale
 
     def decoding_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values in the feature maps of the frames that are decoded at once."""
-        return self._feature_map(videos, frames, height, width) * _MEASURES["vae"]["maps"]
-
-    def gradient_values(self, videos: int, frames: int, height: int, width: int) -> float:
-        return self._feature_map(videos, frames, height, width) * _MEASURES["vae"]["gradient_maps"]
-
-    def _feature_map(self, videos: int, frames: int, height: int, width: int) -> float:
-        """Return the number of values of the first width at full size in a call of the decoder,
-        which decodes the first three latent frames and then two at a time.
+        """Return the number of values in the feature maps of one call of the decoder, which decodes
+        three latent frames at first and then two at a time.
         """
         at_once = min(frames, 2 * self.temporal_compression_ratio + 1)
-        return videos * at_once * height * width * self.block_out_channels[0]
+        return videos * at_once * height * width * self._vae_channels * _MEASURES["vae"]["maps"]
+
+    def gradient_values(self, videos: int, frames: int, height: int, width: int) -> float:
+        at_once = min(frames, 2 * self.temporal_compression_ratio + 1)
+        maps = at_once * _MEASURES["vae"]["gradient_maps"]
+        maps += (frames - at_once) * _MEASURES["vae"]["kept_maps"]
+        return videos * maps * height * width * self._vae_channels
+
+    @property
+    def _vae_channels(self) -> int:
+        return self.block_out_channels[0]
 
 
 def read(transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Architecture:

@@ -1,4 +1,5 @@
-"""A family outside the repository with a temporal ratio of 2 and a spatial ratio of 4, through every program: a number of a built-in family in the shared code fails here.
+"""A family outside the repository with a temporal ratio of 2 and a spatial ratio of 4, through every
+program: a number of a built-in family in the shared code fails here.
 """
 
 import hashlib
@@ -270,6 +271,16 @@ def test_tiles_of_a_decoder_that_returns_a_cache_give_the_same_video(root):
     assert video.shape == (1, 3, 9, 32, 24)
     assert torch.equal(video, decoded(root))
     assert len(shown) == 4 * 3
+
+
+@pytest.mark.parametrize("overlap", [0.125, 0.25, 0.5])
+def test_tiles_leave_no_gap_and_no_double_row(root, overlap):
+    vae = load_vae(root)
+    for length in range(1, 65):
+        set_tiling(vae, Tiling(4 * length, overlap))
+        stride = int(vae.tile_latent_min_height * (1 - vae.tile_overlap_factor_height))
+        blended = int(vae.tile_sample_min_height * vae.tile_overlap_factor_height)
+        assert vae.tile_sample_min_height - blended == 4 * stride, length
 
 
 @pytest.mark.slow

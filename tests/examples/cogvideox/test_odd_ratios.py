@@ -79,22 +79,19 @@ def trained(config, mesh):
     return trainer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
-        pytest.param({}, marks=pytest.mark.slow),
         {"lora_rank": 2},
-        pytest.param(
-            {
-                "enable_compile": "true",
-                "compile_backend": "aot_eager",
-                "enable_gradient_checkpointing": True,
-                "activation_checkpointing": "selective",
-            },
-            marks=pytest.mark.slow,
-        ),
+        {
+            "enable_compile": "true",
+            "compile_backend": "aot_eager",
+            "enable_gradient_checkpointing": True,
+            "activation_checkpointing": "selective",
+        },
     ],
-    ids=["all weights", "LoRA", "compiled"],
+    ids=["LoRA", "compiled"],
 )
 def test_a_run_trains_and_a_stopped_one_resumes_bit_for_bit(config, mesh, tmp_path, settings):
     config = config.with_settings(**settings)

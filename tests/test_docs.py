@@ -355,7 +355,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|configs/(hunyuan|wan21|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
+    r"(\./)?ckpts\b|examples/mochi/mochi_8gpu|configs/(hunyuan|wan21|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
     r"|--(resolution|remote_reward_url|rewrite_url|url|gradients)$"
 )
 
@@ -395,10 +395,24 @@ def trained(tmp_path_factory):
     return folder
 
 
+def write_thin_checkpoint(box):
+    """Run the Python code of a page that writes the folder ``outputs/thin``."""
+    (code,) = [
+        block
+        for text in TEXTS.values()
+        for _, language, block in FENCE.findall(text)
+        if language == "python" and '"outputs/thin"' in block
+    ]
+    subprocess.run([python(), "-c", code], cwd=box, check=True, capture_output=True)
+
+
 def placed(word, box, trained):
-    """Copy the ``trained`` run to the path that a word of a command refers to, and return the
-    word.
+    """Copy the ``trained`` run to the path that a word of a command refers to, or write the thin
+    checkpoint there, and return the word.
     """
+    if word == "outputs/thin":
+        write_thin_checkpoint(box)
+        return word
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path
     run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")

@@ -1,0 +1,287 @@
+"""A family outside the repository with a temporal ratio of 2 and a spatial ratio of 4, through every
+program: a number of a built-in family in the shared code fails here.
+"""
+
+import hashlib
+import json
+import sys
+
+import pytest
+import torch
+
+import generate
+from hyvideo.config.command_line import load_config, parse
+from hyvideo.config.rules import check
+from hyvideo.data.videos import read_video
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.tiles import Tiles
+from hyvideo.models.decoding import Tiling, decode, set_tiling
+from hyvideo.models.loading import load_vae
+from hyvideo.models.sizes import read_architecture
+from hyvideo.records.metrics_file import read_metrics
+from hyvideo.trainer import Trainer
+from scripts import check_checkpoints, export, plan, rehearse
+from tests.distributed.launch import launch
+from tests.examples.cogvideox.tiny import FOLDER, MODULE, PROMPTS, write_cogvideox
+from tests.registered import registered
+from tests.test_trainer import CPU, Redness
+
+SIZE = (9, 24, 48)  # frames, height and width: 5 x 6 x 12 latents
+TILE = 18  # pixels, of which 16 are whole latents
+
+
+@pytest.fixture(scope="module", autouse=True)
+def family():
+    with registered(MODULE):
+        yield
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_cogvideox(tmp_path_factory.mktemp("odd"), odd=True)
+
+
+@pytest.fixture
+def config(tiny_config, root, tmp_path):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    frames, height, width = SIZE
+    return tiny_config.with_settings(
+        family=FOLDER,
+        pretrained_model_root=str(root),
+        transformer_version="of_my_own",  # not listed: the family is that of config.json
+        random_weights=False,
+        encoder_dtype="fp32",
+        prompts_csv=str(csv),
+        valid_video_csv=str(csv),
+        validation_interval=2,
+        validation_steps=2,
+        sample_n_frames=frames,
+        height=height,
+        width=width,
+        vae_tile_size=0,
+        batch_size=2,
+        num_generations=2,
+        mini_batch_size_per_update=2,
+        grpo_sampling_steps=2,
+        cfg_scale=2.0,
+        reward_model=["test"],
+        num_threads=1,
+        max_steps=2,
+        save_interval=1,
+        learning_rate=1e-3,
+    )
+
+
+def trained(config, mesh):
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lora_rank": 2},
+        {
+            "enable_compile": "true",
+            "compile_backend": "aot_eager",
+            "enable_gradient_checkpointing": True,
+            "activation_checkpointing": "selective",
+        },
+    ],
+    ids=["LoRA", "compiled"],
+)
+def test_a_run_trains_and_a_stopped_one_resumes_bit_for_bit(config, mesh, tmp_path, settings):
+    config = config.with_settings(**settings)
+    uninterrupted = trained(config, mesh)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["iteration"] for line in lines] == [1, 2]
+    assert all(line["grad/norm"] > 0 for line in lines)
+    assert lines[0]["policy/ratio_first_deviation"] == 0
+    videos = sorted((tmp_path / "run" / "samples" / "000002").glob("*.mp4"))
+    assert len(videos) == len(PROMPTS)
+    assert read_video(videos[0])[0].shape[:2] == (9, 3)
+    stopped = config.with_settings(output_dir=str(tmp_path / "stopped"))
+    trained(stopped.with_settings(max_steps=1), mesh)
+    resumed = trained(stopped.with_settings(resume_from_checkpoint="latest"), mesh)
+    expected = uninterrupted.run.policy.tensors()
+    for name, tensor in resumed.run.policy.tensors().items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.parametrize("frames, nearest", [(7, "5 or 9"), (3, "1 or 5")])
+def test_frames_are_checked_with_the_ratio_of_the_vae(config, frames, nearest):
+    config = config.with_settings(reward_model=["miniature"])
+    with pytest.raises(ValueError, match=f"sample_n_frames must be 4n . 1, .*use {nearest}"):
+        check(config.with_settings(sample_n_frames=frames))
+    check(config.with_settings(sample_n_frames=13))
+
+
+def test_the_size_must_be_a_multiple_of_ratio_and_patch(config, mesh):
+    with pytest.raises(ValueError, match="height must be a multiple of 8, got 60"):
+        trained(config.with_settings(height=60), mesh)
+
+
+@pytest.mark.slow
+def test_the_policy_of_a_run_is_exported_and_generates_videos(
+    config, mesh, tmp_path, monkeypatch, capsys
+):
+    trained(config, mesh)
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "000002")
+    out = tmp_path / "videos"
+    flags = ["--checkpoint_path", checkpoint, "--prompt", PROMPTS[0], "--output_path", str(out)]
+    flags += ["--num_inference_steps", "2", "--device", "cpu", "--vae_tile_size", str(TILE)]
+    monkeypatch.setattr(sys, "argv", ["generate.py", *flags])
+    assert generate.main() == 0, capsys.readouterr().err
+    assert len(read_video(out / "0000.mp4")[0]) == SIZE[0]
+    settings = json.loads((out / "0000.json").read_text())
+    assert (settings["height"], settings["width"]) == SIZE[1:]
+    flags = ["--checkpoint_path", checkpoint, "--output_dir", str(tmp_path / "exported")]
+    monkeypatch.setattr(sys, "argv", ["export.py", *flags])
+    export.main()
+    written = json.loads((tmp_path / "exported" / "transformer" / "config.json").read_text())
+    assert written["_class_name"] == "CogVideoXTransformer3DModel"
+    monkeypatch.setattr(sys, "argv", ["export.py", *flags[:-1], "elsewhere", "--form", "original"])
+    with pytest.raises(SystemExit):
+        export.main()
+    assert "only in diffusers' layout" in capsys.readouterr().err
+
+
+def test_the_planner_reads_the_ratios(root, monkeypatch, capsys):
+    sizes = read_architecture(root, "of_my_own")
+    assert sizes.latent_size(*SIZE) == (5, 6, 12)
+    frames, height, width = map(str, SIZE)
+    flags = ["--family", FOLDER, "--pretrained_model_root", str(root)]
+    flags += ["--transformer_version", "of_my_own", "--height", height, "--width", width]
+    monkeypatch.setattr(sys, "argv", ["plan.py", *flags, "--sample_n_frames", frames])
+    plan.main()
+    assert "24 x 48" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["plan.py", *flags, "--sample_n_frames", "7"])
+    with pytest.raises(SystemExit):
+        plan.main()
+    assert "must be 4n + 1" in capsys.readouterr().err
+
+
+def test_check_checkpoints_reports_the_parts_of_the_family(root, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["check_checkpoints.py", str(root), "--family", FOLDER])
+    assert check_checkpoints.main() == 0
+    output = capsys.readouterr().out
+    assert "T5 v1.1 XXL" in output and "Can run: text-to-video" in output
+
+
+@pytest.mark.slow
+def test_a_run_of_the_family_is_rehearsed(tmp_path, monkeypatch, capsys):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    frames, height, width = map(str, SIZE)
+    flags = ["--family", FOLDER, "--transformer_version", "cogvideox_2b", "--prompts_csv", str(csv)]
+    flags += ["--valid_video_csv", str(csv), "--sample_n_frames", frames, "--height", "32"]
+    flags += ["--width", width, "--batch_size", "2", "--num_generations", "2"]
+    flags += ["--grpo_sampling_steps", "2", "--validation_steps", "2", "--reward_model", "clip"]
+    flags += ["--reward_weights", '{"CLIPScore": 1}']
+    flags += ["--world_size", "1", "--rehearsal_dir", str(tmp_path / "rehearsal")]
+    monkeypatch.setattr(sys, "argv", ["rehearse.py", *flags])
+    code = rehearse.main()
+    output = capsys.readouterr().out
+    assert code == 0, output
+    assert output.count("passed") == 5
+
+
+def test_the_command_line_names_the_family(root):
+    command = parse(["--family", FOLDER, "--transformer_version", "cogvideox_2b"])
+    config = command.config
+    assert (config.rollout.cfg_scale, config.data.fps, config.model.vae_dtype) == (6.0, 8, "fp16")
+    assert config.with_absolute_paths().model.family.endswith(f"/{FOLDER}")
+
+
+def train(root, csv, folder, sp_size):
+    """Return the metrics of an iteration on this rank."""
+    frames, height, width = SIZE
+    settings = {
+        "family": MODULE,
+        "pretrained_model_root": root,
+        "transformer_version": "of_my_own",
+        "random_weights": False,
+        "encoder_dtype": "fp32",
+        "prompts_csv": csv,
+        "valid_video_csv": "",
+        "output_dir": folder,
+        "sample_n_frames": frames,
+        "height": height,
+        "width": width,
+        "vae_tile_size": 0,
+        "batch_size": 2,
+        "num_generations": 2,
+        "mini_batch_size_per_update": 2,
+        "num_updates_per_rollout": 1,
+        "log_video_interval": 0,
+        "cfg_scale": 2.0,
+        "sp_size": sp_size,
+        "enable_fsdp": sp_size > 1,
+        "reward_model": ["test"],
+        "num_threads": 1,
+    }
+    with registered(MODULE):
+        config = load_config("configs/smoke.yaml", **settings)
+        trainer = Trainer(config, ranks.start(sp_size, CPU), CPU, scorers={"test": Redness()})
+        trainer.iteration = 1
+        line = trainer.run_iteration()
+    return {name: line[name] for name in ("reward/mean", "grad/norm", "policy/log_prob")}
+
+
+@pytest.mark.slow
+def test_two_ranks_that_share_and_shard_the_model_train_as_one(root, config, tmp_path):
+    csv = config.data.prompts_csv[0]
+    target = "tests.examples.cogvideox.test_odd_ratios:train"
+    (expected,) = launch(target, 1, str(root), csv, str(tmp_path / "one"), 1)
+    for found in launch(target, 2, str(root), csv, str(tmp_path / "two"), 2):
+        assert found == {
+            name: pytest.approx(value, rel=2e-4, abs=1e-6) for name, value in expected.items()
+        }
+
+
+# --- tiles ----------------------------------------------------------------------------------------
+
+
+def decoded(root, tiles=None):
+    vae = load_vae(root)
+    set_tiling(vae, Tiling(TILE, 0.5))
+    latents = torch.randn(1, 16, 5, 8, 6, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return decode(vae, latents, tiles)
+
+
+def decoded_by_ranks(root):
+    with registered(MODULE):
+        mesh = ranks.start(2, CPU)
+        return digest(decoded(root, Tiles(mesh.sp_group)))
+
+
+def digest(video):
+    return hashlib.sha256(video.numpy().tobytes()).hexdigest()
+
+
+def test_tiles_of_a_decoder_that_returns_a_cache_give_the_same_video(root):
+    shown = []
+    video = decoded(root, Tiles(None, lambda loop: shown.extend(loop) or shown))
+    assert video.shape == (1, 3, 9, 32, 24)
+    assert torch.equal(video, decoded(root))
+    assert len(shown) == 4 * 3
+
+
+@pytest.mark.parametrize("overlap", [0.125, 0.25, 0.5])
+def test_tiles_leave_no_gap_and_no_double_row(root, overlap):
+    vae = load_vae(root)
+    for length in range(1, 65):
+        set_tiling(vae, Tiling(4 * length, overlap))
+        stride = int(vae.tile_latent_min_height * (1 - vae.tile_overlap_factor_height))
+        blended = int(vae.tile_sample_min_height * vae.tile_overlap_factor_height)
+        assert vae.tile_sample_min_height - blended == 4 * stride, length
+
+
+@pytest.mark.slow
+def test_two_ranks_decode_the_same_video(root):
+    found = launch("tests.examples.cogvideox.test_odd_ratios:decoded_by_ranks", 2, str(root))
+    assert found == [digest(decoded(root))] * 2

@@ -414,7 +414,7 @@ def times() -> list[Row]:
             "`SHUTDOWN_TIMEOUT`",
         ),
         Row(
-            "wait of `generate.py` for its slowest process",
+            "wait for the slowest process that generates videos",
             "hyvideo.distributed.mesh:UNEVEN_WORK_TIMEOUT",
             mesh.UNEVEN_WORK_TIMEOUT,
             largest(videos),

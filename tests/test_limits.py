@@ -382,7 +382,7 @@ def times() -> list[Row]:
     launcher = (ROOT / "scripts/post_train/train_grpo.sh").read_text()
     return [
         Row(
-            "wait of a rank for the others",
+            "wait of a rank for other ranks",
             "collective_timeout",
             setting("collective_timeout"),
             largest(parts),
@@ -390,7 +390,7 @@ def times() -> list[Row]:
             "`collective_timeout`",
         ),
         Row(
-            "a part of a stage, until the watchdog reports it",
+            "time in one stage until the watchdog reports it",
             "watchdog_seconds",
             setting("watchdog_seconds"),
             largest(parts),
@@ -414,7 +414,7 @@ def times() -> list[Row]:
             "`SHUTDOWN_TIMEOUT`",
         ),
         Row(
-            "wait for a process that generates more videos",
+            "wait for the slowest process that generates videos",
             "hyvideo.distributed.mesh:UNEVEN_WORK_TIMEOUT",
             mesh.UNEVEN_WORK_TIMEOUT,
             largest(videos),
@@ -485,14 +485,22 @@ def released_video_seconds(name: str) -> float:
 SECTIONS = {"Texts, files and sizes": texts_and_files, "Rewards": rewards, "Time": times}
 HEAD = """# Limits
 
-Every limit is at least twice what the largest shipped recipe or released model needs. The column *change* names the
-setting of a limit; limits without one are constants in the code.
+Which inputs are too large for a program, and when does a program stop waiting? Read this page if an error message names
+a limit, or before you use much larger inputs than the shipped recipes.
+
+- *Value* is the limit.
+- *Largest need* is what the shipped recipes and the released models need at most. Every limit is at least twice as
+  large.
+- *Needed by* names the recipe, model or file with the largest need.
+- *Change* names the setting of the limit. If the cell is empty, the limit is a constant in the code.
 """
 TAIL = """
+**How the needs are computed.** Seconds are predicted for A100 GPUs. The file system writes checkpoints at 0.5 GB/s, or
+at 2 GB/s for a process that saves after a signal. The network to a reward service has 1 Gbit/s. Ranks wait for each
+other between denoising steps, batches and passes. They do not wait for whole iterations.
+
 `python -m pytest tests/test_limits.py --regenerate` computes this page from `configs/`, the shipped prompts,
-`versions.yaml` of each family and the [planner](cost.md). Seconds are predicted for A100 GPUs, checkpoints on a file
-system that writes 0.5 GB/s (2 GB/s for a process that saves after a signal), and a reward service behind 1 Gbit/s. The
-ranks wait for each other between denoising steps, batches and passes, not for whole iterations.
+`versions.yaml` of each family and the [planner](cost.md).
 """
 
 
@@ -509,7 +517,7 @@ def page() -> str:
     parts = [HEAD]
     for title, rows in SECTIONS.items():
         parts.append(
-            f"\n## {title}\n\n| limit on | value | largest need | of | change |\n"
+            f"\n## {title}\n\n| limit on | value | largest need | needed by | change |\n"
             "|---|---|---|---|---|\n"
         )
         for row in rows():

@@ -25,6 +25,7 @@ ROOT = "assets/miniature"
 WEIGHTS = {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
 NOISE = 0.1  # difference of R at which the rater prefers the better video in 73 % of cases
 SIDE = 32  # pixels
+DIMENSION = "BETTER"  # name of the question, which scripts.train_reward needs
 
 
 def true_rewards(folder: Path) -> dict[str, dict[str, float]]:
@@ -76,8 +77,8 @@ def main() -> None:
     path = options.folder / "pairs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["prompt", "first", "second", "answer"])
-        writer.writerows(rows)
+        writer.writerow(["prompt", "first", "second", "answer", "dimension"])
+        writer.writerows([*row, DIMENSION] for row in rows)
     print(f"wrote {len(rows)} rated pairs to {path}")
 
 

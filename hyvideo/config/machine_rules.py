@@ -13,7 +13,7 @@ from pathlib import Path
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
-from hyvideo.data.pairs import check_latents, check_videos
+from hyvideo.data.pairs import check_images, check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
@@ -111,6 +111,7 @@ def check_pairs(inputs: RunInputs) -> None:
         preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
     except JSONDecodeError:
         return  # `pair_weights_are_numbers` reports it
+    check_images(preferences)
     check_videos(preferences, config.rollout_size)
     try:
         shape = inputs.architecture.latent_size(*config.rollout_size)
@@ -184,8 +185,7 @@ def image_problems(
     if task == "t2v" and with_image:
         yield (
             f"{version} is for text-to-video, got {len(with_image)} reference images in {source}, "
-            f"the first for the prompt {quote(with_image[0].prompt)}; use an i2v version or remove "
-            "the images"
+            f"the first for {with_image[0].described}; use an i2v version or remove the images"
         )
     if task == "i2v" and requests and not with_image:
         yield (

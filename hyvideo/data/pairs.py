@@ -99,13 +99,14 @@ def read_ratings(path: str | Path) -> list[Rating]:
         prompt, first, second, answer = (row[column].strip() for column in COLUMNS)
         if not prompt:
             raise ValueError(
-                f"every row of a pairs CSV needs a prompt, {place} has none; add it or remove the "
-                "row"
+                f"every row of a pairs CSV needs a prompt, {place} has none, so its videos cannot "
+                "be trained on; add it or remove the row"
             )
         check_prompt(prompt, f"in {place}")
         if answer not in OUTCOMES:
             raise ValueError(
-                f"the answer must be one of {', '.join(OUTCOMES)}, got {quote(answer)} in {place}"
+                f"the answer must be one of {', '.join(OUTCOMES)}, which are all that a rater can "
+                f"give, got {quote(answer)} in {place}; correct it or remove the row"
             )
         for column, name in (("first", first), ("second", second)):
             if not name or not os.path.isfile(path.parent / name):
@@ -120,7 +121,8 @@ def read_ratings(path: str | Path) -> list[Rating]:
             raise ValueError(f"ref_image_path in {place} must be an image file, {error}") from error
         videos = (path.parent / first, path.parent / second)
         dimension = row.get("dimension", "").strip()
-        ratings.append(Rating(Request(prompt, picture), videos, dimension, OUTCOMES[answer], place))
+        request = Request(prompt, picture, place=place)
+        ratings.append(Rating(request, videos, dimension, OUTCOMES[answer], place))
     return ratings
 
 
@@ -148,10 +150,15 @@ def select_preferences(
         winner, loser = rating.videos if rating.outcome == 0 else reversed(rating.videos)
         if winner == loser or filecmp.cmp(winner, loser, shallow=False):
             raise ValueError(
-                "a preferred video must differ from the other one, got two equal files in "
-                f"{rating.place}: {quote(winner)} and {quote(loser)}; remove the row"
+                "a preferred video must differ from the other one, because the gradient of equal "
+                f"videos is zero, got two equal files in {rating.place}: {quote(winner)} and "
+                f"{quote(loser)}; remove the row"
             )
         preferences.append(Preference(rating.request, winner, loser, weight, rating.place))
+    if not ratings:
+        raise ValueError(
+            f"pairs_csv must have at least one preference, got no rows in {source}; add rated pairs"
+        )
     if not preferences:
         raise ValueError(
             f"pairs_csv must have at least one preference, got none in the {len(ratings)} rows of "
@@ -192,6 +199,24 @@ def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) 
                     f"{found.width} in {quote(video)}, {preference.place}; change these settings "
                     "or generate the video again"
                 )
+
+
+def check_images(preferences: Iterable[Preference]) -> None:
+    """Raise ValueError, naming the row, if a first frame cannot be read."""
+    from hyvideo.data.images import read_image
+
+    seen: set[str] = set()
+    for preference in preferences:
+        image = preference.request.image
+        if image is None or image in seen:
+            continue
+        seen.add(image)
+        try:
+            read_image(image)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}, in {preference.place}; replace the file or remove the row"
+            ) from error
 
 
 def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.data.files import file_problem, find_path, replacing
@@ -32,6 +32,14 @@ class Request:
     is_negative: bool = False
     original_prompt: str | None = None  # the prompt before it was rewritten
     checks: str | None = None  # JSON list of yes/no questions about the video
+    # row and file, for messages; empty if the prompt is from a flag
+    place: str = field(default="", compare=False)
+
+    @property
+    def described(self) -> str:
+        """The prompt and its place, for messages."""
+        place = f" in {self.place}" if self.place else ""
+        return f"the prompt {quote(self.prompt)}{place}"
 
     def seed_or(self, default: int) -> int:
         return default if self.seed is None else self.seed
@@ -101,7 +109,14 @@ def _read_csv(path: Path) -> list[Request]:
             ) from error
         original, checks = (text or None for text in others)
         requests.append(
-            Request(prompt, picture, int(seed) if seed else None, False, original, checks)
+            Request(
+                prompt,
+                picture,
+                int(seed) if seed else None,
+                original_prompt=original,
+                checks=checks,
+                place=f"row {number} of {path}",
+            )
         )
     return requests
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
-from hyvideo.models.family import Family, family_named
+from hyvideo.models.family import Family, Part, family_named
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.weight_files import (
     Folder,
@@ -35,6 +35,7 @@ def check_checkpoint(
     ``random_weights_seed`` needs.
     """
     root = Path(root)
+    requests = list(requests)
     family = family_of_folder(root, version)
     if family is None:
         folder = partial(loading.transformer_folder, root, version)
@@ -51,7 +52,7 @@ def check_checkpoint(
             loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed
         ),
         *(
-            lambda part=part: part.problems(root, weights_needed)
+            lambda part=part: part_problems(part, root, requests, weights_needed=weights_needed)
             for part in family.parts
             if part.kind in kinds
         ),
@@ -91,6 +92,23 @@ def model_problems(
     return with_label(
         folder, tensor_problems(folder, expected, read_header(folder, loading.WEIGHTS_STEM))
     )
+
+
+def part_problems(
+    part: Part, root: Path, requests: Iterable[Request], *, weights_needed: bool = True
+) -> list[str]:
+    """Return the problems that prevent loading an encoder.
+
+    For an encoder of only some requests, such as images, they name the first that needs it.
+    """
+    problems = problems_of(lambda: part.problems(root, weights_needed))
+    if not part.feeds:
+        return problems
+    first = next(request for request in requests if part.content(request) is not None)
+    return [
+        f"{problem}. Needed by {first.described}; add the files or leave this prompt out"
+        for problem in problems
+    ]
 
 
 def pipeline_problems(root: Path) -> list[str]:

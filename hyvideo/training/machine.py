@@ -100,6 +100,8 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     }
     try:
         requests = {name: inputs.files.read(paths) for name, paths in existing.items()}
+        if config.uses_pairs:
+            requests["pairs_csv"] = inputs.preferences.all_requests
         check_checkpoint(config, requests, list(config.video_sizes.values()))
     except ValueError as error:
         yield from str(error).splitlines()

@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from hyvideo.data.pairs import (
     Preference,
+    check_images,
     check_latents,
     check_videos,
     hash_file,
@@ -16,6 +17,7 @@ from hyvideo.data.pairs import (
     split_by_prompt,
 )
 from hyvideo.data.prompts import Request
+from tests.forked import ROOT
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
 
 SIZE = (5, 16, 16)
@@ -83,15 +85,15 @@ def test_weights_select_and_weigh_the_dimensions(videos):
         (("", "0a.mp4", "0b.mp4", "first"), "needs a prompt, row 1 of .* has none"),
         (
             (PROMPT, "0a.mp4", "0b.mp4", "left"),
-            "must be one of first, second, tie, both_bad, got 'left' in row 1 of ",
+            "must be one of first, second, tie, both_bad, .* got 'left' in row 1 of .*; correct it",
         ),
         (
             (PROMPT, "0a.mp4", "0a.mp4", "first"),
-            "must differ from the other one, got two equal files in row 1 of ",
+            "must differ from the other one, .*, got two equal files in row 1 of ",
         ),
         (
             (PROMPT, "0a.mp4", "copy.mp4", "first"),
-            "must differ from the other one, got two equal files in row 1 of ",
+            "must differ from the other one, .*, got two equal files in row 1 of ",
         ),
         (
             (PROMPT, "long.mp4", "0b.mp4", "first"),
@@ -108,6 +110,24 @@ def test_weights_select_and_weigh_the_dimensions(videos):
 def test_a_bad_row_is_one_message_that_names_it(videos, row, message):
     with pytest.raises(ValueError, match=message):
         preferences(videos, [row])
+
+
+def test_a_first_frame_that_cannot_be_read_is_one_message_that_names_the_row(videos):
+    (videos / "text.png").write_text("no image")
+    shutil.copyfile(ROOT / "docs" / "before_after.png", videos / "frame.png")
+    columns = ("prompt", "first", "second", "answer", "ref_image_path")
+    row = (PROMPT, "0a.mp4", "0b.mp4", "first")
+    found = preferences(videos, [(*row, "frame.png"), (*row, "text.png")], columns)
+    check_images(found[:1])
+    with pytest.raises(ValueError, match="text.png' .*, in row 2 of .*; replace the file or"):
+        check_images(found)
+
+
+def test_a_csv_without_rows_is_not_called_a_csv_of_ties(videos):
+    path = videos / "empty.csv"
+    path.write_text("prompt,first,second,answer\n")
+    with pytest.raises(ValueError, match="got no rows in x.csv; add rated pairs"):
+        select_preferences(read_ratings(path), {}, "x.csv")
 
 
 def test_a_csv_without_the_columns_is_rejected(videos):

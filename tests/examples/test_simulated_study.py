@@ -13,6 +13,7 @@ from examples.simulated_study import rate
 from hyvideo.data.pairs import read_ratings
 from hyvideo.data.videos import write_video
 from hyvideo.miniature import world
+from studies import reward_training
 
 
 def test_the_better_video_wins_as_often_as_the_logistic_says():
@@ -45,6 +46,8 @@ def test_the_program_rates_videos_of_generate(tmp_path, exit_code):
         (tmp_path / f"{number:04d}.json").write_text(json.dumps({"prompt": caption}))
     assert exit_code(simulated_study.main, tmp_path, "--pairs", 1) == 0
     (rating,) = read_ratings(tmp_path / "pairs.csv")
+    (pair,) = reward_training.read_pairs(tmp_path / "pairs.csv", [simulated_study.DIMENSION])
+    assert set(pair.videos) == set(rating.videos)
     assert rating.request.prompt == caption and {video.name for video in rating.videos} == {
         "0000.mp4",
         "0001.mp4",

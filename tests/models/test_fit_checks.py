@@ -26,3 +26,13 @@ def test_random_weights_need_only_the_configs(root_copy):
         path.unlink()
     assert len(check_checkpoint(root_copy, VERSION, REQUESTS)) == 3
     assert check_checkpoint(root_copy, VERSION, REQUESTS, weights_needed=False) == []
+
+
+def test_a_missing_encoder_of_some_prompts_names_the_first_of_them(root_copy):
+    quoted = Request('a sign says "OPEN"', place="row 2 of x.csv")
+    for folder in ("byt5-small", "Glyph-SDXL-v2"):
+        shutil.rmtree(root_copy / "text_encoder" / folder, ignore_errors=True)
+    (problem,) = check_checkpoint(root_copy, VERSION, [*REQUESTS, quoted, Request('"NO"')])
+    assert problem.startswith("glyph encoder")
+    assert "Needed by the prompt 'a sign says \"OPEN\"' in row 2 of x.csv; add" in problem
+    assert check_checkpoint(root_copy, VERSION, REQUESTS) == []

@@ -10,6 +10,7 @@ from hyvideo.config.rules import check
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.training import machine
 from hyvideo.training.machine import gpu_problem, missing_requirements, resolve_auto
+from tests.rated_pairs import DPO, write_pairs
 
 
 def test_a_complete_machine_has_no_messages(tiny_config):
@@ -54,6 +55,14 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
         assert sum(words in message for message in messages) == 1, (words, messages)
     with pytest.raises(ValueError, match="'nowhere.csv'"):
         check(config)
+
+
+def test_an_encoder_that_only_rated_pairs_need_is_missed_with_their_row(tiny_config, tmp_path):
+    rows = [('a sign says "OPEN"', "0a.mp4", "0b.mp4", "first")]
+    path = write_pairs(tmp_path, rows)
+    config = tiny_config.with_settings(**DPO, prompts_csv=[], pairs_csv=[str(path)])
+    messages = list(missing_requirements(RunInputs(config)))
+    assert any("glyph encoder" in message and f"row 1 of {path}" in message for message in messages)
 
 
 def test_errors_in_the_settings_do_not_depend_on_the_machine(tiny_config, tmp_path):

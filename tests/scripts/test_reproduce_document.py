@@ -95,7 +95,7 @@ def test_the_hours_of_a_section_are_those_of_the_dry_run(title, tmp_path, monkey
         hours.append(found)
     one, five = hours
     assert re.search(
-        rf"GPU-hours: {one} for \d+ runs with one seed, {five} with five", SECTIONS[title]
+        rf"GPU-hours: {one} with one seed \(\d+ runs\), {five} with five", SECTIONS[title]
     )
 
 

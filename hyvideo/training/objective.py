@@ -357,7 +357,10 @@ class LevelObjective(Objective):
         latents: Tensor,
         levels: Tensor,
     ) -> Tensor:
-        """Return the velocity at other noise levels than the trained ones, on the CPU."""
+        """Return the velocity at noise levels, on the CPU, that may differ from the trained ones.
+
+        Shape: as ``latents``.
+        """
         ends = self.interval_ends(rollouts, rows, column)
         return self.pipeline.velocity(
             latents,

@@ -5,7 +5,7 @@ import torch
 
 from hyvideo.config.rules import check
 from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.cost import forwards_per_rollout
+from hyvideo.planning.cost import duration, forwards_per_rollout, stage_flops
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
@@ -142,6 +142,10 @@ def test_plan_and_run_count_the_forward_passes_of_the_derivative(config, mesh):
     assert calls == {False: 8 * (2 + 2 * (2 + 2)) + 1 + 3, True: 8 * 2}
     run = PlannedRun(trainer.config, 1, read_architecture(SHALLOW, "miniature_flow_map"))
     assert float(line["cost/forwards"]) == forwards_per_rollout(run) == 2 + 2 * (4 + 3) + 4 / 8
+    plain = PlannedRun(trainer.config, 1, read_architecture(SHALLOW, "miniature"))
+    flops = [stage_flops(each)["update"] / stage_flops(each)["rollout"] for each in (plain, run)]
+    assert flops[1] - flops[0] == pytest.approx(2)  # there are as many levels as steps
+    assert duration(run).stages["update"] > duration(plain).stages["update"]
 
 
 def test_the_timesteps_of_all_passes_are_prepared_for_a_cache(trainer, monkeypatch):

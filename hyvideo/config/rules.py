@@ -315,7 +315,9 @@ def objective_problems(config: Config) -> Problems:
     if traits_of(name).trains == "steps":
         yield from problem_of(lambda: some_step_is_stochastic(rollout))
         return
-    if version.kind == "step_distilled":
+    if version.reads_ends:
+        yield from flow_map_problems(config, version.name)
+    elif version.kind == "step_distilled":
         yield (
             f"objective {name} trains at any noise level, but transformer_version {version.name} "
             "is step-distilled and only covers the levels of its few steps; use another version or "
@@ -330,6 +332,29 @@ def objective_problems(config: Config) -> Problems:
         yield (
             "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are "
             "identical, got 0; remove use_same_noise or raise eta"
+        )
+
+
+def flow_map_problems(config: Config, version: str) -> Problems:
+    """Yield settings with which noise levels of a flow map cannot be trained."""
+    name = config.loss.objective
+    if name in ("dpo", "draft"):
+        yield (
+            f"objective {name} needs a model of velocities, but transformer_version {version} is a "
+            "flow map, which predicts the mean velocity of a step; use objective nft or grpo, or "
+            "another version"
+        )
+    elif config.loss.reward_gradient_weight > 0:
+        yield (
+            "reward_gradient_weight needs a model of velocities, but transformer_version "
+            f"{version} is a flow map, which predicts the mean velocity of a step, got "
+            f"{config.loss.reward_gradient_weight:g}; set reward_gradient_weight 0"
+        )
+    if config.rollout.cfg_scale > 1:
+        yield (
+            f"objective {name} needs cfg_scale 1 with the flow map {version}, because guided mean "
+            "velocities are not the mean velocities of the guided model, got "
+            f"{config.rollout.cfg_scale:g}; set cfg_scale 1"
         )
 
 

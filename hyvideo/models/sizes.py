@@ -62,6 +62,7 @@ class Sizes:
     # and not on the GPU.
     modulation_parameters: int = 0
     num_modulations: int = 0  # such layers
+    reads_ends: bool = False  # a flow map: its forward pass also reads where a step ends
     num_attentions: int  # attention layers per block
     # saved by a block for its backward pass, except the MLP's hidden layer, which is saved twice
     fixed_widths: float

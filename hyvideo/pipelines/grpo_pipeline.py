@@ -236,20 +236,27 @@ class GRPOPipeline:
             sample = schedule.means(velocity, sample, steps)
         return mean
 
-    def velocity(self, latents: Tensor, timestep: Tensor, conditions: Conditions) -> Tensor:
+    def velocity(
+        self,
+        latents: Tensor,
+        timestep: Tensor,
+        conditions: Conditions,
+        *,
+        ends: Tensor | None = None,
+    ) -> Tensor:
         """Return the guided velocity ``v_negative + scale (v - v_negative)``, or ``v`` without
         guidance, in float32.
 
-        Timesteps need not belong to a schedule. Step-distilled models, which also read where a
-        step ends, need one: see `velocity_at_steps`.
+        Timesteps need not belong to a schedule. A flow map, which reads where a step ends, returns
+        the mean velocity from ``timestep`` to ``ends``.
 
-        Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` (batch,),
-        on the CPU.
+        Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` and
+        ends, which only flow maps have, (batch,), on the CPU.
         """
-        assert not self.transformer.reads_ends, "this transformer also reads where a step ends"
-        return self._guided_velocity(
-            latents, [(start, None) for start in timestep.tolist()], conditions
-        )
+        assert self.transformer.reads_ends == (ends is not None), "only flow maps read ends"
+        starts = timestep.tolist()
+        stops = [None] * len(starts) if ends is None else ends.tolist()
+        return self._guided_velocity(latents, list(zip(starts, stops)), conditions)
 
     def _guided_velocity(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the guided velocity of each sample at its time: see `velocity`."""

@@ -191,10 +191,13 @@ def stage_flops(run: PlannedRun) -> dict[str, float]:
     """Return the FLOPs of the transformer on a rank in the stages of an iteration, as executed:
     with recomputation.
     """
-    return {
+    stages = {
         stage: number * kind.flops(run).total
         for stage, (number, kind) in passes_by_stage(run).items()
     }
+    derivatives = run.rollouts_per_replica * run.derivative_forwards
+    stages["update"] += derivatives * Pass().flops(run).total
+    return stages
 
 
 def forward_rate(run: PlannedRun) -> float:
@@ -268,7 +271,8 @@ def duration(run: PlannedRun) -> Duration:
         waiting = waiting + exposed
     overheads = overhead_seconds(run)
     stages["anchor"] += overheads["anchor's weights"]
-    stages["update"] += overheads["optimizer"] + overheads["EMA"] + overheads["on-policy check"]
+    stages["update"] += overheads["optimizer"] + overheads["EMA"]
+    stages["update"] += overheads["on-policy check"] + overheads["derivatives"]
     decoding, scoring = scored_video_seconds(run)
     if not run.config.scores_rollouts:
         decoding = 0.0
@@ -312,11 +316,13 @@ def overhead_seconds(run: PlannedRun) -> dict[str, float]:
     """Return the seconds of an iteration for what is no pass of training or sampling."""
     updates = run.settings.num_updates_per_rollout
     checks = run.rollouts_per_replica * run.checked_forwards
+    derivatives = run.rollouts_per_replica * run.derivative_forwards
     return {
         "optimizer": updates * optimizer_seconds(run),
         "EMA": updates * ema_seconds(run),
         "anchor's weights": anchor_seconds(run),
         "on-policy check": checks * (Pass().seconds(run) + exchange_seconds(run)),
+        "derivatives": derivatives * (Pass().seconds(run) + exchange_seconds(run)),
     }
 
 

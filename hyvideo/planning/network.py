@@ -99,7 +99,8 @@ def traffic(run: PlannedRun) -> Traffic:
     sampled = batches * run.num_calls(settings.batch_size, run.plan.sampled_branches)
     # FSDP frees the gathered weights after a block's forward pass, and gathers them again for its
     # backward pass.
-    gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls}
+    derivatives = 2 * calls if run.derivative_forwards else 0
+    gathers = {"rollout": sampled, "anchor": compared, "update": 2 * calls + derivatives}
     if not settings.reshard_after_forward:
         # The weights stay gathered until a backward pass frees them, so that only the first of
         # consecutive forward passes gathers.

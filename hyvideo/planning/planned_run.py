@@ -202,6 +202,8 @@ class PlannedRun:
         ):
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
+        if self.architecture.reads_ends:
+            branches += 2 * self.plan.trained_branches
         return branches / self.rollouts_per_replica / self.settings.gate_interval
 
     @property
@@ -214,9 +216,26 @@ class PlannedRun:
     @property
     def forwards_without_gradient(self) -> float:
         """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities
-        and its check.
+        and its check, and derivatives of a flow map.
         """
-        return self.sampled_forwards + self.compared_forwards + self.checked_forwards
+        return (
+            self.sampled_forwards
+            + self.compared_forwards
+            + self.checked_forwards
+            + self.derivative_forwards
+        )
+
+    @property
+    def derivative_forwards(self) -> float:
+        """Forward passes per rollout, all branches, for the derivatives of a flow map: two at each
+        trained noise level.
+        """
+        if (
+            traits_of(self.settings.objective).trains != "levels"
+            or not self.architecture.reads_ends
+        ):
+            return 0.0
+        return 2 * self.plan.trained_branches * self.plan.num_trained_steps
 
     @property
     def compared_forwards(self) -> float:

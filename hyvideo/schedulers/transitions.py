@@ -309,12 +309,16 @@ def refined_levels(
     The new levels divide a step evenly before the shift. Without sigmas, they are those of
     ``num_steps * num_substeps`` shifted steps. Shape: (num_steps * num_substeps + 1,).
     """
-    coarse = levels_of_steps(num_steps, shift, sigmas)
     if not sigmas:
         return shifted_levels(num_steps * num_substeps, shift)
-    unshifted = [level / (level + shift * (1 - level)) for level in coarse]
+    return divided_levels(levels_of_steps(num_steps, shift, sigmas), shift, num_substeps)
+
+
+def divided_levels(levels: tuple[float, ...], shift: float, num_substeps: int) -> tuple[float, ...]:
+    """Return the levels with each step divided into ``num_substeps``, evenly before the shift."""
+    unshifted = [level / (level + shift * (1 - level)) for level in levels]
     fine = []
-    for level, start, end in zip(coarse, unshifted, unshifted[1:]):
+    for level, start, end in zip(levels, unshifted, unshifted[1:]):
         fine.append(level)
         for substep in range(1, num_substeps):
             u = start + (end - start) * substep / num_substeps

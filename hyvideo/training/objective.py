@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar, Literal
 
@@ -21,8 +22,9 @@ from hyvideo.config.config import Config
 from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.conditions import to_device
-from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.cost import Cost
@@ -107,6 +109,10 @@ class Objective(ABC):
         self.check = check
 
     # What it trains on.
+
+    def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
+        """Return the schedule of the rollouts of an iteration, given that of the settings."""
+        return schedule
 
     @abstractmethod
     def draw(
@@ -193,6 +199,11 @@ class Objective(ABC):
     def empty_pass(self, rollouts: RolloutBatch, column: int) -> Tensor:
         """Return a velocity that makes the calls of a pass; for replicas with fewer rollouts than
         others.
+        """
+        return self.empty_velocity(rollouts, column)
+
+    def empty_velocity(self, rollouts: RolloutBatch, column: int) -> Tensor:
+        """Return a velocity that makes the calls of `velocity_at`.
 
         The latents are zeros, because rollouts without a reward may contain NaN.
         """
@@ -327,7 +338,8 @@ class LevelObjective(Objective):
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
         """Return the noise levels of each rollout. Shape: (rollouts, count)."""
-        return self.noise.levels(iteration, indices, count, self.config.rollout.shift)
+        levels = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
+        return levels.clamp(max=1 - DIFFERENCE) if self.pipeline.transformer.reads_ends else levels
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]
@@ -335,17 +347,90 @@ class LevelObjective(Objective):
     def velocity_at(
         self, rollouts: RolloutBatch, rows: list[int], column: int, latents: Tensor
     ) -> Tensor:
-        timesteps = self.timesteps(rollouts, rows, column)
-        return self.pipeline.velocity(latents, timesteps, rollouts.conditions.select(rows))
+        return self._velocity(rollouts, rows, column, latents, rollouts.trained_steps[rows, column])
+
+    def _velocity(
+        self,
+        rollouts: RolloutBatch,
+        rows: list[int],
+        column: int,
+        latents: Tensor,
+        levels: Tensor,
+    ) -> Tensor:
+        """Return the velocity at noise levels, on the CPU, that may differ from the trained ones.
+
+        Shape: as ``latents``.
+        """
+        ends = self.interval_ends(rollouts, rows, column)
+        return self.pipeline.velocity(
+            latents,
+            1000 * levels,
+            rollouts.conditions.select(rows),
+            ends=None if ends is None else 1000 * ends,
+        )
+
+    def interval_ends(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor | None:
+        """Return the noise levels at which the intervals of a flow map end, on the CPU; None for
+        other models. Shape: (rows,).
+        """
+        if not self.pipeline.transformer.reads_ends:
+            return None
+        return self.noise.ends(
+            rollouts.iteration,
+            [rollouts.indices[row] for row in rows],
+            column,
+            rollouts.trained_steps[rows, column],
+            self.config.rollout.shift,
+        )
 
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the velocities at the re-noised rollouts."""
-        return self.velocity_and_target(rollouts, rows, column)[0]
+        noised, _ = self.noised_and_target(rollouts, rows, column)
+        return self.velocity_at(rollouts, rows, column, noised)
 
     def velocity_and_target(
         self, rollouts: RolloutBatch, rows: list[int], column: int
     ) -> tuple[Tensor, Tensor]:
-        """Return the velocity at re-noised rollouts and its target.
+        """Return the velocity at re-noised rollouts and its target; for a flow map, its mean
+        velocity and the target of the mean velocity (`derivative_term`).
+
+        Shape of each: (rows, channels, ...).
+        """
+        noised, target = self.noised_and_target(rollouts, rows, column)
+        if self.pipeline.transformer.reads_ends:
+            target = target - self._derivative_term(rollouts, rows, column, noised, target)
+            self.cost.add(2 * self.num_forwards(rollouts, rows, column))
+        return self.velocity_at(rollouts, rows, column, noised), target
+
+    def _derivative_term(
+        self,
+        rollouts: RolloutBatch,
+        rows: list[int],
+        column: int,
+        latents: Tensor,
+        tangent: Tensor,
+    ) -> Tensor:
+        """Return `derivative_term` of the current weights, which makes two forward passes."""
+        ends = self.interval_ends(rollouts, rows, column)
+        assert ends is not None, "only flow maps have intervals"
+        return derivative_term(
+            partial(self._velocity, rollouts, rows, column),
+            latents,
+            tangent,
+            rollouts.trained_steps[rows, column],
+            ends,
+        )
+
+    def empty_pass(self, rollouts: RolloutBatch, column: int) -> Tensor:
+        if self.pipeline.transformer.reads_ends:
+            zeros = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
+            self._derivative_term(rollouts, [0], column, zeros, zeros)
+        return self.empty_velocity(rollouts, column)
+
+    def noised_and_target(
+        self, rollouts: RolloutBatch, rows: list[int], column: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the re-noised rollouts and the target of their velocity.
 
         Shape of each: (rows, channels, ...).
         """
@@ -356,7 +441,7 @@ class LevelObjective(Objective):
         levels = rollouts.trained_steps[rows, column]
         level = filled(levels.tolist(), final.device).view(-1, 1, 1, 1, 1)
         noised = (1 - level) * final + level * noise
-        return self.velocity_at(rollouts, rows, column, noised), noise - final
+        return noised, noise - final
 
     def noise_of(self, rollouts: RolloutBatch, row: int, column: int) -> Tensor:
         """Return the noise that re-noises a rollout, on the CPU.
@@ -371,9 +456,17 @@ class LevelObjective(Objective):
 
     def cache_levels(self, rollouts: RolloutBatch) -> None:
         """Compute what depends on the noise levels alone, if the transformer caches it."""
-        self.pipeline.prepare(
-            [(timestep, None) for timestep in (1000 * rollouts.trained_steps).flatten().tolist()]
-        )
+        rows = list(range(len(rollouts)))
+        times: Times = []
+        for column in rollouts.columns:
+            levels = rollouts.trained_steps[:, column]
+            ends = self.interval_ends(rollouts, rows, column)
+            if ends is None:
+                times += [(timestep, None) for timestep in (1000 * levels).tolist()]
+                continue
+            for distance in (0.0, DIFFERENCE, -DIFFERENCE):
+                times += zip((1000 * (levels + distance)).tolist(), (1000 * ends).tolist())
+        self.pipeline.prepare(times)
 
 
 @contextmanager

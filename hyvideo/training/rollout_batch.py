@@ -178,6 +178,44 @@ class RolloutNoise:
 
         return torch.tensor([draw(index) for index in indices])
 
+    def schedule_levels(self, iteration: int, num_steps: int, shift: float) -> tuple[float, ...]:
+        """Return the levels of a schedule whose levels between 1 and 0 are drawn: one from each of
+        ``num_steps - 1`` equal intervals, shifted. Shape: (num_steps + 1,).
+        """
+        random = generator(self.seed, "levels of the schedule", iteration)
+        count = num_steps - 1
+        drawn = [(number + random.random()) / count for number in reversed(range(count))]
+        return (1.0, *(shift * u / (1 + (shift - 1) * u) for u in drawn), 0.0)
+
+    def ends(
+        self,
+        iteration: int,
+        indices: list[RolloutIndex],
+        column: int,
+        levels: Tensor,
+        shift: float,
+    ) -> Tensor:
+        """Return the noise levels at which the intervals of a flow map end that begin at ``levels``
+        in ``column``.
+
+        Half of the intervals have no length, a quarter end at 0, and the others end at a level
+        below the first that is uniform before the shift. Shape: (rollouts,).
+        """
+        ends = []
+        for index, level in zip(indices, levels.tolist(), strict=True):
+            random = generator(
+                self.seed, "interval ends", iteration, index.group, index.member, column
+            )
+            kind, share = random.random(2)
+            if kind < 0.5:
+                ends.append(level)
+            elif kind < 0.75:
+                ends.append(0.0)
+            else:
+                uniform = share * level / (level + shift * (1 - level))
+                ends.append(shift * uniform / (1 + (shift - 1) * uniform))
+        return torch.tensor(ends)
+
     def anchor_columns(self, iteration: int, num_columns: int, count: int) -> list[int]:
         """Return the columns whose position KL an iteration measures; the same for all rollouts and
         ranks.

@@ -111,7 +111,7 @@ class RolloutCollector:
     def schedule_of(self, iteration: int) -> Schedule:
         """Return the schedule of an iteration, which adds noise only in its SDE window."""
         if self.window is None:
-            return self.schedule
+            return self.objective.schedule(self.schedule, iteration)
         random = generator(self.config.data.seed, "sde window", iteration)
         steps = self.window.steps(
             self.schedule.stochastic_steps, iteration, lambda count: int(random.integers(count))

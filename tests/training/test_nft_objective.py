@@ -295,8 +295,8 @@ def test_noise_levels_in_the_wrong_unit_stop_the_run(trainer, monkeypatch):
     rollouts = sample_rollouts(trainer)
     velocity = trainer.run.pipeline.velocity
 
-    def unscaled(latents, timestep, conditions):
-        return velocity(latents, timestep / 1000, conditions)
+    def unscaled(latents, timestep, conditions, **ends):
+        return velocity(latents, timestep / 1000, conditions, **ends)
 
     monkeypatch.setattr(trainer.run.pipeline, "velocity", unscaled)
     anchor = trainer.run.objective.prepare(rollouts)

@@ -165,6 +165,10 @@ class Architecture(Sizes):
         return videos * _MEASURES["vae"]["gradient_maps"] * feature_map
 
     @property
+    def reads_ends(self) -> bool:
+        return self.use_meanflow
+
+    @property
     def _mlp(self) -> int:
         return linear(self.width, self.hidden) + linear(self.hidden, self.width)
 

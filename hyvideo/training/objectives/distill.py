@@ -17,6 +17,7 @@ from torch import Tensor
 from hyvideo.config.run_plan import teacher_levels
 from hyvideo.grpo.nft import mean_square
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.schedulers.transitions import divided_levels
 from hyvideo.training.objective import StepObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits, step_tolerance
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, select
@@ -34,7 +35,29 @@ class Distill(StepObjective):
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
         self.num_substeps = self.config.trust_region.anchor_substeps
-        self.teacher_schedule = Schedule.at(teacher_levels(self.config.rollout, self.num_substeps))
+
+    @property
+    def draws_levels(self) -> bool:
+        """True for a flow map, which learns steps of any length, unless ``sigmas`` gives them."""
+        return self.pipeline.transformer.reads_ends and not self.config.rollout.sigmas
+
+    def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
+        """Return the schedule of the student in an iteration."""
+        if not self.draws_levels:
+            return schedule
+        rollout = self.config.rollout
+        return Schedule.at(
+            self.noise.schedule_levels(iteration, rollout.grpo_sampling_steps, rollout.shift)
+        )
+
+    def teacher_schedule(self, rollouts: RolloutBatch) -> Schedule:
+        """Return the schedule of the teacher, which divides each step of the rollouts."""
+        rollout = self.config.rollout
+        if not self.draws_levels:
+            return Schedule.at(teacher_levels(rollout, self.num_substeps))
+        return Schedule.at(
+            divided_levels(rollouts.schedule.levels, rollout.shift, self.num_substeps)
+        )
 
     def prepare(self, rollouts: RolloutBatch) -> dict[int, Tensor]:
         """Return the teacher's mean velocities at all steps, by column.
@@ -43,7 +66,7 @@ class Distill(StepObjective):
         """
         assert self.policy.anchor is not None, "the rules require a fixed anchor"
         with self._as_anchor(self.policy.anchor):
-            self.pipeline.prepare_schedule(self.teacher_schedule)
+            self.pipeline.prepare_schedule(self.teacher_schedule(rollouts))
             targets = self._predictions(rollouts, rollouts.columns)
         self.pipeline.prepare_schedule(rollouts.schedule)
         return targets
@@ -54,14 +77,15 @@ class Distill(StepObjective):
         starts = [
             step * self.num_substeps for step in rollouts.trained_steps[rows, column].tolist()
         ]
-        timesteps = self.teacher_schedule.timesteps
+        schedule = self.teacher_schedule(rollouts)
+        timesteps = schedule.timesteps
         for start, substep in product(starts, range(self.num_substeps)):
             self.cost.add(
                 self.pipeline.num_forwards(timesteps[start + substep : start + substep + 1])
             )
         return self.pipeline.mean_velocity(
             self.latents_at(rollouts, rows, column),
-            self.teacher_schedule,
+            schedule,
             starts,
             self.num_substeps,
             rollouts.conditions.select(rows),

@@ -105,7 +105,7 @@ class NFT(LevelObjective):
                 }
             elif self.policy.is_sharded:  # joins the forward pass of the other ranks
                 with torch.no_grad():
-                    self.empty_pass(rollouts, column)
+                    self.empty_velocity(rollouts, column)
         return old, {row: old.pop((row, 0)) for row in checked}
 
     def terms(

@@ -36,6 +36,7 @@ def write_original(root):
     shutil.copytree(
         ROOT / "assets" / "miniature", root, ignore=shutil.ignore_patterns("prompts", "VideoReward")
     )
+    shutil.rmtree(root / "transformer" / "miniature_flow_map")
     (root / "transformer" / "miniature").rename(root / "transformer" / "480p_t2v")
     glyphs = T5Config(vocab_size=390, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
     glyphs.save_pretrained(root / "text_encoder/byt5-small")

@@ -1,0 +1,247 @@
+"""Training of a flow map: objective nft on its mean velocities, and students with drawn levels."""
+
+import pytest
+import torch
+
+from hyvideo.config.rules import check
+from hyvideo.models.sizes import read_architecture
+from hyvideo.planning.cost import duration, forwards_per_rollout, stage_flops
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.records.stage_timer import StageTimer
+from hyvideo.trainer import Trainer
+from hyvideo.training.rollout_batch import RolloutNoise
+from tests.distributed.launch import launch
+from tests.distributed.test_same_run import train
+from tests.forked import ROOT
+from tests.shallow import SHALLOW
+from tests.test_trainer import CPU, weights
+from tests.training.test_nft_objective import sample_rollouts
+from tests.training.test_run_state import train_iterations
+
+FLOW_MAP = {"pretrained_model_root": SHALLOW, "transformer_version": "miniature_flow_map"}
+NFT = {
+    "objective": "nft",
+    "nft_levels": 2,
+    "eta": 0.0,
+    "grpo_sampling_steps": 2,
+    "num_updates_per_rollout": 1,
+    "kl_strategy": "fixed",
+    "learning_rate": 1e-3,
+}
+STUDENT = {
+    "objective": "distill",
+    "eta": 0.0,
+    "cfg_scale": 1.0,
+    "kl_strategy": "fixed",
+    "grpo_sampling_steps": 3,
+    "anchor_substeps": 2,
+    "anchor_cfg_scale": 3.0,
+    "num_updates_per_rollout": 1,
+}
+
+
+@pytest.fixture
+def config(tiny_config):
+    return tiny_config.with_settings(**FLOW_MAP, **NFT)
+
+
+@pytest.fixture
+def trainer(config, mesh):
+    return Trainer(config, mesh, CPU)
+
+
+# --- objective nft --------------------------------------------------------------------------------
+
+
+def test_the_gradient_equals_the_equation(config, mesh):
+    """The loss is r |V - t|^2 + (1 - r) |2 V_old - V - t|^2 + 0.3 |V - V_anchor|^2 with V = u + (s
+    - r) D, t = e - x0 and the same D, without gradient, in all three.
+    """
+    settings = {"anchor_cfg_scale": 3.0, "kl_weight": 0.3, "kl_coef": 0.3, "kl_min_coef": 0.3}
+    config = config.with_settings(**settings, max_grad_norm=1e9, kl_schedule="constant")
+    trainer = Trainer(config.with_settings(advantage_clip=2.0), mesh, CPU)
+    rollouts, parameters = sample_rollouts(trainer), trainer.run.policy.parameters
+    rollouts.advantages[:] = torch.tensor([1.5, -0.5, 1.0, -1.2, 0.3, -2.0, 0.2, 0.9])
+    weights = [(1 + advantage / 2) / 2 for advantage in rollouts.advantages.tolist()]
+    rows = list(range(8))
+    losses = []
+    lengths = []
+    for column in rollouts.columns:
+        starts = rollouts.trained_steps[:, column]
+        ends = trainer.run.objective.interval_ends(rollouts, rows, column)
+        noise = torch.stack([trainer.run.objective.noise_of(rollouts, row, column) for row in rows])
+        final = rollouts.trajectories.latents[:, -1]
+        s, r = (level.view(-1, 1, 1, 1, 1) for level in (starts, ends))
+        latents, target = (1 - s) * final + s * noise, noise - final
+        lengths += (starts - ends).tolist()
+
+        def mean_velocity(latents, levels, pipeline=trainer.run.pipeline, ends=ends):
+            return pipeline.velocity(latents, 1000 * levels, rollouts.conditions, ends=1000 * ends)
+
+        with torch.no_grad():
+            later = mean_velocity(latents + 0.005 * target, starts + 0.005)
+            earlier = mean_velocity(latents - 0.005 * target, starts - 0.005)
+            change = (s - r) * (later - earlier) / 0.01
+            old = mean_velocity(latents, starts) + change
+            guided = trainer.run.pipeline.with_guidance(3.0)
+            anchor = mean_velocity(latents, starts, guided) + change
+        velocity = mean_velocity(latents, starts) + change
+        for row in rows:
+            good = (velocity - target)[row] ** 2
+            bad = (2 * old - velocity - target)[row] ** 2
+            kl = (velocity - anchor)[row] ** 2
+            losses.append((weights[row] * good + (1 - weights[row]) * bad + 0.3 * kl).mean())
+    assert min(lengths) == 0 and max(lengths) > 0.3
+    gradients = torch.autograd.grad(torch.stack(losses).mean(), parameters)
+    expected = torch.cat([gradient.flatten() for gradient in gradients])
+    found = []
+
+    def keep_gradient(rate):
+        found.append(torch.cat([parameter.grad.flatten() for parameter in parameters]))
+
+    trainer.run.policy.optimizers.step = keep_gradient
+    trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
+    assert (found[0] - expected).norm() < 1e-3 * expected.norm()
+
+
+def test_without_lengths_of_intervals_and_without_an_end_embedder_it_is_plain_nft(
+    tiny_config, mesh, monkeypatch
+):
+    monkeypatch.setattr(RolloutNoise, "ends", lambda self, i, indices, c, levels, shift: levels)
+    found = []
+    for version in ("miniature", "miniature_flow_map"):
+        settings = NFT | {
+            "pretrained_model_root": "assets/miniature",
+            "transformer_version": version,
+            "random_weights": False,
+        }
+        trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
+        monkeypatch.setattr(trainer.run.objective, "draw", fixed_levels)
+        rollouts = sample_rollouts(trainer)
+        metrics = trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), 1)
+        del metrics["grad/norm"]  # includes the end embedder's
+        found.append(metrics)
+    assert found[0] == found[1] and found[0]["nft/error"] > 0
+
+
+def fixed_levels(schedule, iteration, indices, count):
+    return torch.linspace(0.1, 0.9, count).repeat(len(indices), 1)
+
+
+def test_plan_and_run_count_the_forward_passes_of_the_derivative(config, mesh):
+    trainer = Trainer(config.with_settings(gate_interval=1, anchor_cfg_scale=3.0), mesh, CPU)
+    calls = {False: 0, True: 0}  # by whether a gradient is computed
+    trainer.run.policy.transformer.register_forward_pre_hook(
+        lambda *inputs: calls.update(
+            {torch.is_grad_enabled(): calls[torch.is_grad_enabled()] + len(inputs[1][0])}
+        )
+    )
+    (line,) = train_iterations(trainer, 1)
+    # 2 steps; at 2 levels two passes of the anchor, two for the derivative, one with a gradient;
+    # and the check of one rollout: a step, and a level with its derivative
+    assert calls == {False: 8 * (2 + 2 * (2 + 2)) + 1 + 3, True: 8 * 2}
+    run = PlannedRun(trainer.config, 1, read_architecture(SHALLOW, "miniature_flow_map"))
+    assert float(line["cost/forwards"]) == forwards_per_rollout(run) == 2 + 2 * (4 + 3) + 4 / 8
+    plain = PlannedRun(trainer.config, 1, read_architecture(SHALLOW, "miniature"))
+    flops = [stage_flops(each)["update"] / stage_flops(each)["rollout"] for each in (plain, run)]
+    assert flops[1] - flops[0] == pytest.approx(2)  # there are as many levels as steps
+    assert duration(run).stages["update"] > duration(plain).stages["update"]
+
+
+def test_the_timesteps_of_all_passes_are_prepared_for_a_cache(trainer, monkeypatch):
+    prepared, used = set(), set()
+    pipeline = trainer.run.pipeline
+    forward = pipeline._forward
+    monkeypatch.setattr(pipeline, "prepare", prepared.update)
+    rollouts = sample_rollouts(trainer)
+    monkeypatch.setattr(
+        pipeline, "_forward", lambda x, times, *rest: used.update(times) or forward(x, times, *rest)
+    )
+    prepared.clear()
+    reference = trainer.run.objective.prepare(rollouts)
+    for column in rollouts.columns:
+        rows = list(range(len(rollouts)))
+        trainer.run.objective.terms(rollouts, reference, rows, column, kl_coefficient=0.0)
+    assert len(used) == 8 * 2 * 3 and used == prepared
+
+
+def test_a_resumed_run_equals_the_uninterrupted_run(config, mesh, tmp_path):
+    config = config.with_settings(max_steps=2, save_interval=1)
+    uninterrupted = Trainer(config, mesh, CPU)
+    uninterrupted.train()
+    again = config.with_settings(output_dir=str(tmp_path / "again"))
+    Trainer(again.with_settings(max_steps=1), mesh, CPU).train()
+    resumed = Trainer(again.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
+    resumed.train()
+    assert all(map(torch.equal, weights(uninterrupted), weights(resumed)))
+
+
+def test_two_ranks_with_shards_train_as_one_process(tmp_path, monkeypatch):
+    """Three rollouts have no reward, so that one rank makes an empty pass."""
+    settings = FLOW_MAP | {name: value for name, value in NFT.items() if name != "learning_rate"}
+    monkeypatch.chdir(ROOT)
+    threshold, iterations = -0.225, 1
+    single = train(tmp_path / "one", settings | {"batch_size": 8}, threshold, iterations)["metrics"]
+    assert single["reward/missing"] == 3
+    sharded = settings | {"batch_size": 4, "enable_fsdp": True}
+    target = "tests.distributed.test_same_run:train"
+    for rank in launch(target, 2, str(tmp_path / "two"), sharded, threshold, iterations):
+        for name in ("loss/total", "nft/error", "grad/norm"):
+            assert rank["metrics"][name] == pytest.approx(single[name], rel=1e-4), name
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"objective": "draft", "reward_gradient_weight": 0.1}, "objective draft needs a model of"),
+        ({"reward_gradient_weight": 0.1}, "reward_gradient_weight needs a model of velocities"),
+        ({"cfg_scale": 2.0}, "needs cfg_scale 1 with the flow map miniature_flow_map"),
+        (
+            {"transformer_version": "480p_t2v_step_distilled"},
+            "step-distilled and only covers the levels of its few steps",
+        ),
+    ],
+)
+def test_what_a_flow_map_cannot_be_trained_with_is_rejected_before_it_is_loaded(
+    config, settings, message
+):
+    check(config)
+    with pytest.raises(ValueError, match=message):
+        check(config.with_settings(**settings))
+
+
+@pytest.mark.parametrize(
+    "version", ["wan2.1_t2v_1.3b_anyflow", "wan2.1_t2v_14b_anyflow", "miniature_flow_map"]
+)
+def test_the_flow_maps_of_others_may_be_trained_with_objective_nft(config, version):
+    check(config.with_settings(transformer_version=version))
+
+
+# --- students -------------------------------------------------------------------------------------
+
+
+def schedules(trainer):
+    collector = trainer.run.collector
+    return [collector.schedule_of(iteration).levels for iteration in (1, 2)]
+
+
+def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
+    config = tiny_config.with_settings(**FLOW_MAP, **STUDENT)
+    trainer = Trainer(config, mesh, CPU)
+    first, second = schedules(trainer)
+    assert first != second and len(first) == 4 and first[0] == 1 and first[-1] == 0
+    assert list(first) == sorted(first, reverse=True)
+    rollouts, _ = trainer.run.collector.collect(1, StageTimer(CPU))
+    teacher = trainer.run.objective.teacher_schedule(rollouts).levels
+    assert teacher[::2] == pytest.approx(first) and len(teacher) == 7
+    (line,) = train_iterations(trainer, 1)  # with the check that teacher and student are equal
+    assert float(line["loss/total"]) > 0
+
+
+@pytest.mark.parametrize(
+    "settings", [{"transformer_version": "miniature"}, {"sigmas": "1,0.8,0.5"}]
+)
+def test_other_students_and_given_levels_keep_their_steps(tiny_config, mesh, settings):
+    config = tiny_config.with_settings(**FLOW_MAP | STUDENT | settings)
+    first, second = schedules(Trainer(config, mesh, CPU))
+    assert first == second

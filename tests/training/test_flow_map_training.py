@@ -165,6 +165,7 @@ def test_the_timesteps_of_all_passes_are_prepared_for_a_cache(trainer, monkeypat
     assert len(used) == 8 * 2 * 3 and used == prepared
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_the_uninterrupted_run(config, mesh, tmp_path):
     config = config.with_settings(max_steps=2, save_interval=1)
     uninterrupted = Trainer(config, mesh, CPU)
@@ -176,6 +177,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(config, mesh, tmp_path):
     assert all(map(torch.equal, weights(uninterrupted), weights(resumed)))
 
 
+@pytest.mark.slow
 def test_two_ranks_with_shards_train_as_one_process(tmp_path, monkeypatch):
     """Three rollouts have no reward, so that one rank makes an empty pass."""
     settings = FLOW_MAP | {name: value for name, value in NFT.items() if name != "learning_rate"}

@@ -1,5 +1,5 @@
 """Train the miniature of Wan2.1 further, so that it also makes videos from a first frame, as
-Wan2.2 TI2V-5B does: ``python -m examples.miniature_from_scratch.first_frame``, about six minutes.
+Wan2.2 TI2V-5B does: ``python -m examples.miniature_from_scratch.first_frame``, about eight minutes.
 
 In its videos all objects start in the middle. The first frame thus shows color and shape, and only
 the text has the direction. Also writes first frames, and the prompts of the original miniature with

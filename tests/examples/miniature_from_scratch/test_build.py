@@ -22,6 +22,7 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
 from hyvideo.miniature.measures import measure
+from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.models.family import family_of
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae
@@ -69,7 +70,7 @@ def small_build(monkeypatch):
 def test_a_build_is_complete(small_build, tmp_path):
     small_build(tmp_path / "a", "hunyuan_video15")
     assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []
-    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+    assert (tmp_path / "a" / REFERENCE_STATISTICS).is_file()
 
 
 @pytest.mark.slow
@@ -98,7 +99,7 @@ def test_a_wan_build_is_a_pipeline_and_bit_for_bit_repeatable(small_build, tmp_p
     assert check_checkpoint(tmp_path / "a", "miniature_wan", REQUESTS) == []
     for a, b in zip(first, second):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+    assert (tmp_path / "a" / REFERENCE_STATISTICS).is_file()
     pipeline = WanPipeline.from_pretrained(tmp_path / "a", torch_dtype=torch.float32)
     states, _ = pipeline.encode_prompt(
         world.CAPTIONS[0], do_classifier_free_guidance=False, max_sequence_length=512

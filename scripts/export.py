@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> None:
             "nothing to export: give --checkpoint_path, --lora_path, or --transformer_version"
         )
 
-    from hyvideo.models.lora import save_lora
+    from hyvideo.models.lora import differences_of, save_lora
     from hyvideo.models.registry import register
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
@@ -94,6 +94,14 @@ def run(options: argparse.Namespace) -> None:
     register(options.family or run_settings.get("family", ""))
     if only_lora:
         lora = read_saved_lora(options.lora_path)
+        changed = sorted(differences_of(lora))
+        if changed and options.form != "original":
+            raise ValueError(
+                f"--form {options.form} has no place for the changes of {len(changed)} whole "
+                f"parameters that the LoRA needs, the first {changed[0]}. Use --merge, which "
+                "writes a whole model, or --form original, whose .diff tensors ComfyUI and "
+                "LightX2V read"
+            )
         with complete_or_empty(options.out) as out:
             save_lora(lora, out, form=options.form)
         return

@@ -355,7 +355,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|examples/mochi/mochi_8gpu|configs/(hunyuan|wan21|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
+    r"(\./)?ckpts\b|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
     r"|--(resolution|remote_reward_url|rewrite_url|url|gradients)$"
 )
 

@@ -10,29 +10,27 @@ from pathlib import Path
 from types import ModuleType
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor, nn
-from tqdm import tqdm
-from tqdm.std import EMA
+from torch import nn
 
 from examples.miniature_from_scratch import architecture, wan
+from examples.miniature_from_scratch.base_policy import (
+    build_reference_statistics,
+    caption_texts,
+    train_policy,
+    web_videos,
+)
 from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
 from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
-from examples.miniature_from_scratch.web_data import corruption_strengths, random_labels, web_labels
+from examples.miniature_from_scratch.web_data import random_labels
 from hyvideo.config.command_line import load_config
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder
 from hyvideo.data.randomness import generator
-from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
-from hyvideo.miniature.measures import features, measure, moments
-from hyvideo.miniature.reward import REFERENCE_STATISTICS
-from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.loading import load_vae
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.rewards.rewards import DIMENSIONS
 from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 
 # Weight of the VAE's KL term: latents are smooth enough for the transformer, and reconstructions
@@ -90,37 +88,13 @@ def _new_vae(family: ModuleType) -> nn.Module:
 def build_base(family: ModuleType, out: Path, seed: int) -> None:
     """Train the transformer by flow matching on web data and write the EMA of its weights."""
     vae = load_vae(out, dtype=torch.float32, device="cpu")
-    encode = next(part for part in family_of(vae).parts if part.kind == "text").load(out, vae=vae)
-    texts = [encoded["states"] for encoded in encode([*world.CAPTIONS, ""])]
-    conditions = Conditions(tuple(Condition(text) for text in texts))
-    latents, captions = _web_data(vae, seed)
-
+    data = web_videos(vae, seed, number=WEB_CLIPS)
+    texts = caption_texts(out, vae)
     torch.manual_seed(seed)
     transformer = family.new_model("transformer")
     _draw_unused_parts(family, transformer, seed)
     prepare(transformer, {"text"})
-    optimizer = MuonAndAdamW(
-        transformer, num_steps=BASE_STEPS, warmup=50, decay_from=0.3, adamw_lr=2e-3
-    )
-    average = [p.detach().clone() for p in optimizer.parameters]
-    rng, mean_loss = generator(seed, "base"), EMA(0.02)
-    bar = steps(BASE_STEPS, "base policy")
-    for step in bar:
-        rows = torch.from_numpy(rng.integers(len(latents), size=48))
-        prompts = captions[rows].clone()
-        prompts[torch.from_numpy(rng.random(48) < 0.1)] = len(world.CAPTIONS)  # the empty prompt
-        # attention batches by length
-        by_length = torch.tensor([len(texts[i]) for i in prompts.tolist()]).argsort()
-        rows, prompts = rows[by_length], prompts[by_length]
-        loss = _flow_matching_loss(
-            transformer, latents[rows], conditions.select(prompts.tolist()), rng
-        )
-        optimizer.step(loss)
-        decay = min(0.998, (1 + step) / (10 + step))
-        torch._foreach_lerp_(average, [p.detach() for p in optimizer.parameters], 1 - decay)
-        bar.set_postfix(loss=f"{mean_loss(loss.item()):.4f}", refresh=False)
-    with torch.no_grad():
-        torch._foreach_copy_(optimizer.parameters, average)
+    train_policy(transformer, data, texts, num_steps=BASE_STEPS, seed=seed)
     family.save_transformer(transformer, out, seed)
 
 
@@ -132,63 +106,6 @@ def _draw_unused_parts(family: ModuleType, transformer: nn.Module, seed: int) ->
         if name.startswith(family.DRAWN_PARTS):
             weights[name] = draw_tensor(seed, name, tuple(tensor.shape))
     transformer.load_state_dict(component.to_diffusers(weights))
-
-
-@torch.no_grad()
-def _web_data(vae: nn.Module, seed: int) -> tuple[Tensor, Tensor]:
-    """Return latents of web videos (videos, channels, frames, height, width) and their caption
-    indices (videos,).
-    """
-    rng = generator(seed, "web")
-    labels = world.LABELS.repeat(WEB_CLIPS // len(world.LABELS), 1)
-    web = web_labels(labels, rng)
-    strength = corruption_strengths(len(labels), rng)
-    latents = []
-    for part, corruption in tqdm(
-        list(zip(labels.split(48), strength.split(48))), desc="web videos", disable=None
-    ):
-        videos = world.render(part, rng, corruption)
-        latents.append(
-            family_of(vae).latents(vae.config).scaled(vae.encode(videos).latent_dist.mode())
-        )
-    return torch.cat(latents), (web[:, 0] * 3 + web[:, 1]) * 4 + web[:, 2]
-
-
-def _flow_matching_loss(
-    transformer: nn.Module, clean: Tensor, conditions: Conditions, rng
-) -> Tensor:
-    """Return the mean squared error of the velocity at stratified sigmas (shift 3) for clean
-    latents.
-    """
-    batch = len(clean)
-    uniform = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
-    sigma = 3 * uniform / (1 + 2 * uniform)
-    noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype="float32"))
-    level = sigma.view(-1, 1, 1, 1, 1)
-    noisy = (1 - level) * clean + level * noise
-    velocity = transformer(noisy, timestep=1000 * sigma, conditions=conditions.samples)
-    return ((velocity - (noise - clean)) ** 2).mean()
-
-
-@torch.no_grad()
-def build_reference_statistics(out: Path, seed: int) -> None:
-    """Write the feature statistics of clean, VAE-reconstructed videos for the held-out Fréchet
-    distance.
-    """
-    vae = load_vae(out, dtype=torch.float32, device="cpu")
-    labels = world.LABELS.repeat(REFERENCE_CLIPS, 1)
-    videos = world.render(labels, generator(seed, "reference"))
-    decoded = torch.cat(
-        [vae.decode(vae.encode(part).latent_dist.mode()).sample for part in videos.split(48)]
-    )
-    clips = to_uint8(decoded).transpose(1, 2)
-    mean, covariance = moments(features(clips))
-    save_file({"mean": mean, "covariance": covariance}, out / REFERENCE_STATISTICS)
-    measured = measure(clips, labels)
-    scores = " ".join(
-        f"{name} {score:.3f}" for name, score in zip(DIMENSIONS, measured.scores.mean(0))
-    )
-    print(f"VAE reconstructions: {scores}, all correct {measured.all_correct.mean():.1%}")
 
 
 def build_reward_model(out: Path, seed: int) -> None:
@@ -220,7 +137,7 @@ def main() -> None:
     make_folder(out)
     family.save_text_encoder(out, seed)
     build_vae(family, out, seed)
-    build_reference_statistics(out, seed)
+    build_reference_statistics(out, seed, clips_per_caption=REFERENCE_CLIPS)
     build_base(family, out, seed)
     if family.HAS_REWARD_MODEL:
         build_reward_model(out, seed)

@@ -73,22 +73,31 @@ def signed_distances(dx: Tensor, dy: Tensor, radius: Tensor) -> Tensor:
     return torch.stack([circle, square, triangle])
 
 
-def render(labels: Tensor, rng: np.random.Generator, corruption: Tensor | float = 0.0) -> Tensor:
+def render(
+    labels: Tensor,
+    rng: np.random.Generator,
+    corruption: Tensor | float = 0.0,
+    *,
+    from_middle: bool = False,
+) -> Tensor:
     """Render videos of the labels, otherwise random, in [-1, 1].
 
     Shape: (batch, channels, frames, height, width).
 
     ``corruption`` is the strength, from 0 to 1, of a random defect: pixel noise, blur, a jittering
-    path or flickering size.
+    path or flickering size. ``from_middle`` starts all objects in the middle, so that the first
+    frame does not show the direction; objects are smaller, so that most of them stay in the frame.
     """
     batch = len(labels)
     defect = torch.from_numpy(rng.integers(4, size=batch))
     noise, blur, jitter, flicker = (corruption * defect.eq(kind) for kind in range(4))
 
-    centers = _path(labels, rng) + jitter[:, None, None] * 2.5 * _tensor(
+    path = _path_from_middle(labels, rng) if from_middle else _path(labels, rng)
+    centers = path + jitter[:, None, None] * 2.5 * _tensor(
         rng.standard_normal((batch, NUM_FRAMES, 2))
     )
-    radius = _tensor(rng.uniform(6.3, 8.0, (batch, 1)))
+    smallest, largest = (5.5, 7.0) if from_middle else (6.3, 8.0)
+    radius = _tensor(rng.uniform(smallest, largest, (batch, 1)))
     scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
     radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)
 
@@ -122,6 +131,19 @@ def _path(labels: Tensor, rng: np.random.Generator) -> Tensor:
     middle = middle + sideways * _tensor(rng.uniform(-5, 5, (batch, 1)))
     time = torch.linspace(-0.5, 0.5, NUM_FRAMES)[None, :, None]
     return middle[:, None] + heading[:, None] * distance * time
+
+
+def _path_from_middle(labels: Tensor, rng: np.random.Generator) -> Tensor:
+    """Return the object's centers in pixels, on a straight line that starts in the middle.
+
+    Shape: (batch, frames, 2).
+    """
+    batch = len(labels)
+    heading = HEADINGS[labels[:, 2]]
+    start = SIZE / 2 + _tensor(rng.uniform(-1.5, 1.5, (batch, 2)))
+    distance = _tensor(rng.uniform(9, 11, (batch, 1, 1)))
+    time = torch.linspace(0, 1, NUM_FRAMES)[None, :, None]
+    return start[:, None] + heading[:, None] * distance * time
 
 
 def _tensor(values: np.ndarray) -> Tensor:

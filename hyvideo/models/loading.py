@@ -154,13 +154,13 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     """
     folder = transformer_folder(root, version)
     family = read_family(folder)
-    if family.takes_images(read_arguments(read_transformer(folder, family), folder)[0]):
+    path = folder.path.parent / "model_index.json"
+    index = read_json(path, "pipeline") if path.is_file() else {}
+    arguments, _ = read_arguments(read_transformer(folder, family), folder)
+    if family.takes_images(arguments, index):
         return "ti2v"
     tasks = {name: task for task, name in family.pipelines.items()}
-    index = folder.path.parent / "model_index.json"
-    if index.is_file() and (
-        task := tasks.get(str(read_json(index, "pipeline").get("_class_name")))
-    ):
+    if task := tasks.get(str(index.get("_class_name"))):
         return task
     if len(tasks) == 1:
         return next(iter(tasks.values()))

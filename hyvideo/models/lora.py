@@ -12,7 +12,13 @@ diffusers' ``load_lora_adapter``, which the original's programs also use, reads 
 metadata; without metadata, alpha is the rank. Some programs write ``lora_down`` and ``lora_up``
 instead of ``lora_A`` and ``lora_B``.
 
-A LoRA adds ``alpha / rank * B A`` to a weight. Where diffusers and the original order a weight's
+A LoRA adds ``alpha / rank * B A`` to a weight. Some files also have differences of whole parameters,
+such as norms and biases, which are added to the base weights before an adapter is made:
+
+    <module>.diff, .diff_b or .diff_m        of the module's weight, bias or modulation
+    <parameter>.difference                   in a run's checkpoint, in the formats diffusers and peft
+
+Where diffusers and the original order a weight's
 rows differently, the rows of B are reordered and A is unchanged, so conversion is exact.
 """
 
@@ -51,6 +57,9 @@ _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight
 _SIDES = {"down": "A", "up": "B"}
 _FLAT_PREFIX = "lora_unet_"
 _PREFIXES = ("base_model.model.", "transformer.", "model.", "diffusion_model.")
+# Differences of a module's parameters in files of lightx2v, and of any parameter in checkpoints.
+_DIFFERENCES = {"diff": "weight", "diff_b": "bias", "diff_m": "modulation"}
+_ANY_PARAMETER = "difference"
 # Settings that change the meaning of A and B, and are not supported.
 _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "lora_bias")
 
@@ -68,7 +77,25 @@ class Pair:
         return len(self.a)
 
 
-Lora = dict[str, Pair]  # module name in the diffusers transformer -> matrices
+@dataclass(frozen=True)
+class Difference:
+    """Change of a whole parameter, such as a norm's weight or a bias."""
+
+    tensor: Tensor  # with the shape of the parameter
+
+
+# names in the diffusers transformer: of a module -> matrices, of a parameter -> difference
+Lora = dict[str, Pair | Difference]
+
+
+def pairs_of(lora: Lora) -> dict[str, Pair]:
+    """Return the matrices by module."""
+    return {name: value for name, value in lora.items() if isinstance(value, Pair)}
+
+
+def differences_of(lora: Lora) -> dict[str, Difference]:
+    """Return the differences by parameter."""
+    return {name: value for name, value in lora.items() if isinstance(value, Difference)}
 
 
 def read_lora(path: str | Path) -> Lora:
@@ -90,35 +117,51 @@ def read_lora(path: str | Path) -> Lora:
     pairs = {
         _with_dots(module, file): pair for module, pair in _pairs(tensors, settings, file).items()
     }
+    lora = pairs | _differences(tensors, file)
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
-            return _to_diffusers(pairs, family.transformer, file)
-    return pairs
+            return _to_diffusers(lora, family.transformer, file)
+    return lora
 
 
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
     """Add a LoRA to a transformer for sampling, scaled by ``scale``, and freeze all weights.
 
-    Raises ValueError, before anything is changed, if a module or a shape does not match the
-    transformer.
+    Differences are added to the weights, in float32 and rounded to their dtype. Raises ValueError,
+    before anything is changed, if a module, a parameter or a shape does not match the transformer.
     """
     from peft import set_peft_model_state_dict
 
     check_lora(transformer, lora)
-    _add_adapter(transformer, _config_of(lora))
-    loaded = set_peft_model_state_dict(transformer, _state(lora))
+    parameters = dict(transformer.named_parameters())
+    with torch.no_grad():
+        for name, difference in differences_of(lora).items():
+            change = scale * difference.tensor.float()
+            parameters[name].copy_(parameters[name].float() + change.to(parameters[name].device))
+    pairs = pairs_of(lora)
+    _add_adapter(transformer, _config_of(pairs))
+    loaded = set_peft_model_state_dict(transformer, _state(pairs))
     assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
     transformer.set_adapters("default", weights=scale)
     transformer.requires_grad_(False)
 
 
 def check_lora(transformer: nn.Module, lora: Lora) -> None:
-    """Raise ValueError if modules or shapes of the LoRA do not match the transformer; it may be on
-    the meta device.
+    """Raise ValueError if modules, parameters or shapes of the LoRA do not match the transformer; it
+    may be on the meta device.
     """
     modules = dict(transformer.named_modules())
+    parameters = dict(transformer.named_parameters())
     problems = []
-    for name, pair in lora.items():
+    for name, difference in differences_of(lora).items():
+        needed = tuple(difference.tensor.shape)
+        if name not in parameters:
+            problems.append(f"{name} is not a parameter of the transformer")
+        elif tuple(parameters[name].shape) != needed:
+            problems.append(
+                f"{name} has shape {tuple(parameters[name].shape)}, but the LoRA changes {needed}"
+            )
+    for name, pair in pairs_of(lora).items():
         module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])
         if not isinstance(module, nn.Linear):
             problems.append(f"{name} is not a linear layer of the transformer")
@@ -167,7 +210,8 @@ def training_config(
         # A regular expression, because peft would match a list with longer names, too.
         return LoraConfig(r=rank, lora_alpha=alpha, target_modules="|".join(map(re.escape, names)))
     check_lora(transformer, start)
-    found = {(pair.rank, pair.alpha) for pair in start.values()}
+    pairs = pairs_of(start)
+    found = {(pair.rank, pair.alpha) for pair in pairs.values()}
     if found != {(rank, alpha)}:
         needed = ", ".join(f"{rank} and {alpha:g}" for rank, alpha in sorted(found))
         raise ValueError(
@@ -176,7 +220,7 @@ def training_config(
             "0 to merge it and train all weights"
         )
     unused = family_of(transformer).without_gradient(transformer)
-    modules = {name for name in start if not name.startswith(unused)}
+    modules = {name for name in pairs if not name.startswith(unused)}
     if targets and (
         different := modules.symmetric_difference(target_modules(transformer, targets))
     ):
@@ -185,7 +229,7 @@ def training_config(
             f"{min(different)} is in only one of them. Omit lora_target_modules to train the "
             "file's modules"
         )
-    return _config_of(start)
+    return _config_of(pairs)
 
 
 def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
@@ -256,14 +300,18 @@ def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
 
 
 def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, weight) pairs with the LoRA added in float32; meta tensors are yielded
-    unchanged.
+    """Yield (name, weight) pairs with the LoRA and its differences added in float32; meta tensors
+    are yielded unchanged.
     """
+    pairs = pairs_of(lora)
+    differences = differences_of(lora)
     for name, weight in weights:
-        pair = lora.get(name.removesuffix(".weight"))
-        if pair and not weight.is_meta:
-            change = pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
-            weight = weight.float() + change.to(weight.device)
+        if not weight.is_meta:
+            if pair := pairs.get(name.removesuffix(".weight")):
+                change = pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
+                weight = weight.float() + change.to(weight.device)
+            if difference := differences.get(name):
+                weight = weight.float() + difference.tensor.float().to(weight.device)
         yield name, weight
 
 
@@ -274,10 +322,20 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
 
     In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the
     blocks. For others, B is multiplied by alpha / rank, which is exact for a power of two.
+
+    Differences are written, too. Only this project reads them in the formats diffusers and peft.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    pairs, prefix = _to_original(lora) if form == "original" else (lora, "")
+    pairs = pairs_of(lora)
+    prefix = ""
+    differences = {
+        f"{name}.{_ANY_PARAMETER}": difference.tensor
+        for name, difference in differences_of(lora).items()
+    }
+    if form == "original":
+        pairs, prefix = _to_original(pairs)
+        differences = _original_differences(differences_of(lora))
     settings = _config_of(pairs).to_dict()
     file, metadata = (
         _DIFFUSERS_FILE,
@@ -291,7 +349,7 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
         (folder / _PEFT_CONFIG).write_text(config + "\n")
     tensors = {
         prefix + name: tensor.detach().cpu().contiguous().clone()
-        for name, tensor in _state(pairs).items()
+        for name, tensor in (_state(pairs) | differences).items()
     }
     if form == "original" and prefix:  # the original's programs read no metadata
         metadata, exact = {}, torch.float64
@@ -323,27 +381,25 @@ def _find_file(path: Path) -> Path:
     )
 
 
-def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path) -> Lora:
+def _pairs(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path
+) -> dict[str, Pair]:
     """Return the LoRA matrices by module; alpha defaults to the rank."""
     from peft.utils.other import get_pattern_key
 
     sides: dict[str, dict[str, Tensor]] = {}
     alphas: dict[str, float] = {}
     for name, tensor in tensors.items():
-        short = functools.reduce(str.removeprefix, _PREFIXES, name)
+        short = _without_prefix(name)
         if short.endswith(".alpha"):
             alphas[short.removesuffix(".alpha")] = float(tensor)
         elif match := _KEY.fullmatch(short):
             sides.setdefault(match["module"], {})[_SIDES.get(match["side"], match["side"])] = tensor
-        elif short.endswith((".diff", ".diff_b")):
-            if tensor.any():
-                raise ValueError(
-                    f"LoRA {file}: {name!r} changes a whole weight or a bias, but only lora_A and "
-                    "lora_B are supported. Merge the file into the base model with diffusers, as "
-                    "in docs/export.md#loras-of-other-programs"
-                )
-        else:
-            raise ValueError(f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight")
+        elif not _changed_parameter(short):
+            raise ValueError(
+                f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight, and not a "
+                f"difference (.{', .'.join(_DIFFERENCES)})"
+            )
     if not sides:
         raise ValueError(f"LoRA {file}: the file has no lora_A and lora_B weights")
     pairs = {}
@@ -372,6 +428,36 @@ def _pairs(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Pat
     return pairs
 
 
+def _differences(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Difference]:
+    """Return the differences by parameter, without those that are zero."""
+    found = {}
+    for name, tensor in tensors.items():
+        parameter = _changed_parameter(_without_prefix(name))
+        if not parameter or not tensor.any():
+            continue
+        if not tensor.is_floating_point() or not tensor.float().isfinite().all():
+            raise ValueError(
+                f"LoRA {file}: {name!r} must have finite floating-point numbers; use another file"
+            )
+        module, dot, last = parameter.rpartition(".")
+        found[_with_dots(module, file) + dot + last] = Difference(tensor)
+    return found
+
+
+def _changed_parameter(name: str) -> str | None:
+    """Return the parameter that a tensor of a file is the difference of; None for other tensors."""
+    module, _, ending = name.rpartition(".")
+    if ending == _ANY_PARAMETER:
+        return module
+    if ending in _DIFFERENCES:
+        return f"{module}.{_DIFFERENCES[ending]}"
+    return None
+
+
+def _without_prefix(name: str) -> str:
+    return functools.reduce(str.removeprefix, _PREFIXES, name)
+
+
 def _with_dots(module: str, file: Path) -> str:
     """Return a module's name; names of kohya's files get the original's dots."""
     if not module.startswith(_FLAT_PREFIX):
@@ -386,19 +472,41 @@ def _with_dots(module: str, file: Path) -> str:
 
 
 def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
-    renamed = {}
-    for module, pair in lora.items():
-        try:
+    renamed: Lora = {}
+    try:
+        for module, pair in pairs_of(lora).items():
             rows = component.to_diffusers({f"{module}.weight": pair.b})
-        except ValueError as error:
-            raise ValueError(f"LoRA {file}: {error}") from error
-        renamed |= {
-            name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha) for name, b in rows.items()
-        }
+            renamed |= {
+                name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha)
+                for name, b in rows.items()
+            }
+        for parameter, difference in differences_of(lora).items():
+            rows = component.to_diffusers({parameter: difference.tensor})
+            renamed |= {name: Difference(tensor) for name, tensor in rows.items()}
+    except ValueError as error:
+        raise ValueError(f"LoRA {file}: {error}") from error
     return renamed
 
 
-def _to_original(lora: Lora) -> tuple[Lora, str]:
+def _original_differences(differences: Mapping[str, Difference]) -> dict[str, Tensor]:
+    """Return the differences by their names in the original's files."""
+    if not differences:
+        return {}
+    endings = {parameter: ending for ending, parameter in _DIFFERENCES.items()}
+    rows = {name: difference.tensor for name, difference in differences.items()}
+    renamed = {}
+    for name, tensor in renamed_by_family("transformer", "to_original", rows)[0].items():
+        module, _, last = name.rpartition(".")
+        if last not in endings:
+            raise ValueError(
+                f"the original's form has no name for a difference of {name}, only of "
+                f"{', '.join(endings)}. Merge the LoRA into the model instead"
+            )
+        renamed[f"{module}.{endings[last]}"] = tensor
+    return renamed
+
+
+def _to_original(lora: Mapping[str, Pair]) -> tuple[dict[str, Pair], str]:
     """Return the LoRA under the original's names, and the prefix of these names in files."""
     renamed = {}
     rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
@@ -434,7 +542,7 @@ def _with_alpha_in_b(pair: Pair) -> Pair:
     return Pair(pair.a, b, alpha=float(pair.rank))
 
 
-def _config_of(lora: Lora) -> "LoraConfig":
+def _config_of(lora: Mapping[str, Pair]) -> "LoraConfig":
     from peft import LoraConfig
 
     first = next(iter(lora.values()))
@@ -451,7 +559,7 @@ def _config_of(lora: Lora) -> "LoraConfig":
     )
 
 
-def _state(lora: Lora) -> dict[str, Tensor]:
+def _state(lora: Mapping[str, Pair]) -> dict[str, Tensor]:
     sides = (
         (name, side, tensor)
         for name, pair in lora.items()

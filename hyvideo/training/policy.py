@@ -21,7 +21,13 @@ from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_ten
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.fp8 import use_fp8
-from hyvideo.models.lora import Lora, add_trainable_lora, current_lora
+from hyvideo.models.lora import (
+    Lora,
+    add_trainable_lora,
+    current_lora,
+    differences_of,
+    pairs_of,
+)
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.training import saved_policy
 from hyvideo.training.anchor import Anchor, WeightCopy
@@ -38,7 +44,10 @@ class Policy:
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
-        self.transformer = self._load(device, requests)
+        start = read_initial_lora(config.optimizer)
+        # of the base weights, for the checkpoints of a LoRA
+        self.differences = differences_of(start or {})
+        self.transformer = self._load(device, requests, start)
         self.trained: dict[str, nn.Parameter] = {
             name: parameter
             for name, parameter in self.transformer.named_parameters()
@@ -70,19 +79,18 @@ class Policy:
         if config.optimizer.ema_decay:
             self.ema = WeightCopy(self.transformer, self.trained, offload=offload)
 
-    def _load(self, device: torch.device, requests: list[Request]) -> nn.Module:
-        """Load the transformer on this rank and prepare it for training."""
+    def _load(self, device: torch.device, requests: list[Request], start: Lora | None) -> nn.Module:
+        """Load the transformer on this rank and prepare it for training from the LoRA ``start``."""
         model = self.config.model
         distributed = self.config.distributed
         optimizer = self.config.optimizer
-        start = read_initial_lora(optimizer)
         transformer, weights = loading.stream_transformer(
             model.pretrained_model_root,
             model.transformer_version,
             read=self.mesh.is_main,  # the other ranks receive the weights
             device=device,
             random_weights_seed=weights_seed(model),
-            lora=None if self.is_lora else start,
+            lora=self.differences if self.is_lora else start,
         )
         # Frozen weights need only the precision of the computation.
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
@@ -125,6 +133,8 @@ class Policy:
             if not saved_policy.is_checkpoint(path):
                 adapter = self._fitting_lora(path)
             else:
+                if saved_policy.is_lora(path):
+                    self._check_differences(saved_policy.read_saved_lora(path), path)
                 stored = saved_policy.stored_names(self.trained, path)
                 checkpoint_loading.check_shapes(
                     path, {stored[name]: each for name, each in self.trained.items()}
@@ -150,7 +160,8 @@ class Policy:
                 f"{path}; merge it with scripts.export, train from the result and set anchor_path "
                 "to a checkpoint, or set lora_rank"
             )
-        lora = saved_policy.read_saved_lora(path)
+        read = saved_policy.read_saved_lora(path)
+        lora = pairs_of(read)
         config = self.transformer.peft_config["default"]
         trained = {name.partition(".lora_")[0] for name in self.trained}
         found = {(pair.rank, pair.alpha) for pair in lora.values()}
@@ -161,7 +172,24 @@ class Policy:
                 f"and {(config.r, config.lora_alpha)}; set lora_rank, lora_alpha and "
                 "lora_target_modules to those of the file"
             )
-        return lora
+        self._check_differences(read, path)
+        return read
+
+    def _check_differences(self, lora: Lora, path: Path) -> None:
+        """Raise ValueError unless a LoRA changes the same whole parameters as the LoRA that this run
+        starts from.
+        """
+        found = differences_of(lora)
+        is_same = found.keys() == self.differences.keys() and all(
+            torch.equal(found[name].tensor, self.differences[name].tensor) for name in found
+        )
+        if not is_same:
+            raise ValueError(
+                "anchor_path must be a LoRA of the same base model as this run: it changes "
+                f"{len(found)} norms, biases or other whole parameters, this run "
+                f"{len(self.differences)}, got {path}; set pretrained_lora_path to the file that "
+                "has these changes"
+            )
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -192,7 +220,7 @@ class Policy:
         if not self.is_lora:
             return None
         reshard(self.transformer)  # weights gathered by a forward pass have its lower precision
-        return current_lora(self.transformer, gather=full_tensor)
+        return current_lora(self.transformer, gather=full_tensor) | self.differences
 
     # --- checkpoints ------------------------------------------------------------------------------
 

@@ -270,6 +270,7 @@ def test_one_config_fits_gpus_with_48_and_80_gb():
         ("wan21_1gpu_dpo", 1, "24 GB"),
         ("wan21_1gpu_student", 1, "24 GB"),
         ("wan21_1gpu_4step", 1, "24 GB"),
+        ("wan22_1gpu_i2v_nft", 1, "24 GB"),
         ("wan21_8gpu_nft", 8, "8 GPUs"),
         ("wan21_8gpu_guidance", 8, "8 GPUs"),
     ],

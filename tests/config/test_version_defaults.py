@@ -18,7 +18,7 @@ from hyvideo.records.run_files import write_config
 from tests.forked import ROOT
 
 WAN = "wan2.1_t2v_1.3b"
-VERSIONS = [*RELEASED, *ANNOUNCED, "miniature", "miniature_wan", "not_listed"]
+VERSIONS = [*RELEASED, *ANNOUNCED, "miniature", "miniature_wan", "miniature_wan_ti2v", "not_listed"]
 # Values that differ from those of Wan.
 GIVEN = {
     "vae_dtype": "bf16",

@@ -151,3 +151,17 @@ def test_a_defect_changes_only_its_own_video():
     clean, corrupted = (render(LABELS[:8], rng("one"), s) for s in (torch.zeros(8), strength))
     changed = [not torch.equal(a, b) for a, b in zip(clean, corrupted)]
     assert changed == [i == 3 for i in range(8)]
+
+
+def test_the_first_frame_of_an_object_that_starts_in_the_middle_does_not_show_its_direction():
+    """The four directions of a color and shape, with equal random numbers, begin with one frame."""
+    labels = LABELS[:4]
+    videos = torch.cat([render(label[None], rng("middle"), from_middle=True) for label in labels])
+    assert torch.equal(videos[:, :, 0], videos[:1, :, 0].expand(4, -1, -1, -1))
+    x, y = pixel_grid(32, 32)
+    weight = bright(videos)
+    total = weight.sum((2, 3))
+    path = torch.stack([(weight * axis).sum((2, 3)) / total for axis in (x, y)], dim=-1)
+    assert (path[:, 0] - 16).abs().max() < 2
+    moved = path[:, -1] - path[:, 0]
+    assert torch.equal((moved / 7).round().clamp(-1, 1), HEADINGS[labels[:, 2]])

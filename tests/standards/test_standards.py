@@ -24,7 +24,14 @@ from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 
 FOLDER = Path(__file__).parent
-RECIPES = ("miniature", "miniature_guidance", "miniature_nft", "miniature_paper", "miniature_wan")
+RECIPES = (
+    "miniature",
+    "miniature_guidance",
+    "miniature_i2v",
+    "miniature_nft",
+    "miniature_paper",
+    "miniature_wan",
+)
 QUICK = {"miniature_guidance": 2, "miniature": 1}  # iterations without --slow
 NUM_ITERATIONS = 5
 NOT_COMPARED = ("time/", "memory/", "perf/", "quantiles/")

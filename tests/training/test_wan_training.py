@@ -4,15 +4,23 @@ resuming.
 
 import pytest
 import torch
+from torch import nn
 
 from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.lora import Difference, differences_of, pairs_of, read_lora, save_lora
 from hyvideo.models.versions import version_defaults
+from hyvideo.models.wan.family import FAMILY
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
+from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import check_checkpoint
+from hyvideo.training.policy import Policy
+from scripts import export
 from tests.distributed.launch import launch
+from tests.models.wan.test_lora import lightx2v_file
 from tests.test_trainer import CPU, Redness
 from tests.tiny_checkpoint import write_original
 from tests.tiny_wan import write_wan
@@ -322,3 +330,105 @@ def test_a_wan_version_with_a_folder_of_another_family_is_rejected(config, tmp_p
     other = config.with_settings(pretrained_model_root=str(write_original(tmp_path / "ckpts")))
     with pytest.raises(ValueError, match="version 'wan2.1_t2v_1.3b': .* available: ..480p_t2v"):
         check_checkpoint(other, {"this call": [Request("a car")]}, [(5, 48, 32)])
+
+
+# --- a LoRA that also changes norms, biases and modulation ---------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lightx2v(root, tmp_path_factory):
+    """A LoRA file with the names of lightx2v, and the weights of the model with its changes."""
+    file = tmp_path_factory.mktemp("lightx2v") / "lora.safetensors"
+    expected = lightx2v_file(file, load_transformer(root, None), scale=0.02)
+    return file, FAMILY.transformer.to_diffusers(expected)
+
+
+def assert_weights(transformer: nn.Module, expected):
+    state = transformer.state_dict()
+    assert state.keys() == expected.keys()
+    for name, weight in expected.items():
+        torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def lora_config(config, lightx2v):
+    return config.with_settings(
+        pretrained_lora_path=str(lightx2v[0]), lora_rank=2, lora_alpha=2.0, learning_rate=1e-3
+    )
+
+
+def test_a_run_from_a_lightx2v_file_saves_checkpoints_and_exports_with_its_changes(
+    lora_config, mesh, lightx2v, root, tmp_path, exit_code, capsys
+):
+    file, expected = lightx2v
+    trainer = Trainer(lora_config, mesh, CPU, scorers={"test": Redness()})
+    # before training: the frozen base has the differences, the adapter the pairs
+    for name in differences_of(read_lora(file)):
+        module, _, parameter = name.rpartition(".")
+        owner = trainer.run.policy.transformer.get_submodule(module)
+        base = getattr(owner, "base_layer", owner)
+        torch.testing.assert_close(getattr(base, parameter).detach(), expected[name])
+    trainer.train()
+    checkpoint = max((trainer.output_dir / "checkpoints").glob("0*"))
+    saved = saved_policy.read_saved_lora(checkpoint)
+    differences = differences_of(read_lora(file))
+    assert differences_of(saved).keys() == differences.keys()
+    # in the merged export, what is not trained is the base model with the file's differences
+    arguments = ("--checkpoint_path", checkpoint, "--dtype", "fp32")
+    assert exit_code(export.main, *arguments, "--output_dir", tmp_path / "merged") == 0
+    merged = load_transformer(tmp_path / "merged", None)
+    trained = {f"{module}.weight" for module in pairs_of(saved)}
+    state = merged.state_dict()
+    moved = {
+        name for name in expected if not torch.allclose(state[name], expected[name], atol=1e-5)
+    }
+    assert moved and moved <= trained
+    # generate.py adds the same LoRA to the base model
+    added = load_transformer(root, None)
+    saved_policy.load_into(added, checkpoint)
+    for name in differences:
+        module, _, parameter = name.rpartition(".")
+        owner = added.get_submodule(module)
+        found = getattr(getattr(owner, "base_layer", owner), parameter).detach()
+        torch.testing.assert_close(found, state[name])
+    capsys.readouterr()
+    only_lora = ("--lora_path", checkpoint / "lora", "--output_dir")
+    assert exit_code(export.main, *only_lora, tmp_path / "diffusers") == 2
+    message = capsys.readouterr().err
+    assert "no place for the changes of 43 whole parameters" in message and "--merge" in message
+    assert exit_code(export.main, *only_lora, tmp_path / "original", "--form", "original") == 0
+    assert differences_of(read_lora(tmp_path / "original")).keys() == differences.keys()
+
+
+def test_with_lora_rank_0_all_changes_of_a_lightx2v_file_are_merged(config, mesh, lightx2v):
+    settings = {"pretrained_lora_path": str(lightx2v[0])}
+    policy = Policy(config.with_settings(**settings), mesh, CPU, [Request(PROMPTS[0])])
+    assert_weights(policy.transformer, lightx2v[1])
+
+
+def test_an_anchor_without_the_changes_of_the_initial_lora_is_an_error(
+    lora_config, mesh, lightx2v, tmp_path
+):
+    lora = read_lora(lightx2v[0])
+    for name, given in (("same", lora), ("without", pairs_of(lora))):
+        save_lora(given, tmp_path / name)
+    config = lora_config.with_settings(kl_strategy="fixed", anchor_path=str(tmp_path / "same"))
+    assert Policy(config, mesh, CPU, [Request(PROMPTS[0])]).anchor.is_given
+    config = config.with_settings(anchor_path=str(tmp_path / "without"))
+    with pytest.raises(ValueError, match="it changes 0 norms, biases .* this run 43, got"):
+        Policy(config, mesh, CPU, [Request(PROMPTS[0])])
+
+
+def test_the_base_weights_are_rounded_to_fp8_after_the_changes_of_a_lora(
+    lora_config, mesh, lightx2v, root, tmp_path
+):
+    """A difference of a whole matrix, larger than its weights, is in the rounded matrix."""
+    pytest.importorskip("torchao")
+    name = "blocks.0.attn1.to_q.weight"
+    weight = load_transformer(root, None).state_dict()[name]
+    lora = read_lora(lightx2v[0]) | {name: Difference(3 * weight)}
+    save_lora(lora, tmp_path)
+    config = lora_config.with_settings(pretrained_lora_path=str(tmp_path), base_weight_dtype="fp8")
+    transformer = Policy(config, mesh, CPU, [Request(PROMPTS[0])]).transformer
+    stored = transformer.get_submodule("blocks.0.attn1.to_q").base_layer.weight.dequantize()
+    assert (stored.float() - 4 * weight).norm() < 0.05 * (4 * weight).norm()

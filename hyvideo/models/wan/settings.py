@@ -28,11 +28,15 @@ transformer_to_diffusers, transformer_to_original = both_directions(
 module_with_dots = partial(with_dots, NAMES, "transformer")
 
 
-def takes_images(config: Mapping[str, Any]) -> bool:
-    """Return whether a model also makes videos from a first frame: TI2V-5B, whose latents have 48
-    channels.
+def takes_images(config: Mapping[str, Any], index: Mapping[str, Any]) -> bool:
+    """Return whether a model also makes videos from a first frame: TI2V-5B, and models whose
+    model_index.json has ``expand_timesteps``, diffusers' name for a timestep per token.
     """
-    return config["in_channels"] == 48
+    return _is_ti2v_5b(config) or bool(index.get("expand_timesteps"))
+
+
+def _is_ti2v_5b(config: Mapping[str, Any]) -> bool:
+    return config["in_channels"] == 48  # channels of the latents of Wan2.2's VAE
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +73,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
     others = {
         "_class_name": "WanModel",
-        "model_type": "ti2v" if takes_images(config) else "t2v",
+        "model_type": "ti2v" if _is_ti2v_5b(config) else "t2v",
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }

@@ -12,24 +12,29 @@ import torch
 from safetensors.torch import load_file
 
 from examples.miniature_from_scratch import __main__ as build
+from examples.miniature_from_scratch import first_frame
 from examples.miniature_from_scratch.architecture import DRAWN_PARTS, VERSION
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from hyvideo.config.command_line import load_config
-from hyvideo.data.prompts import Request
-from hyvideo.data.randomness import generator
+from hyvideo.data.prompts import Request, read_requests
+from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
 from hyvideo.miniature.measures import measure
+from hyvideo.miniature.reward import REFERENCE_STATISTICS
 from hyvideo.models.family import family_of
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.wan.encoders import TextEncoder, load_text_encoder
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.trainer import Trainer
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 SHIPPED = Path("assets/miniature")
 REQUESTS = [Request("a red circle moves up")]
 SHIPPED_WAN = Path("assets/miniature_wan")
+SHIPPED_TI2V = Path("assets/miniature_wan_ti2v")
 WEIGHTS = {
     "hunyuan_video15": ("transformer/miniature", "vae"),
     "wan": ("transformer", "vae", "text_encoder"),
@@ -65,7 +70,7 @@ def small_build(monkeypatch):
 def test_a_build_is_complete(small_build, tmp_path):
     small_build(tmp_path / "a", "hunyuan_video15")
     assert check_checkpoint(tmp_path / "a", VERSION, REQUESTS) == []
-    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+    assert (tmp_path / "a" / REFERENCE_STATISTICS).is_file()
 
 
 @pytest.mark.slow
@@ -94,7 +99,7 @@ def test_a_wan_build_is_a_pipeline_and_bit_for_bit_repeatable(small_build, tmp_p
     assert check_checkpoint(tmp_path / "a", "miniature_wan", REQUESTS) == []
     for a, b in zip(first, second):
         assert a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
-    assert (tmp_path / "a" / build.REFERENCE_STATISTICS).is_file()
+    assert (tmp_path / "a" / REFERENCE_STATISTICS).is_file()
     pipeline = WanPipeline.from_pretrained(tmp_path / "a", torch_dtype=torch.float32)
     states, _ = pipeline.encode_prompt(
         world.CAPTIONS[0], do_classifier_free_guidance=False, max_sequence_length=512
@@ -119,6 +124,60 @@ def test_parts_that_are_not_saved_are_redrawn():
 def test_the_shipped_wan_miniature_is_small_and_valid():
     assert sum(path.stat().st_size for path in SHIPPED_WAN.rglob("*") if path.is_file()) < 3.5e6
     assert check_checkpoint(SHIPPED_WAN, "miniature_wan", REQUESTS) == []
+
+
+@pytest.mark.slow
+def test_the_build_with_first_frames_is_complete_and_repeatable(tmp_path, monkeypatch):
+    for name, size in {"STEPS": 2, "WEB_CLIPS": 48, "REFERENCE_CLIPS": 1}.items():
+        monkeypatch.setattr(first_frame, name, size)
+    for name in "ab":
+        monkeypatch.setattr("sys.argv", ["build", "--output_dir", str(tmp_path / name)])
+        first_frame.main()
+    requests = read_requests(tmp_path / "a" / "prompts" / "train.csv")
+    assert check_checkpoint(tmp_path / "a", "miniature_wan_ti2v", requests) == []
+    files = [path.relative_to(tmp_path / "a") for path in (tmp_path / "a").rglob("*.*")]
+    assert all(
+        (tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files
+    )
+
+
+def test_the_shipped_miniature_with_first_frames_is_small_and_has_a_frame_for_every_prompt():
+    files = [path for path in SHIPPED_TI2V.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < 3.5e6
+    for name, number in (("train", 36), ("valid", 48)):
+        requests = read_requests(SHIPPED_TI2V / "prompts" / f"{name}.csv")
+        assert check_checkpoint(SHIPPED_TI2V, "miniature_wan_ti2v", requests) == []
+        assert len(requests) == number
+        for request in requests:
+            _, color, shape, *_ = request.prompt.split()
+            assert Path(request.image).name == f"{color}_{shape}.png"
+
+
+def test_color_and_shape_come_from_the_first_frame_and_the_direction_from_the_text():
+    """The first frame is kept, also where its color contradicts the text."""
+    config = load_config("configs/miniature_i2v.yaml")
+    device = torch.device("cpu")
+    encoder, vae = load_encoder(config, device)
+    kinds = frozenset({"text", "image"})
+    pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=kinds)
+    requests = read_requests(config.data.valid_video_csv[0])
+    labels = world.labels_of([request.prompt for request in requests])
+    wrong_color = labels.clone()
+    wrong_color[:, 0] = (labels[:, 0] + 1) % 4
+    prompts = [world.caption(label) for label in wrong_color]
+    shape = (len(labels), *pipeline.latent_shape(9, world.SIZE, world.SIZE))
+    conditions = encoder(
+        [Request(prompt, request.image) for prompt, request in zip(prompts, requests)],
+        height=world.SIZE,
+        width=world.SIZE,
+    )
+    latents = pipeline.sample_ode(conditions, normal(shape, 0, "ti2v"), Schedule.ode(8, 3.0))
+    given = torch.stack([sample.image.latents for sample in conditions.samples])
+    torch.testing.assert_close(latents[:, :, 0], given, atol=1e-4, rtol=0)
+    videos = torch.stack(pipeline.decode(latents, batch_size=48))
+    color, shape, direction = measure(videos, labels).correct.mean(0).tolist()
+    print(f"color {color:.2f}, shape {shape:.2f}, direction {direction:.2f}")
+    assert color > 0.95 and shape > 0.8 and direction > 0.5  # by chance: 0.25, 0.33 and 0.25
 
 
 @pytest.mark.slow

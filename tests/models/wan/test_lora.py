@@ -16,11 +16,15 @@ from hyvideo.models.lora import (
     Pair,
     add_lora,
     add_trainable_lora,
+    check_lora,
     current_lora,
+    differences_of,
+    pairs_of,
     read_lora,
     save_lora,
     target_modules,
     training_config,
+    with_lora,
 )
 from hyvideo.training.muon import Muon
 from hyvideo.training.optimizers import make_optimizers
@@ -165,25 +169,118 @@ def test_an_unknown_name_of_kohyas_format_raises_an_error(tmp_path, module):
         read_lora(tmp_path / "kohya.safetensors")
 
 
+BLOCK_LAYERS = [f"{kind}_attn.{layer}" for kind in ("self", "cross") for layer in "qkvo"]
+BLOCK_LAYERS += ["ffn.0", "ffn.2"]
+BLOCK_NORMS = [f"{kind}_attn.norm_{layer}" for kind in ("self", "cross") for layer in "qk"]
+OTHER_LAYERS = [f"{kind}_embedding.{number}" for kind in ("text", "time") for number in (0, 2)]
+OTHER_LAYERS += ["time_projection.1", "head.head"]
+ENDINGS = {"diff": "weight", "diff_b": "bias", "diff_m": "modulation"}
+
+
+def lightx2v_file(path, model, scale=0.1):
+    """Write a file with the names of lightx2v's LoRAs: pairs of all linear layers and differences of
+    all other parameters. Return the original's weights with these changes.
+    """
+    weights = FAMILY.transformer.to_original(model.state_dict())
+    generator = torch.Generator().manual_seed(3)
+    layers = [f"blocks.{number}.{layer}" for number in (0, 1) for layer in BLOCK_LAYERS]
+    layers += OTHER_LAYERS
+    norms = [f"blocks.{number}.{norm}" for number in (0, 1) for norm in BLOCK_NORMS]
+    changed = [f"{layer}.diff_b" for layer in layers] + [f"{norm}.diff" for norm in norms]
+    changed += [f"blocks.{number}.norm3.{end}" for number in (0, 1) for end in ("diff", "diff_b")]
+    changed += ["patch_embedding.diff", "patch_embedding.diff_b"]
+    changed += ["blocks.0.diff_m", "blocks.1.diff_m", "head.diff_m"]
+    tensors, expected = {}, dict(weights)
+    for layer in layers:
+        out, into = weights[f"{layer}.weight"].shape
+        down = torch.randn(2, into, generator=generator)
+        up = scale * torch.randn(out, 2, generator=generator)
+        tensors |= {f"{layer}.lora_down.weight": down, f"{layer}.lora_up.weight": up}
+        expected[f"{layer}.weight"] = expected[f"{layer}.weight"] + up @ down
+    for name in changed:
+        module, _, ending = name.rpartition(".")
+        parameter = f"{module}.{ENDINGS[ending]}"
+        tensors[name] = scale * torch.randn(weights[parameter].shape, generator=generator)
+        expected[parameter] = expected[parameter] + tensors[name]
+    save_file({f"diffusion_model.{name}": tensor for name, tensor in tensors.items()}, path)
+    assert all(not torch.equal(expected[name], weights[name]) for name in weights)
+    return expected
+
+
+def test_all_changes_of_a_lightx2v_file_are_merged_into_the_weights(tmp_path):
+    """Norms, biases, the patch embedding and modulation tables have differences of all elements."""
+    model = tiny()
+    expected = lightx2v_file(tmp_path / "lora.safetensors", model)
+    lora = read_lora(tmp_path / "lora.safetensors")
+    check_lora(model, lora)
+    merged = FAMILY.transformer.to_original(dict(with_lora(model.state_dict().items(), lora)))
+    assert merged.keys() == expected.keys()
+    for name, weight in merged.items():
+        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_an_added_lightx2v_file_has_the_velocity_of_the_merged_weights(tmp_path, scale):
+    """``lora_scale`` scales the pairs and the differences."""
+    added, merged = installed(), installed()
+    expected = lightx2v_file(tmp_path / "lora.safetensors", added)
+    original = FAMILY.transformer.to_original(merged.state_dict())
+    scaled = {name: torch.lerp(original[name], expected[name], scale) for name in original}
+    merged.load_state_dict(FAMILY.transformer.to_diffusers(scaled))
+    add_lora(added, read_lora(tmp_path / "lora.safetensors"), scale=scale)
+    with torch.no_grad():
+        torch.testing.assert_close(added(**inputs()), merged(**inputs()), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("form", get_args(Form))
+def test_differences_round_trip_bit_for_bit(tmp_path, form):
+    lightx2v_file(tmp_path / "lora.safetensors", tiny())
+    lora = read_lora(tmp_path / "lora.safetensors")
+    save_lora(lora, tmp_path / form, form=form)
+    again = read_lora(tmp_path / form)
+    assert_same(pairs_of(again), pairs_of(lora))
+    differences = differences_of(lora)
+    assert len(differences) == 26 + 8 + 4 + 2 + 3 and differences_of(again).keys() == set(
+        differences
+    )
+    for name, difference in differences_of(again).items():
+        assert torch.equal(difference.tensor, differences[name].tensor)
+
+
+def test_the_original_form_of_differences_has_the_names_of_lightx2v(tmp_path):
+    lightx2v_file(tmp_path / "lora.safetensors", tiny())
+    save_lora(read_lora(tmp_path / "lora.safetensors"), tmp_path, form="original")
+    theirs, ours = load_file(tmp_path / "lora.safetensors"), load_file(tmp_path / FILE)
+    differences = {name for name in theirs if name.rpartition(".")[2] in ENDINGS}
+    assert differences == {name for name in ours if name.rpartition(".")[2] in ENDINGS}
+    assert all(torch.equal(ours[name], theirs[name]) for name in differences)
+
+
 @pytest.mark.parametrize(
-    "module, end", [("self_attn.norm_q", "diff"), ("self_attn.q", "diff_b"), ("norm3", "diff_b")]
+    "change, message",
+    [
+        ({"blocks.0.norm3.diff": torch.ones(5)}, r"has shape \(72,\), but the LoRA changes \(5,\)"),
+        ({"blocks.7.norm3.diff": torch.ones(72)}, "norm2.weight is not a parameter of"),
+        ({"blocks.0.norm3.diff": torch.full((72,), torch.nan)}, "must have finite floating-point"),
+        ({"blocks.0.what.diff_b": torch.ones(72)}, "blocks.0.what.bias"),
+        ({"blocks.0.norm3.diff_x": torch.ones(72)}, "not a difference .*diff, .diff_b, .diff_m"),
+    ],
 )
-def test_changes_of_biases_and_norms_are_ignored_if_they_are_zero_and_an_error_otherwise(
-    tmp_path, module, end
-):
-    """Files of lightx2v have such tensors beside the LoRA."""
+def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
+    lightx2v_file(tmp_path / "lora.safetensors", tiny())
+    tensors = load_file(tmp_path / "lora.safetensors")
+    changed = {f"diffusion_model.{name}": tensor for name, tensor in change.items()}
+    save_file(tensors | changed, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=message):
+        check_lora(tiny(), read_lora(tmp_path / "other.safetensors"))
+
+
+def test_differences_that_are_zero_are_ignored(tmp_path):
     lora = draw(tiny(), alpha=2.0)
     save_lora(lora, tmp_path, form="original")
-    name, change = f"diffusion_model.blocks.0.{module}.{end}", torch.zeros(72)
-    tensors = load_file(tmp_path / FILE)
-    save_file(tensors | {name: change}, tmp_path / "zero.safetensors")
+    zeros = {"diffusion_model.blocks.0.self_attn.norm_q.diff": torch.zeros(72)}
+    save_file(load_file(tmp_path / FILE) | zeros, tmp_path / "zero.safetensors")
     assert_same(read_lora(tmp_path / "zero.safetensors"), lora)
-    change[5] = -1e-6
-    save_file(tensors | {name: change}, tmp_path / "other.safetensors")
-    with pytest.raises(
-        ValueError, match=f"{name}' changes a whole weight or a bias.*export.md#loras-of-oth"
-    ):
-        read_lora(tmp_path / "other.safetensors")
 
 
 @pytest.mark.parametrize("sides", [("lora_A", "lora_B"), ("lora_down", "lora_up")])

@@ -80,8 +80,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     )
     if world_size is not None and not (print_config and 0 < world_size <= MAX_WORLD_SIZE):
         parser.error(
-            f"--world_size must be positive, at most {MAX_WORLD_SIZE:,}, and needs --print_config, "
-            f"got {world_size}; torchrun sets it for a run"
+            f"--world_size must be positive and needs --print_config, got {world_size}; it is at "
+            f"most {MAX_WORLD_SIZE:,}, and torchrun sets it for a run"
         )
     try:
         inherited = dict(saved or {}) if path is None else read_settings(path)

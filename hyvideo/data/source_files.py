@@ -46,9 +46,11 @@ def with_imports(file: Path, module: str = "") -> list[Path]:
 
 def _imported_names(file: Path, module: str) -> Iterator[str]:
     """Yield the full names in the import statements of a file."""
+    if not file.is_file():  # reading a pipe would never end
+        return
     try:
         tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
+    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return  # the import of the file reports it
     is_package = file.name == "__init__.py"
     package = module.split(".") if is_package else module.split(".")[:-1]

@@ -1,5 +1,7 @@
 """Files of a user's code."""
 
+import os
+
 import pytest
 
 from hyvideo.data.source_files import with_imports
@@ -46,8 +48,13 @@ def test_installed_packages_are_left_out(folder, monkeypatch):
     assert names(with_imports(folder / "file.py"), folder) == ["file.py"]
 
 
-@pytest.mark.parametrize("text", ["def (", "\0", None])
+@pytest.mark.parametrize("text", ["def (", "\0", "x = " + "-" * 100_000 + "1", None])
 def test_a_file_that_cannot_be_parsed_is_returned(tmp_path, text):
     if text is not None:
         (tmp_path / "file.py").write_text(text)
     assert with_imports(tmp_path / "file.py") == [tmp_path / "file.py"]
+
+
+def test_a_pipe_is_not_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    assert with_imports(tmp_path / "pipe.py") == [tmp_path / "pipe.py"]

@@ -14,7 +14,6 @@ fit, and 2 for a usage error.
 """
 
 import dataclasses
-import math
 
 import generate
 from hyvideo.config.command_line import parse
@@ -26,6 +25,9 @@ from hyvideo.planning.generation import generation_report
 from hyvideo.planning.hardware import GPUS, Hardware, hardware_of
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import report
+
+# of GPUs, and of every quantity that is assumed: more GPUs take minutes to plan
+MAX_NUMBER = 100_000
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -52,8 +54,10 @@ def main(argv: list[str] | None = None) -> None:
         "text_tokens": options.text_tokens,
         **given,
     }.items():
-        if not (value > 0 and math.isfinite(value)):
+        if not value > 0:
             parser.error(f"--{name} must be a positive number, got {value}")
+        if value > MAX_NUMBER:
+            parser.error(f"--{name} must be at most {MAX_NUMBER:,}, got {str(value):.20}")
     with exit_on_error("plan.py"):
         config = _config_of_video(settings) if options.generate else parse(settings).config
         check_ranges(config.flat())

@@ -25,7 +25,7 @@ from hyvideo.checks.rehearsal.settings import (
     validation_requests,
 )
 from hyvideo.checks.rehearsal.stages import run_stage, stages_of
-from hyvideo.config.command_line import parse
+from hyvideo.config.command_line import MAX_WORLD_SIZE, parse
 from hyvideo.config.config import Config
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.data.cli import Parser, exit_on_error
@@ -56,6 +56,11 @@ def main(argv: list[str] | None = None) -> int:
         help="new or empty folder (default: outputs/rehearsal/<config>)",
     )
     options, flags = parser.parse_known_args(argv)
+    if options.world_size is not None and not 0 < options.world_size <= MAX_WORLD_SIZE:
+        parser.error(
+            f"--world_size must be a number of GPUs from 1 to {MAX_WORLD_SIZE:,}, got "
+            f"{options.world_size}"
+        )
     command = parse(flags)
     with exit_on_error("rehearse.py"):
         return rehearse(command.config, options.world_size, options.rehearsal_dir, " ".join(flags))

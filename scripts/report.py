@@ -18,6 +18,7 @@ or the one in the environment variable REPORT_TOKEN.
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.text import quote
 from hyvideo.report.gallery import write_gallery
 from hyvideo.report.page import REPORT_FILE, write_report
 
@@ -59,6 +60,11 @@ def main() -> None:
         )
     if options.serve and options.out:
         raise ValueError(f"--output_path needs runs: --serve writes no file, got {options.out}")
+    if options.out and options.out.suffix not in (".html", ".htm"):
+        raise ValueError(
+            f"--output_path must be an HTML file, got {quote(options.out)}; end it with .html, so "
+            "that no file of a run is replaced"
+        )
     if options.serve:
         serve(options.serve, options.host, options.port)
     elif options.videos:

@@ -38,6 +38,7 @@ from hyvideo.data.text import nearest, quote
 from hyvideo.models.registry import register
 
 MAX_BYTES = 2**20  # largest YAML file
+MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +78,10 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     path, print_config, pilot, world_size = map(
         given.pop, ("config", "print_config", "pilot", "world_size")
     )
-    if world_size is not None and not (print_config and world_size > 0):
+    if world_size is not None and not (print_config and 0 < world_size <= MAX_WORLD_SIZE):
         parser.error(
-            f"--world_size must be positive and needs --print_config, got {world_size}; torchrun "
-            "sets it for a run"
+            f"--world_size must be positive and needs --print_config, got {world_size}; it is at "
+            f"most {MAX_WORLD_SIZE:,}, and torchrun sets it for a run"
         )
     try:
         inherited = dict(saved or {}) if path is None else read_settings(path)

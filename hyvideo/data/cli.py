@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,3 +93,25 @@ def exit_on_error(
             text = f"{quote(error.filename)}: {error.strerror}"
         print(f"{program}: {shorten(text)}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Context manager in which SIGTERM and SIGHUP raise SystemExit, so that ``finally`` blocks end
+    the processes that the program has started.
+
+    An ignored signal stays ignored, such as SIGHUP with nohup.
+    """
+    ends = [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {
+        number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

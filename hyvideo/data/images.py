@@ -5,6 +5,7 @@ of the model.
 import math
 import os
 import re
+import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,7 +27,7 @@ MAX_BYTES = 1 << 28  # per file
 MAX_PIXELS = 1 << 26  # per image, as stored and while it is resized
 
 # What Pillow's decoders of FORMATS raise for a corrupted file.
-_UNREADABLE = (OSError, ValueError, SyntaxError, Image.DecompressionBombError)
+_UNREADABLE = (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError)
 _ASPECT_RATIO = re.compile(r"([0-9]{1,5}(?:\.[0-9]{1,9})?):([0-9]{1,5}(?:\.[0-9]{1,9})?)")
 
 

@@ -4,8 +4,9 @@ sampling settings.
 Each family declares its versions in ``versions.yaml`` of its package.
 """
 
+import math
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -68,7 +69,7 @@ def add_versions(family: str, file: Path) -> None:
             name: _version(name, family, settings or {})
             for name, settings in table["versions"].items()
         }
-    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+    except (yaml.YAMLError, UnicodeError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{file} must have rows `NAME: {{SETTING: VALUE}}` under `versions`, with the settings "
             f"of hyvideo/models/versions.py: {error}"
@@ -96,9 +97,28 @@ def add_versions(family: str, file: Path) -> None:
 
 
 def _version(name: str, family: str, settings: dict[str, Any]) -> Version:
+    """Return a version from its row. Raises TypeError for a value of another kind."""
     others = {key: value for key, value in settings.items() if key != "sizes"}
     sizes = [tuple(size) for size in settings.get("sizes", [])]
-    return Version(name, family, sizes=sizes, **others)
+    version = Version(name, family, sizes=sizes, **others)
+    for field, kind in get_type_hints(Version).items():
+        if not _fits(value := getattr(version, field), kind):
+            raise TypeError(f"{field} of the version {name} cannot be {value!r:.60}")
+    return version
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Return whether a value has the type of a field of `Version`; numbers must be above 0."""
+    if get_origin(kind) is Union:
+        return any(_fits(value, each) for each in get_args(kind))
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is list:
+        sides = [side for size in value for side in size]
+        return len(sides) == 2 * len(value) and all(_fits(side, int) for side in sides)
+    if kind is float:
+        return type(value) in (int, float) and 0 < value < math.inf
+    return type(value) is kind and (kind is not int or value > 0)
 
 
 for _file in sorted(Path(__file__).parent.glob(f"*/{VERSIONS_FILE}")):

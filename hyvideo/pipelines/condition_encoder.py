@@ -4,13 +4,12 @@ An encoder is loaded when it is first needed. Encoded parts stay on disk with a 
 memory, of which they use at most 1 GiB: about 700 prompts of 200 tokens with 3584 channels.
 """
 
-import functools
 import gc
 import hashlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -104,6 +103,7 @@ class ConditionEncoder:
         self._loaded: dict[str, Callable[..., list[Encoded]]] = {}
         self.dtype, self.identity = dtype, identity
         self.store: PartStore | PartCache = PartCache() if store is None else store
+        self._file_hashes: dict[str, str] = {}  # by path, when a file was first used
 
     def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
         """Return one condition per request, one object for equal requests.
@@ -122,6 +122,17 @@ class ConditionEncoder:
                 found[request][part.kind] = encoded[content]
         conditions = {request: Condition.from_parts(parts) for request, parts in found.items()}
         return Conditions(tuple(conditions[request] for request in requests))
+
+    def hash_images(self, requests: Iterable[Request]) -> str | None:
+        """Return a hash of the contents of the requests' images, None without images.
+
+        An image that changes afterwards, and has not been encoded, is an error.
+        """
+        images = dict.fromkeys(request.image for request in requests if request.image)
+        if not images:
+            return None
+        hashes = "\n".join(map(self._file_hash, images))
+        return hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
 
     def release(self) -> None:
         """Free the encoders. They are loaded again if a new part must be encoded."""
@@ -143,7 +154,8 @@ class ConditionEncoder:
         """
         keys = {
             content: self._key(
-                part.kind, f"{height} x {width} {_file_hash(content)}" if part.is_file else content
+                part.kind,
+                f"{height} x {width} {self._file_hash(content)}" if part.is_file else content,
             )
             for content in contents
         }
@@ -153,7 +165,7 @@ class ConditionEncoder:
                 self._loaded[part.kind] = self._load(part)
             all_encoded = self._loaded[part.kind](missing, height, width)
             if part.is_file:
-                _check_unchanged(missing)
+                self._check_unchanged(missing)
             for content, encoded in zip(missing, all_encoded):
                 # Image latents are combined with the sampled latents, which stay float32.
                 part = {
@@ -162,6 +174,25 @@ class ConditionEncoder:
                 }
                 known[content] = self.store[keys[content]] = part
         return known
+
+    def _file_hash(self, path: str) -> str:
+        """Return the hash of a file when it was first used, so that a replaced image is encoded
+        again.
+        """
+        if path not in self._file_hashes:
+            self._file_hashes[path] = _hash_file(path)
+        return self._file_hashes[path]
+
+    def _check_unchanged(self, paths: list[str]) -> None:
+        """Raise ValueError if a file has changed since it was hashed, so that no part is stored
+        under the hash of another file.
+        """
+        for path in paths:
+            if _hash_file(path) != self._file_hash(path):
+                raise ValueError(
+                    f"{quote(path)} has changed since the start of the program; start it again "
+                    "when no program writes its images"
+                )
 
     def _key(self, kind: str, content: str) -> str:
         text = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")
@@ -172,19 +203,5 @@ def _num_bytes(part: Encoded) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in part.values())
 
 
-@functools.lru_cache(maxsize=4096)
-def _file_hash(path: str) -> str:
-    """Return the hash of a file, so that a replaced image is encoded again."""
+def _hash_file(path: str) -> str:
     return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()
-
-
-def _check_unchanged(paths: list[str]) -> None:
-    """Raise ValueError if a file has changed since it was hashed, so that no part is stored under
-    the hash of another file.
-    """
-    for path in paths:
-        if _file_hash.__wrapped__(path) != _file_hash(path):
-            raise ValueError(
-                f"{quote(path)} has changed since the start of the program; start it again when "
-                "no program writes its images"
-            )

@@ -99,9 +99,15 @@ class Lines:
 
     def __init__(self, path: Path, resume_iteration: int | None):
         if resume_iteration is not None and path.exists():
-            kept = [
-                line for iteration, line in complete_lines(path) if iteration <= resume_iteration
-            ]
+            lines = [each for each in complete_lines(path) if each[0] <= resume_iteration]
+            kept = [line for _, line in lines]
+            if missing := set(range(1, resume_iteration + 1)) - {number for number, _ in lines}:
+                print(
+                    f"warning: {path} has no line of {len(missing)} of the {resume_iteration} "
+                    f"finished iterations, such as {min(missing)}; training continues without them",
+                    file=sys.stderr,
+                    flush=True,
+                )
             with replacing(path) as aside:  # a crash here loses no lines
                 aside.write_bytes(b"".join(line + b"\n" for line in kept))
         elif path.exists() and path.stat().st_size > 0:

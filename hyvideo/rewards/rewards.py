@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from hyvideo.data.source_files import with_imports
 from hyvideo.data.text import describe_error
 
 if TYPE_CHECKING:
@@ -225,9 +226,16 @@ def import_file(file: str) -> types.ModuleType:
 
 
 def code_files(names: Iterable[str]) -> list[Path]:
-    """Return the source files of the custom scorers among ``names``."""
-    places = [name.rpartition(":")[0] for name in names if ":" in name]
-    return [Path(p if p.endswith(".py") else importlib.util.find_spec(p).origin) for p in places]
+    """Return the source files of the custom scorers among ``names``, with the user's modules that
+    they import.
+    """
+    files: list[Path] = []
+    for place in [name.rpartition(":")[0] for name in names if ":" in name]:
+        if place.endswith(".py"):
+            files += with_imports(Path(place))
+        else:
+            files += with_imports(Path(importlib.util.find_spec(place).origin), place)
+    return list(dict.fromkeys(files))
 
 
 def make_scorer(

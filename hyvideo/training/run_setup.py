@@ -13,7 +13,7 @@ from hyvideo.config.objectives import objective_class
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
+from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.attention_kernels import Choice
@@ -49,7 +49,7 @@ from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_o
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
-from hyvideo.training.run_state import Progress, RunState, hash_files
+from hyvideo.training.run_state import IMAGES, Progress, RunState, hash_files, require_unchanged
 from hyvideo.training.sampler_check import custom_steps
 
 
@@ -98,7 +98,8 @@ def build_run(
     schedule = rollout_schedule(config.rollout)
     requests = inputs.requests
     validated = inputs.validated
-    contents = hash_files(config.flat())
+    file_hashes = hash_files(config.flat())
+    contents = dict(file_hashes)
     pair_latents = None
     source, prompts = "prompts_csv", requests
     if objective_type.uses_pairs:
@@ -130,6 +131,16 @@ def build_run(
     progress.enter("load", "the text encoders and the VAE")
     encoded = prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        digest = encoder.hash_images(prompts)
+    with raise_on_all_ranks(mesh):
+        if from_main(digest, mesh) != digest:
+            raise ValueError(
+                f"rank {mesh.rank} and rank 0 read different images of the prompts, in the column "
+                f"{IMAGES}; copy the same files to all nodes"
+            )
+    if digest:
+        contents[IMAGES] = digest
     if config.model.precompute_conditions:
         sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
@@ -139,6 +150,8 @@ def build_run(
 
     progress.enter("load", "the transformer")
     policy = Policy(config, mesh, device, encoded if config.num_branches == 2 else requests)
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        require_unchanged(file_hashes, config.flat())
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and objective_type.has_ratio:

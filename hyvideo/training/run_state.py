@@ -30,6 +30,7 @@ STATE = {
     "health": {"bad_in_a_row": int, "norms": [float]},
     "settings": {},
 }
+IMAGES = "ref_image_path"  # key in `contents` for the images of the prompts
 OPTIONAL_STATE = {"unvalidated": {"*": (float, list)}, "rollouts": int, "contents": {"*": str}}
 
 
@@ -231,15 +232,32 @@ def changed_contents(
     saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]
 ) -> list[str]:
     """Return a message for each setting whose files have changed since the hashes were saved."""
-    changed = {
-        name: named_files(settings)[name]
-        for name, digest in now.items()
-        if saved.get(name, digest) != digest
-    }
-    return [
-        f"the contents of {name} {', '.join(map(str, paths))} have changed"
-        for name, paths in changed.items()
-    ]
+    names = [name for name, digest in now.items() if saved.get(name, digest) != digest]
+    files = named_files(settings) if names else {}
+    messages = []
+    for name in names:
+        if name == IMAGES:
+            messages.append(f"images of the prompts, in the column {IMAGES}, have changed")
+        else:
+            paths = ", ".join(map(str, files[name]))
+            messages.append(f"the contents of {name} {paths} have changed")
+    return messages
+
+
+# Settings whose files are read after the hashes of all files are taken.
+READ_LATE = ("pretrained_lora_path", "anchor_path", "reward_config")
+
+
+def require_unchanged(contents: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+    """Raise ValueError if a file that is read while the run loads has changed since it was hashed,
+    because the run may then have read another file than its checkpoints record.
+    """
+    now = {name: digest for name, digest in hash_files(settings).items() if name in READ_LATE}
+    if changed := changed_contents(contents, now, settings):
+        raise ValueError(
+            f"{'; '.join(changed)} while the run was loading; start it again when no program "
+            "writes these files"
+        )
 
 
 def check_changes(changes: Changes) -> None:

@@ -18,13 +18,14 @@ import numpy as np
 
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.files import read_json
-from hyvideo.data.run_folder import METRICS
+from hyvideo.data.run_folder import METRICS, SAMPLES
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.run_files import write_text
 from hyvideo.rewards.rewards import DIMENSIONS
 from hyvideo.validation.intervals import Interval
+from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
 from hyvideo.validation.scores_file import summarise
 from studies.recipes.recipes import AXES, Budget
 from studies.recipes.runs import Run, Study, finished
@@ -87,6 +88,26 @@ def read_trace(study: Study, run: Run) -> Trace:
         ) from error
 
 
+def check_prompts(study: Study, runs: Iterable[Run]) -> None:
+    """Raise ValueError if validations of the runs had different prompts, so that their metrics
+    cannot be compared.
+    """
+    first: tuple[str, Path] | None = None
+    for run in runs:
+        for file in sorted(study.folder(run).glob(f"{SAMPLES}/*/{MEASURES_FILE}")):
+            made_with = read_json(file, run.name).get("made_with")
+            prompts = made_with.get("prompts") if isinstance(made_with, dict) else None
+            if prompts is None:
+                continue
+            first = first or (prompts, file)
+            if prompts != first[0]:
+                raise ValueError(
+                    f"the runs of a study must be validated with the same prompts: those of {file} "
+                    f"differ from those of {first[1]}, because valid_video_csv has changed; move "
+                    "the folder of one of these runs away to train it again"
+                )
+
+
 def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:
     """Return costs and metrics by column, with the weighted sum of the true rewards."""
     names = {
@@ -147,6 +168,7 @@ def write_results(
     trained = list(finished(study, runs))
     if not trained:
         raise ValueError(f"{study.out} contains no finished run yet")
+    check_prompts(study, trained)
     traces: dict[str, dict[int, Trace]] = {}
     for run in trained:
         traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)

@@ -14,7 +14,7 @@ from hyvideo.config.command_line import config_of_run, parse
 from hyvideo.config.config import Config
 from hyvideo.config.identity import experiment_settings
 from hyvideo.data.run_folder import MARK, METRICS
-from hyvideo.distributed.checkpoint_loading import complete
+from hyvideo.distributed.checkpoint_loading import complete, read_state
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.report.groups import CELLS
 
@@ -164,9 +164,28 @@ def progress(folder: Path, config: Config) -> Progress:
             "--output_dir"
         )
     saved = {int(path.name): path for path in complete(folder)}
+    if saved:
+        _check_contents(saved[max(saved)], config)
     # A line is written before the checkpoint: a last line without a checkpoint means that the run
     # stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
+
+
+def _check_contents(checkpoint: Path, config: Config) -> None:
+    """Raise ValueError if a file that affects training has changed since the run started, because
+    the other runs of the study would train on something else.
+    """
+    from hyvideo.training.run_state import changed_contents, hash_files  # imports torch
+
+    now = hash_files(config.flat())
+    recorded = read_state(checkpoint, optional={"contents": {"*": str}}).get("contents", {})
+    # that of rated pairs is followed by the hash of their videos
+    saved = {name: digest[: len(now[name])] for name, digest in recorded.items() if name in now}
+    if changed := changed_contents(saved, now, config.flat()):
+        raise ValueError(
+            f"{'; '.join(changed)} since the run in {checkpoint.parents[1]} started; restore them, "
+            "or use another --output_dir"
+        )
 
 
 def finished(study: Study, runs: Iterable[Run]) -> dict[Run, Path]:

@@ -3,13 +3,13 @@ cost.
 """
 
 import os
-import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hyvideo.config.rules import check
+from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.files import ROOT
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.planned_run import PlannedRun
@@ -131,23 +131,14 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
         )
         return code
 
-    # A signal must reach `finally`: a run that continues would block its folder for the next start.
-    ends = [
-        number
-        for number in (signal.SIGTERM, signal.SIGHUP)
-        if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {
-        number: signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in ends
-    }
-    pool = ThreadPoolExecutor(jobs)
-    try:
-        codes = list(pool.map(train, runs))
-        return not any(codes)
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in list(running):
-            process.terminate()
-        pool.shutdown(wait=True)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    # a run that continues would block its folder for the next start
+    with exit_on_signals():
+        pool = ThreadPoolExecutor(jobs)
+        try:
+            codes = list(pool.map(train, runs))
+            return not any(codes)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+            pool.shutdown(wait=True)

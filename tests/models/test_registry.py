@@ -16,7 +16,7 @@ from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.registry import family_files, folder_of, module_of, packages, register
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
+from hyvideo.models.versions import RELEASED, UNSUPPORTED, add_versions, version_defaults
 from tests.forked import ROOT
 from tests.registered import registered
 
@@ -101,6 +101,26 @@ print(packages()["OutsideModel"], version_defaults("outside1").family)
         text=True,
     )
     assert done.stdout.split() == ["outside", "outside"], done.stderr
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "a: {shift: .nan}",
+        "a: {shift: '5'}",
+        "a: {num_steps: 4.5}",
+        "a: {num_frames: 0}",
+        "a: {task: video}",
+        "a: {sizes: [[480]]}",
+        "a: {reads_ends: 1}",
+        "5: {}",
+    ],
+)
+def test_a_version_with_a_value_of_another_kind_raises_an_error(tmp_path, row):
+    file = tmp_path / "versions.yaml"
+    file.write_text(f"versions: {{{row}}}")
+    with pytest.raises(ValueError, match=r"versions.yaml .* of the version \w cannot be"):
+        add_versions("kinds_a", file)
 
 
 @pytest.mark.parametrize(

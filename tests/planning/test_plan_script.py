@@ -308,6 +308,11 @@ def test_traffic_in_the_documentation_is_up_to_date(compare):
     [
         ((*CONFIG, "--wold_size", "8"), "unknown flag --wold_size"),
         ((*CONFIG, "--world_size", "0"), "--world_size must be a positive number, got 0"),
+        (
+            (*CONFIG, "--world_size", "1" + "0" * 400),
+            "--world_size must be at most 100,000, got 1000",
+        ),
+        ((*CONFIG, "--network", "inf"), "--network must be at most 100,000, got inf"),
         ((*CONFIG, "--gpu", "H20"), "gpu must be one of H100, H200, "),
         ((*CONFIG, "--network", "0"), "--network must be a positive number, got 0"),
         ((*CONFIG, "--rate", "nan"), "--rate must be a positive number, got nan"),

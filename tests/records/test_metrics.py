@@ -138,6 +138,20 @@ def test_a_crash_while_dropping_lines_keeps_the_old_file(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_resumed_run_warns_of_iterations_without_a_line(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"iteration": 1}\n{"iteration": 2}\n{"iteration": 3}\n')
+    with writer(tmp_path, resume_iteration=3):
+        pass
+    assert not capsys.readouterr().err
+    path.write_text('{"iteration": 1}\n{"iteration": 4}\n')
+    with writer(tmp_path, resume_iteration=4):
+        pass
+    assert "metrics.jsonl has no line of 2 of the 4 finished iterations, such as 2; training" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_run_can_start_over_or_resume_into_a_new_folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 0}\n{"iteration": 1}\n')
     with writer(tmp_path, resume_iteration=-1) as metrics:

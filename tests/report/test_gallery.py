@@ -117,6 +117,7 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(
         [],
         ["run", "--videos", str(tmp_path)],
         [*given, "--out", "a.html"],
+        [str(tmp_path), "--out", "metrics.jsonl"],  # would replace the records of a run
     ):
         monkeypatch.setattr("sys.argv", ["report.py", *flags])
         with pytest.raises(SystemExit):
@@ -130,6 +131,7 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(
         "--output_path needs runs: --videos writes index.html to its first folder, got a.html"
         in output
     )
+    assert "--output_path must be an HTML file, got 'metrics.jsonl'" in output
 
 
 def test_a_video_whose_settings_are_a_pipe_is_skipped(folders):

@@ -79,6 +79,24 @@ def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     assert not without.any()
 
 
+def test_a_run_does_not_resume_with_a_changed_image(config, mesh, tmp_path):
+    config = config.with_settings(max_steps=1, save_interval=1)
+    Trainer(config, mesh, CPU).train()
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    Trainer(config, mesh, CPU)
+    write_image(tmp_path / "image.png", 48, 32)
+    with pytest.raises(ValueError, match="images of the prompts, in the column ref_image_path, ha"):
+        Trainer(config, mesh, CPU)
+
+
+def test_an_image_that_changes_before_it_is_encoded_ends_the_run(config, mesh, tmp_path):
+    trainer = Trainer(config, mesh, CPU)
+    write_image(tmp_path / "image.png", 48, 32)
+    trainer.iteration = 1
+    with pytest.raises(ValueError, match="image.png' has changed since the start of the program"):
+        trainer.run_iteration()
+
+
 def test_a_text_to_video_version_rejects_images(config, mesh):
     with pytest.raises(ValueError, match="for text-to-video, got 1 reference images"):
         Trainer(config.with_settings(transformer_version="480p_t2v"), mesh, CPU)

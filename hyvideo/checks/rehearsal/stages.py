@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.files import ROOT
 
 STAND_INS = "hyvideo/checks/rehearsal/stand_ins.py"
@@ -57,7 +58,7 @@ def run_stage(stage: Stage, folder: Path) -> Result:
         threads = max(1, (os.cpu_count() or 1) // stage.processes)
         environment["OMP_NUM_THREADS"] = str(threads)
     start = time.perf_counter()
-    with log.open("w", encoding="utf-8") as output:
+    with exit_on_signals(), log.open("w", encoding="utf-8") as output:
         process = subprocess.Popen(
             stage.command(),
             cwd=ROOT,

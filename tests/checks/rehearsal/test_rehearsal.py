@@ -3,6 +3,8 @@ it finds faults.
 """
 
 import json
+import os
+import signal
 import sys
 from dataclasses import replace
 
@@ -302,6 +304,34 @@ def test_a_refused_rehearsal_leaves_no_folder(tmp_path, capsys):
         rehearse.main([*flags, "--kl_weight", "0"])
     assert refused.value.code == 2 and "kl_weight" in capsys.readouterr().err
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_rehearsal_ends_its_stage(tmp_path, number):
+    """Otherwise the stage would train on, for hours, on all processors."""
+    code = (
+        "import os, pathlib, signal, time\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        f"os.kill(os.getppid(), {int(number)})\n"
+        "time.sleep(60)"
+    )
+    with pytest.raises(SystemExit) as ended:
+        run_stage(Stage("train", ("-c", code), has_stand_ins=False), tmp_path)
+    assert ended.value.code == 128 + number
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@pytest.mark.parametrize("count", ["0", "-2", "100000000"])
+def test_a_number_of_gpus_that_nobody_has_is_refused(tmp_path, capsys, count):
+    config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
+    flags = ["--config", config, "--rehearsal_dir", str(tmp_path / "new"), "--world_size", count]
+    with pytest.raises(SystemExit) as refused:
+        rehearse.main(flags)
+    assert refused.value.code == 2
+    assert f"--world_size must be a number of GPUs from 1 to 100,000, got {count}" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):

@@ -3,6 +3,7 @@ files.
 """
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -13,7 +14,14 @@ import pytest
 
 from hyvideo.records.metrics_file import read_metrics
 from scripts import compare_recipes
-from studies.recipes.recipe_results import COMPARED, at_cost, curve, guided_base, read_trace
+from studies.recipes.recipe_results import (
+    COMPARED,
+    at_cost,
+    check_prompts,
+    curve,
+    guided_base,
+    read_trace,
+)
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import Recipe, Run, Study
 
@@ -362,3 +370,17 @@ def test_corrupted_or_missing_records_of_a_run_are_named(
     (study.folder(run) / file).write_text(text.replace("COST", cost))
     with pytest.raises(ValueError, match=message):
         read_trace(study, run)
+
+
+def test_validations_with_different_prompts_are_not_compared(tmp_path, tiny_config):
+    study = Study("configs/miniature.yaml", tmp_path)
+    runs = [Run(Recipe("a", ()), 0), Run(Recipe("b", ()), 0)]
+    for run, iteration in itertools.product(runs, ("000000", "000010")):
+        folder = study.folder(run) / "samples" / iteration
+        folder.mkdir(parents=True)
+        (folder / "measures.json").write_text('{"made_with": {"prompts": "1234", "steps": 4}}')
+    check_prompts(study, runs)
+    (folder / "measures.json").write_text('{"made_with": {"prompts": "5678", "steps": 4}}')
+    message = "same prompts: those of .*b-seed0/samples/000010/measures.json differ from .*a-seed0"
+    with pytest.raises(ValueError, match=message):
+        check_prompts(study, runs)

@@ -6,6 +6,7 @@ import subprocess
 import pytest
 import yaml
 
+from hyvideo.training.run_state import hash_files
 from studies.recipes.runs import Run, Study, progress
 from studies.recipes.train_runs import (
     command,
@@ -149,6 +150,23 @@ def test_a_cell_with_other_settings_raises_value_error(study):
 def test_a_cell_with_too_many_iterations_raises_value_error(study):
     write_run(study, CELL, iterations=3)
     with pytest.raises(ValueError, match="3 iterations, more than max_steps 2"):
+        progress(study.folder(CELL), study.config(CELL))
+
+
+def test_a_cell_that_was_trained_on_other_prompts_raises_value_error(tmp_path, tiny_config):
+    """The cells that are not trained yet would be compared with it."""
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
+    study = Study(SMOKE, tmp_path / "table", ["--max_steps", "2", "--prompts_csv", str(prompts)])
+    write_run(study, CELL, iterations=2, checkpoint=2)
+    state = study.folder(CELL) / "checkpoints/000002/state.json"
+    state.write_text(json.dumps({"contents": hash_files(study.config(CELL).flat())}))
+    assert progress(study.folder(CELL), study.config(CELL)).is_finished
+    with prompts.open("a") as file:
+        file.write("a green triangle moves down\n")
+    with pytest.raises(
+        ValueError, match="contents of prompts_csv .* have changed since the run in"
+    ):
         progress(study.folder(CELL), study.config(CELL))
 
 

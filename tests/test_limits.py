@@ -579,6 +579,7 @@ OTHERS = {
     "hyvideo.rewards.prompt_rewriting:LIMITS": "options of the endpoint",
     "hyvideo.rewards.prompt_rewriting:MAX_SIDE": "images are resized to it",
     "hyvideo.rewards.judge_answers:MAX_TOTAL": "probabilities are at most 1",
+    "hyvideo.config.command_line:MAX_WORLD_SIZE": "far above any cluster",
     "hyvideo.config.declaration:MAX_NUMBER": "no useful number is near it",
     "hyvideo.rewards.rewards:MAX_SCORE": "no score is near it",
     "hyvideo.rewards.service.client:MAX_REQUEST_BYTES": "divides a batch; a larger video is sent alone",

@@ -208,6 +208,7 @@ def test_the_fastest_run_shards_within_a_node_keeps_attention_and_no_encoders():
     assert without["precompute_conditions"] and "activation_checkpointing" not in without
 
 
+@pytest.mark.slow
 def test_a_small_gpu_shards_further_and_splits_videos():
     options = {"vae_tile_size": 128, "sample_n_frames": 161}
     small, smaller = (fastest_change(run_of(64, gpu_memory=gib, **options)) for gib in (40, 25))

@@ -154,6 +154,7 @@ def test_the_shipped_miniature_with_first_frames_is_small_and_has_a_frame_for_ev
             assert Path(request.image).name == f"{color}_{shape}.png"
 
 
+@pytest.mark.slow
 def test_color_and_shape_come_from_the_first_frame_and_the_direction_from_the_text():
     """The first frame is kept, also where its color contradicts the text."""
     config = load_config("configs/miniature_i2v.yaml")

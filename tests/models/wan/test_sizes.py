@@ -177,12 +177,14 @@ def bytes_of_input(version):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @VERSION
 def test_predicted_activation_memory_matches_the_counted_bytes(counted, version):
     kept = activations.kept_bytes(one_block(version, "all", enable_gradient_checkpointing=False))
     assert kept == pytest.approx(counted[f"{version} all trained"]["kept"], rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 @VERSION
 @KIND
@@ -191,6 +193,7 @@ def test_predicted_inference_memory_matches_the_counted_bytes(counted, version, 
     assert activations.inference_bytes(one_block(version, kind), 1) == pytest.approx(held, rel=0.06)
 
 
+@pytest.mark.slow
 @VERSION
 @KIND
 def test_predicted_backward_memory_matches_the_counted_bytes(counted, version, kind):
@@ -204,6 +207,7 @@ def test_predicted_backward_memory_matches_the_counted_bytes(counted, version, k
     assert activations.block_bytes(run) == pytest.approx(held, rel=0.04)
 
 
+@pytest.mark.slow
 def test_a_training_step_does_not_synchronize_with_the_gpu(counted):
     assert counted["waits"] == {}
 

@@ -47,7 +47,7 @@ def test_all_parameters_have_a_gradient():
     assert all(gradient.any() for name, gradient in gradients(installed(), **inputs()).items())
 
 
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_bf16_velocity_is_as_accurate_as_diffusers(batch):
     stock_error = error = 0.0
     for seed in range(6):

@@ -177,14 +177,12 @@ def bytes_of_input(version):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 @VERSION
 def test_predicted_activation_memory_matches_the_counted_bytes(counted, version):
     kept = activations.kept_bytes(one_block(version, "all", enable_gradient_checkpointing=False))
     assert kept == pytest.approx(counted[f"{version} all trained"]["kept"], rel=0.01)
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 @VERSION
 @KIND

@@ -346,16 +346,18 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "download_weights": "downloads gigabytes",
     "examples.miniature_from_scratch": "takes an hour",
     "pytest": "runs tests",
+    "examples.simulated_study": "needs the videos of the command before it",
     "examples.size_preference": "draws 500 pairs",
     "scripts.benchmark_videos": "needs the official prompts or results",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preference_study": "needs raters",
+    "scripts.rehearse": "takes minutes, tests/checks/rehearsal runs it",
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",
 }
 OUTPUTS = ("--out", "--output_path", "--output_dir")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
+    r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
     r"|--(resolution|remote_reward_url|rewrite_url|url|gradients)$"
 )
 
@@ -368,6 +370,8 @@ def why_not_run(command):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
     if "--serve" in command.words:
         return "serves until it is stopped"
+    if "configs/miniature_dpo.yaml" in command.words and "--pairs_csv" not in command.words:
+        return "needs the ratings of the commands before it"
     if (
         "--dry_run" in SMALL.get(program, "")
         or program in ("scripts.plan", "-c")

@@ -538,6 +538,14 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
             "height must be a multiple of 16, got 40",
         ),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
+        (
+            [
+                *("--prompt", "a", "--image_path", "assets/first_frames/images/ball_and_box.jpg"),
+                *("--model_path", "assets/miniature", "--transformer_version", "miniature"),
+                *("--checkpoint_path", "nowhere"),
+            ],
+            "a policy must be a checkpoint of a run or a transformer folder",
+        ),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
         (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),
         (

@@ -121,9 +121,7 @@ class Family:
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
     # whether a text-to-video model also makes videos from a first frame, from its config and the
     # pipeline's model_index.json, which is empty if there is no such file
-    takes_images: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda config, index: (
-        False
-    )
+    takes_images: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda *_: False
     # modules that get no gradient
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
     # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi and

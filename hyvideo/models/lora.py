@@ -429,11 +429,17 @@ def _pairs(
 
 
 def _differences(tensors: Mapping[str, Tensor], file: Path) -> dict[str, Difference]:
-    """Return the differences by parameter, without those that are zero."""
+    """Return the differences by parameter.
+
+    Differences of zero are ignored in files of other programs. This project's files keep them,
+    because the original fuses some parameters: the bias of the keys may be zero in a fused bias.
+    """
     found = {}
     for name, tensor in tensors.items():
         parameter = _changed_parameter(_without_prefix(name))
-        if not parameter or not tensor.any():
+        if not parameter:
+            continue
+        if not name.endswith(f".{_ANY_PARAMETER}") and not tensor.any():
             continue
         if not tensor.is_floating_point() or not tensor.float().isfinite().all():
             raise ValueError(

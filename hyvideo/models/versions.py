@@ -114,8 +114,7 @@ def _fits(value: object, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) is list:
-        sides = [side for size in value for side in size]
-        return len(sides) == 2 * len(value) and all(_fits(side, int) for side in sides)
+        return all(len(size) == 2 and all(_fits(side, int) for side in size) for size in value)
     if kind is float:
         return type(value) in (int, float) and 0 < value < math.inf
     return type(value) is kind and (kind is not int or value > 0)

@@ -40,7 +40,7 @@ def modulation_bytes(run: PlannedRun) -> float:
     and timestep.
 
     The timesteps are the steps of a rollout or a validation, or the noise levels of an iteration of
-    nft.
+    nft, which are three times as many for a flow map and its derivatives.
     """
     if not run.caches_modulation:
         return 0.0
@@ -50,7 +50,8 @@ def modulation_bytes(run: PlannedRun) -> float:
         timesteps.append(run.validation.settings.grpo_sampling_steps)
     if traits_of(settings.objective).trains == "levels":
         levels = run.plan.num_trained_steps + run.plan.num_reward_steps
-        timesteps.append(levels * run.rollouts_per_replica)
+        levels_of_derivative = 2 if run.derivative_forwards else 0
+        timesteps.append(levels * run.rollouts_per_replica * (1 + levels_of_derivative))
     if traits_of(settings.objective).trains == "path":
         timesteps.append(run.plan.num_anchor_steps)
     return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes

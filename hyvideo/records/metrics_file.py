@@ -101,7 +101,10 @@ class Lines:
         if resume_iteration is not None and path.exists():
             lines = [each for each in complete_lines(path) if each[0] <= resume_iteration]
             kept = [line for _, line in lines]
-            if missing := set(range(1, resume_iteration + 1)) - {number for number, _ in lines}:
+            numbers = [number for number, _ in lines]
+            # a run that began with the checkpoint of another run has no lines of earlier iterations
+            first = max(1, min(numbers, default=1))
+            if missing := set(range(first, resume_iteration + 1)) - set(numbers):
                 print(
                     f"warning: {path} has no line of {len(missing)} of the {resume_iteration} "
                     f"finished iterations, such as {min(missing)}; training continues without them",

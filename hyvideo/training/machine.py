@@ -85,7 +85,8 @@ def device_name(device: torch.device) -> str:
 def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     """Yield a message for each package, file, disk space and GPU that a run lacks."""
     config = inputs.config
-    yield from machine_problems(inputs)
+    reported = list(machine_problems(inputs))
+    yield from reported
     if problem := gpu_problem(config.model.device, inputs.world_size):
         yield problem
     if config.model.device != "cpu" and (problem := cudnn_problem()):
@@ -104,7 +105,7 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
             requests["pairs_csv"] = inputs.preferences.all_requests
         check_checkpoint(config, requests, list(config.video_sizes.values()))
     except ValueError as error:
-        yield from str(error).splitlines()
+        yield from (line for line in str(error).splitlines() if line not in reported)
     options = reward_options(config.reward)
     for name in config.reward.loaded_scorers:
         folder = (

@@ -22,7 +22,7 @@ from hyvideo.config.config import Config
 from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
+from hyvideo.grpo.flow_map import DIFFERENCE, ROUNDED_DIFFERENCE, derivative_term
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
@@ -334,12 +334,19 @@ class LevelObjective(Objective):
 
     trains = "levels"
 
+    @property
+    def difference(self) -> float:
+        """Distance in noise level of the central difference of a flow map (`derivative_term`)."""
+        return DIFFERENCE if self.config.model.dtype == "fp32" else ROUNDED_DIFFERENCE
+
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
         """Return the noise levels of each rollout. Shape: (rollouts, count)."""
         levels = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
-        return levels.clamp(max=1 - DIFFERENCE) if self.pipeline.transformer.reads_ends else levels
+        if not self.pipeline.transformer.reads_ends:
+            return levels
+        return levels.clamp(self.difference, 1 - self.difference)
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]
@@ -419,6 +426,7 @@ class LevelObjective(Objective):
             tangent,
             rollouts.trained_steps[rows, column],
             ends,
+            difference=self.difference,
         )
 
     def empty_pass(self, rollouts: RolloutBatch, column: int) -> Tensor:
@@ -464,7 +472,7 @@ class LevelObjective(Objective):
             if ends is None:
                 times += [(timestep, None) for timestep in (1000 * levels).tolist()]
                 continue
-            for distance in (0.0, DIFFERENCE, -DIFFERENCE):
+            for distance in (0.0, self.difference, -self.difference):
                 times += zip((1000 * (levels + distance)).tolist(), (1000 * ends).tolist())
         self.pipeline.prepare(times)
 

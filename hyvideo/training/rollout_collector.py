@@ -110,13 +110,14 @@ class RolloutCollector:
 
     def schedule_of(self, iteration: int) -> Schedule:
         """Return the schedule of an iteration, which adds noise only in its SDE window."""
+        schedule = self.objective.schedule(self.schedule, iteration)
         if self.window is None:
-            return self.objective.schedule(self.schedule, iteration)
+            return schedule
         random = generator(self.config.data.seed, "sde window", iteration)
         steps = self.window.steps(
-            self.schedule.stochastic_steps, iteration, lambda count: int(random.integers(count))
+            schedule.stochastic_steps, iteration, lambda count: int(random.integers(count))
         )
-        return self.schedule.with_noise_only_at(steps)
+        return schedule.with_noise_only_at(steps)
 
     def indices(self) -> list[RolloutIndex]:
         """Return the indices of this replica's rollouts in an iteration."""

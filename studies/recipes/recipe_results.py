@@ -99,11 +99,12 @@ def check_prompts(study: Study, runs: Iterable[Run]) -> None:
             prompts = made_with.get("prompts") if isinstance(made_with, dict) else None
             if prompts is None:
                 continue
-            first = first or (prompts, file)
+            if first is None:
+                first = (prompts, file)
             if prompts != first[0]:
                 raise ValueError(
-                    f"the runs of a study must be validated with the same prompts: those of {file} "
-                    f"differ from those of {first[1]}, because valid_video_csv has changed; move "
+                    "the runs of a study must be validated with the same prompts, but the prompts "
+                    f"of {file} and {first[1]} differ, because valid_video_csv has changed; move "
                     "the folder of one of these runs away to train it again"
                 )
 

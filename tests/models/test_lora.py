@@ -16,6 +16,7 @@ from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
+    Difference,
     Form,
     Pair,
     add_lora,
@@ -424,3 +425,18 @@ def test_weights_that_are_not_finite_numbers_raise_an_error(tmp_path, value, dty
     save_file(tensors, tmp_path / "lora.safetensors")
     with pytest.raises(ValueError, match="the weights of .* must be finite floating-point numbers"):
         read_lora(tmp_path / "lora.safetensors")
+
+
+def test_a_fused_difference_of_which_a_part_is_zero_is_saved_and_exported(tmp_path):
+    """A bias of keys has no gradient, so that its difference is zero."""
+    attention = "context_embedder.token_refiner.refiner_blocks.0.attn.to_"
+    lora = {"transformer_blocks.0.attn.to_out.0": Pair(torch.ones(4, 8), torch.ones(8, 4), 4.0)}
+    for part in "qkv":
+        lora[f"{attention}{part}.bias"] = Difference(torch.full((8,), float(part != "k")))
+    save_lora(lora, tmp_path / "original", form="original")
+    read = read_lora(tmp_path / "original")
+    save_lora(read, tmp_path / "checkpoint")
+    again = read_lora(tmp_path / "checkpoint")
+    assert again.keys() == read.keys() == lora.keys()
+    save_lora(again, tmp_path / "exported", form="original")
+    assert read_lora(tmp_path / "exported").keys() == lora.keys()

@@ -112,6 +112,7 @@ print(packages()["OutsideModel"], version_defaults("outside1").family)
         "a: {num_frames: 0}",
         "a: {task: video}",
         "a: {sizes: [[480]]}",
+        "a: {sizes: [[480], [480, 720, 3]]}",
         "a: {reads_ends: 1}",
         "5: {}",
     ],

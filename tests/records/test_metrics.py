@@ -152,6 +152,13 @@ def test_a_resumed_run_warns_of_iterations_without_a_line(tmp_path, capsys):
     )
 
 
+def test_a_run_that_began_with_the_checkpoint_of_another_run_lacks_no_lines(tmp_path, capsys):
+    (tmp_path / "metrics.jsonl").write_text('{"iteration": 8}\n{"iteration": 9}\n')
+    with writer(tmp_path, resume_iteration=9):
+        pass
+    assert not capsys.readouterr().err
+
+
 def test_a_run_can_start_over_or_resume_into_a_new_folder(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 0}\n{"iteration": 1}\n')
     with writer(tmp_path, resume_iteration=-1) as metrics:

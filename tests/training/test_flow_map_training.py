@@ -1,15 +1,19 @@
 """Training of a flow map: objective nft on its mean velocities, and students with drawn levels."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 
 from hyvideo.config.rules import check
+from hyvideo.grpo.flow_map import derivative_term
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import duration, forwards_per_rollout, stage_flops
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
-from hyvideo.training.rollout_batch import RolloutNoise
+from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
 from tests.distributed.launch import launch
 from tests.distributed.test_same_run import train
 from tests.forked import ROOT
@@ -126,6 +130,48 @@ def test_without_lengths_of_intervals_and_without_an_end_embedder_it_is_plain_nf
 
 def fixed_levels(schedule, iteration, indices, count):
     return torch.linspace(0.1, 0.9, count).repeat(len(indices), 1)
+
+
+def test_the_derivative_in_bf16_is_close_to_the_derivative_in_float32(tiny_config, mesh):
+    settings = NFT | {
+        "pretrained_model_root": "assets/miniature",
+        "transformer_version": "miniature_flow_map",
+        "random_weights": False,
+    }
+    config = tiny_config.with_settings(**settings)
+    trainer = Trainer(config, mesh, CPU)
+    exact = trainer.run.objective
+    folder = f"{config.record.output_dir}_bf16"
+    rounded = Trainer(config.with_settings(dtype="bf16", output_dir=folder), mesh, CPU)
+    rollouts = sample_rollouts(trainer)
+    rollouts = replace(rollouts, trained_steps=torch.linspace(0.3, 0.9, 8)[:, None])
+    rows = list(range(8))
+    noised, target = exact.noised_and_target(rollouts, rows, 0)
+    found = [
+        derivative_term(
+            partial(objective._velocity, rollouts, rows, 0),
+            noised,
+            target,
+            rollouts.trained_steps[:, 0],
+            torch.zeros(8),
+            difference=rounded.run.objective.difference,
+        )
+        for objective in (exact, rounded.run.objective)
+    ]
+    with torch.no_grad():
+        velocity = exact.velocity_at(rollouts, rows, 0, noised)
+    assert 0 < (found[1] - found[0]).norm() < 0.25 * velocity.norm()
+
+
+def test_the_levels_of_a_flow_map_leave_room_for_the_difference(config, mesh):
+    for dtype, distance in (("fp32", 0.005), ("bf16", 0.02)):
+        folder = f"{config.record.output_dir}_{dtype}"
+        objective = Trainer(
+            config.with_settings(dtype=dtype, output_dir=folder), mesh, CPU
+        ).run.objective
+        indices = [RolloutIndex(0, member) for member in range(20)]
+        levels = objective.draw(None, 1, indices, 200)
+        assert levels.min() >= distance and levels.max() == pytest.approx(1 - distance)
 
 
 def test_plan_and_run_count_the_forward_passes_of_the_derivative(config, mesh):

@@ -65,6 +65,12 @@ def test_an_encoder_that_only_rated_pairs_need_is_missed_with_their_row(tiny_con
     assert any("glyph encoder" in message and f"row 1 of {path}" in message for message in messages)
 
 
+def test_a_missing_file_of_rated_pairs_is_named_once(tiny_config):
+    config = tiny_config.with_settings(**DPO, prompts_csv=[], pairs_csv=["nowhere.csv"])
+    messages = list(missing_requirements(RunInputs(config)))
+    assert sum("'nowhere.csv'" in message for message in messages) == 1
+
+
 def test_errors_in_the_settings_do_not_depend_on_the_machine(tiny_config, tmp_path):
     (tmp_path / "prompts.csv").write_text("text\na cat\n")
     with pytest.raises(ValueError, match="a column named `prompt`"):

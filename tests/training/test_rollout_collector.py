@@ -28,6 +28,19 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
         assert distinct == [count] * 3 + [8] * 4  # the third step is the first with noise
 
 
+def test_a_window_is_applied_to_the_schedule_of_the_objective(tiny_config, mesh, monkeypatch):
+    config = tiny_config.with_settings(sde_window="fixed:1:1", grpo_sampling_steps=3)
+    collector = Trainer(config, mesh, CPU).run.collector
+    other = collector.schedule.with_noise_only_at([1])
+    assert other != collector.schedule
+    monkeypatch.setattr(collector.objective, "schedule", lambda schedule, iteration: other)
+    given = []
+    monkeypatch.setattr(
+        type(collector.window), "steps", lambda self, steps, *rest: given.append(steps) or steps
+    )
+    assert collector.schedule_of(1) == other and given == [[1]]
+
+
 def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh):
     """The first iteration needs no forward passes of the anchor, which equals the policy."""
     config = tiny_config.with_settings(

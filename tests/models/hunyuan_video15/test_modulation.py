@@ -198,6 +198,12 @@ def test_the_planner_leaves_frozen_modulation_layers_out():
         modulation_bytes(lora.with_settings(objective="nft", nft_levels=30))
         == 30 * 54 * 12 * 2048 * 2
     )
+    flow_map = replace(lora, architecture=replace(lora.architecture, use_meanflow=True))
+    # each noise level has two more timesteps, of the derivative
+    assert (
+        modulation_bytes(flow_map.with_settings(objective="nft", nft_levels=30))
+        == 3 * 30 * 54 * 12 * 2048 * 2
+    )
     sharded = simulated(8, **LORA)
     assert not sharded.caches_modulation and replace(sharded, world_size=1).caches_modulation
     assert not simulated(1, enable_fsdp=False).caches_modulation

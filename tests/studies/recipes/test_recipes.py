@@ -381,6 +381,8 @@ def test_validations_with_different_prompts_are_not_compared(tmp_path, tiny_conf
         (folder / "measures.json").write_text('{"made_with": {"prompts": "1234", "steps": 4}}')
     check_prompts(study, runs)
     (folder / "measures.json").write_text('{"made_with": {"prompts": "5678", "steps": 4}}')
-    message = "same prompts: those of .*b-seed0/samples/000010/measures.json differ from .*a-seed0"
+    message = (
+        "same prompts, but the prompts of .*b-seed0/samples/000010/measures.json and .*a-seed0"
+    )
     with pytest.raises(ValueError, match=message):
         check_prompts(study, runs)

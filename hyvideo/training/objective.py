@@ -22,7 +22,7 @@ from hyvideo.config.config import Config
 from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.grpo.flow_map import DIFFERENCE, ROUNDED_DIFFERENCE, derivative_term
+from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
@@ -334,11 +334,6 @@ class LevelObjective(Objective):
 
     trains = "levels"
 
-    @property
-    def difference(self) -> float:
-        """Distance in noise level of the central difference of a flow map (`derivative_term`)."""
-        return DIFFERENCE if self.config.model.dtype == "fp32" else ROUNDED_DIFFERENCE
-
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
@@ -346,7 +341,7 @@ class LevelObjective(Objective):
         levels = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
         if not self.pipeline.transformer.reads_ends:
             return levels
-        return levels.clamp(self.difference, 1 - self.difference)
+        return levels.clamp(DIFFERENCE, 1 - DIFFERENCE)
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]
@@ -426,7 +421,6 @@ class LevelObjective(Objective):
             tangent,
             rollouts.trained_steps[rows, column],
             ends,
-            difference=self.difference,
         )
 
     def empty_pass(self, rollouts: RolloutBatch, column: int) -> Tensor:
@@ -472,7 +466,7 @@ class LevelObjective(Objective):
             if ends is None:
                 times += [(timestep, None) for timestep in (1000 * levels).tolist()]
                 continue
-            for distance in (0.0, self.difference, -self.difference):
+            for distance in (0.0, DIFFERENCE, -DIFFERENCE):
                 times += zip((1000 * (levels + distance)).tolist(), (1000 * ends).tolist())
         self.pipeline.prepare(times)
 

@@ -56,7 +56,8 @@ LONGEST = (
 
 
 def pytest_addoption(parser):
-    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+    parser.addoption("--slow", action="store_true", help="run all tests")
+    parser.addoption("--system", action="store_true", help="also run the tests marked system")
     parser.addoption(
         "--regenerate", action="store_true", help="write generated files instead of comparing them"
     )
@@ -74,7 +75,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Run long files first, and skip tests marked slow or that need a GPU."""
+    """Run long files first, and skip tests marked slow or system, or that need a GPU."""
     order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path, len(order)))
     on_gpu = [item for item in items if "cuda" in item.keywords]
@@ -83,10 +84,13 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(
                 pytest.mark.skip(reason="needs a GPU; CHECK_DEVICE=cpu runs it on the CPU")
             )
-    if not config.getoption("--slow"):
-        for item in items:
-            if "slow" in item.keywords:
-                item.add_marker(pytest.mark.skip(reason="slow; --slow runs it"))
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="slow; --slow runs it"))
+        elif "system" in item.keywords and not config.getoption("--system"):
+            item.add_marker(pytest.mark.skip(reason="system; --system runs it"))
 
 
 def _can_check_gpu() -> bool:
@@ -191,8 +195,9 @@ def check_generated(request):
     def check(path: Path, text: str):
         if request.config.getoption("--regenerate"):
             path.write_text(text, encoding="utf-8")
-        slow = " --slow" if "slow" in request.keywords else ""
-        command = f"python -m pytest {request.path.relative_to(ROOT)}{slow} --regenerate"
+        options = [f"--{mark}" for mark in ("slow", "system") if mark in request.keywords]
+        options.append("--regenerate")
+        command = f"python -m pytest {request.path.relative_to(ROOT)} {' '.join(options)}"
         assert path.read_text(encoding="utf-8") == text, (
             f"{path.name} is outdated; regenerate it: {command}"
         )

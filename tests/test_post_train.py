@@ -248,6 +248,7 @@ def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypa
         post_train.main()
 
 
+@pytest.mark.system
 def test_a_failed_on_policy_check_is_one_message_and_code_1(tmp_path, monkeypatch, capsys):
     flags = [
         "--objective",

@@ -542,6 +542,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_conf
     assert "reward/mean" in lines(out)[0]
 
 
+@pytest.mark.system
 def test_resuming_from_an_older_checkpoint_removes_later_files(tiny_config, mesh, tmp_path):
     config = tiny_config.with_settings(
         max_steps=3, save_interval=1, log_video_interval=1, save_total_limit=0

@@ -213,6 +213,7 @@ def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
     )
 
 
+@pytest.mark.system
 def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(
     file, tiny_config, mesh
 ):

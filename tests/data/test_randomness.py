@@ -20,6 +20,7 @@ def test_numbers_are_the_same_on_every_machine():
     assert permutation(6, 930, "order", 1) == [5, 0, 3, 1, 2, 4]
 
 
+@pytest.mark.system
 def test_another_process_draws_the_same_numbers():
     code = f"from hyvideo.data.randomness import normal; print(normal((4,), *{KEY!r}).tolist())"
     result = subprocess.run(

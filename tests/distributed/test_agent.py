@@ -91,6 +91,7 @@ def wait_until(*paths):
         time.sleep(0.05)
 
 
+@pytest.mark.system
 def test_healthy_and_stopped_ranks_are_ended_at_once_when_another_fails(start, tmp_path):
     agent = start(WAITS_FOR_SIGNAL, 3, "--shutdown-timeout=100")
     wait_until(*(tmp_path / f"ready{rank}" for rank in range(3)))

@@ -18,6 +18,8 @@ from tests.forked import ROOT, python
 from tests.shallow import SHALLOW
 from tests.test_trainer import TIMING, Redness
 
+pytestmark = pytest.mark.system
+
 MODULE = "tests.distributed.test_rank_faults"
 CPU = torch.device("cpu")
 SETTINGS = {

@@ -100,6 +100,7 @@ def worst_difference(first, second):
     return max((tensors[name] - tensor).abs().max().item() for name, tensor in expected.items())
 
 
+@pytest.mark.system
 def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
     """If the run has an EMA, its weights are loaded as the policy."""
     import torch

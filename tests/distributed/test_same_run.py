@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW, write_trained
 
+pytestmark = pytest.mark.system
+
 MODULE = "tests.distributed.test_same_run"
 CPU = torch.device("cpu")
 SETTINGS = {

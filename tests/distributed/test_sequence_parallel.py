@@ -153,6 +153,7 @@ def compare(num_processes):
     return found
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("num_processes", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_output_and_gradients_equal_those_of_one_process(num_processes):
     results = launch(f"{MODULE}:compare", num_processes, num_processes)

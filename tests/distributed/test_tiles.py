@@ -94,6 +94,7 @@ def digest(video):
     return hashlib.sha256(video.contiguous().numpy().tobytes()).hexdigest()
 
 
+@pytest.mark.system
 def test_ranks_share_the_tiles_and_return_the_same_video():
     outcomes = launch("tests.distributed.test_tiles:share", 3)
     for number, (name, size, cause) in enumerate(CASES):

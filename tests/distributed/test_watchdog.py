@@ -225,6 +225,7 @@ def test_a_stack_is_printed_once_per_stage_entry(mesh, capfd):
 # --- in a run -------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_run_reports_its_stages(tiny_config, mesh):
     stages = []
     config = tiny_config.with_settings(

@@ -18,6 +18,7 @@ def test_a_reader_can_add_a_sampler(monkeypatch):
     tutorial.check_sampler(), tutorial.check_equalizer()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "objective, sampler",
     [("grpo", "sage_grpo"), pytest.param("nft", "dance_grpo", marks=pytest.mark.slow)],

@@ -8,6 +8,8 @@ import pytest
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from tests.fake_cuda.counting import counted as counted_by
 
+pytestmark = pytest.mark.system
+
 COUNTS = Path(__file__).with_name("counts.json")
 
 

@@ -67,6 +67,7 @@ def wan(folder, monkeypatch):
     return ["--model_path", root, "--transformer_version", "wan2.1_t2v_1.3b"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("family", [hunyuan, pytest.param(wan, marks=pytest.mark.slow)])
 def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, family):
     model = family(tmp_path, monkeypatch)

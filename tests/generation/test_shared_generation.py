@@ -51,6 +51,7 @@ def run(arguments, out):
 
 # Two replicas of two ranks, one video each; and one replica with a LoRA, an image, super-resolution
 # and offloading.
+@pytest.mark.system
 @pytest.mark.parametrize(
     "family, num_processes, flags, prompts",
     [

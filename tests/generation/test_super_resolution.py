@@ -125,6 +125,7 @@ def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(
     assert most[4] <= tuple(number + 1 for number in most[1])
 
 
+@pytest.mark.system
 def test_a_video_is_refined_and_both_are_written(run, tmp_path):
     code, error, both = run("--sr", "--save_pre_sr_video")
     assert code == 0, error

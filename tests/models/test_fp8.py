@@ -242,6 +242,7 @@ def fill_on_ranks():
     return filled(read=ranks.start(1, CPU, timeout=60).is_main)
 
 
+@pytest.mark.system
 def test_every_rank_has_the_values_of_a_single_process():
     """Each part of a weight is received, also its scale: only the first rank reads the files."""
     expected = filled(read=True)

@@ -30,6 +30,7 @@ def counted():
     return counted_by("tests.planning.counted_block")
 
 
+@pytest.mark.system
 def test_kept_bytes_of_a_block_match_its_forward_pass(counted):
     kept = {
         kind: activations.kept_bytes(run.with_settings(enable_gradient_checkpointing=False))

@@ -259,6 +259,7 @@ def opened(browser, pages, request):
     page.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "opened",
     [("one", "light"), pytest.param(("two", "dark"), marks=pytest.mark.slow)],
@@ -320,6 +321,7 @@ def test_numbers_have_the_same_form_in_the_template_and_in_the_script(opened):
     assert opened.evaluate(f"{values}.map(signed)") == [template.signed(value) for value in values]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
 def test_a_slider_shows_the_validations_of_two_runs_beside_their_common_base(opened):
     """The first run has no validation in iteration 2; its card keeps the nearest one, and names

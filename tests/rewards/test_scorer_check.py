@@ -172,6 +172,7 @@ def exact():
     return VideoAlignScorer(GOLDEN / "VideoReward", base=GOLDEN / "base", dtype=torch.float32)
 
 
+@pytest.mark.system
 def test_videoalign_passes_on_the_synthetic_video(exact):
     found = states(exact, synthetic_trial())
     assert {name for name, state in found.items() if state != "ok"} <= {

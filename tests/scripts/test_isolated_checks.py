@@ -97,6 +97,7 @@ def run(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.system
 def test_a_check_that_fails_hangs_or_dies_is_reported_and_the_others_run(run, tmp_path):
     checks = {
         "dies": (["before", "dies"], 20),

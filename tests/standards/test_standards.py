@@ -126,6 +126,7 @@ def write(recipe, metrics):
 SLOW = [pytest.param(recipe, NUM_ITERATIONS, marks=pytest.mark.slow) for recipe in RECIPES]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("recipe, num_iterations", [*QUICK.items(), *SLOW])
 def test_the_first_iterations_of_a_recipe_have_the_metrics_of_its_standard(
     recipe, num_iterations, tmp_path, monkeypatch, request

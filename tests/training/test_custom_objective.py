@@ -342,6 +342,7 @@ def test_a_wrong_result_stops_the_run_before_the_first_step(file, tiny_config, m
 # --- identity -------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
     config = tiny_config.with_settings(**LEVELS, objective=f"{file}:Mine", max_steps=1)
     assert named_files(config.flat())["objective"] == [file]

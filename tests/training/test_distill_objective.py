@@ -309,6 +309,7 @@ def test_a_guidance_interval_limits_the_guided_substeps_in_plan_and_run(student,
     assert forwards_per_rollout(run) == pytest.approx(2 + 6 + num_guided + 2 * 3)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lora", [pytest.param({}, marks=pytest.mark.slow), {"lora_rank": 2}])
 def test_a_resumed_student_equals_the_uninterrupted_one(student, mesh, tmp_path, lora):
     config = student.with_settings(max_steps=4, save_interval=2, ema_decay=0.5, **lora)

@@ -156,6 +156,7 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
         torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5 * largest.item())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "changes",
     [
@@ -194,6 +195,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
     )
 
 
+@pytest.mark.system
 def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
     path = write_pairs(tmp_path / "rated")
     config = config.with_settings(pairs_csv=[str(path)])
@@ -504,6 +506,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "layout",
     [name if name == "dp" else pytest.param(name, marks=pytest.mark.slow) for name in LAYOUTS],

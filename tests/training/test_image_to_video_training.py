@@ -79,6 +79,7 @@ def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     assert not without.any()
 
 
+@pytest.mark.system
 def test_a_run_does_not_resume_with_a_changed_image(config, mesh, tmp_path):
     config = config.with_settings(max_steps=1, save_interval=1)
     Trainer(config, mesh, CPU).train()

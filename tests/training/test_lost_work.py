@@ -348,6 +348,7 @@ def with_validation(config):
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "place",
     [

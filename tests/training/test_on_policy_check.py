@@ -318,6 +318,7 @@ def check_with(settings, deviations_by_rank):
     return found
 
 
+@pytest.mark.system
 def test_all_ranks_repeat_the_pass_with_the_largest_deviation_of_any_rank(tmp_path):
     """Ranks that repeat passes of other sizes make other numbers of calls, which hangs
     with FSDP.

@@ -373,6 +373,7 @@ def missing_slow_rewards():
     return metrics["reward/missing"], collected[0].reason
 
 
+@pytest.mark.system
 def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
     (missing, none), (same, reason) = launch("tests.training.test_rewards:missing_slow_rewards", 2)
     assert (
@@ -496,6 +497,7 @@ class Shade:
 """
 
 
+@pytest.mark.system
 def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):

@@ -209,6 +209,7 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.system
 def test_post_train_rejects_changed_method_settings_unless_allowed_and_lists_the_others(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):

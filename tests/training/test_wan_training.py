@@ -357,6 +357,7 @@ def lora_config(config, lightx2v):
     )
 
 
+@pytest.mark.system
 def test_a_run_from_a_lightx2v_file_saves_checkpoints_and_exports_with_its_changes(
     lora_config, mesh, lightx2v, root, tmp_path, exit_code, capsys
 ):

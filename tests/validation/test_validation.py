@@ -58,6 +58,7 @@ def validate(folder, sp_size, part_bytes):
     return trainer.validation.run(0)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "sp_size, part_bytes",
     [

@@ -359,6 +359,7 @@ def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
     assert [file.name for file in tmp_path.iterdir()] == ["own.txt"]
 
 
+@pytest.mark.system
 def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, capsys):
     """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with
     --slow.

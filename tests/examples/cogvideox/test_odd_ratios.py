@@ -79,6 +79,7 @@ def trained(config, mesh):
     return trainer
 
 
+@pytest.mark.system
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

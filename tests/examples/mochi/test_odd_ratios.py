@@ -79,6 +79,7 @@ def trained(config, mesh):
     return trainer
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "settings",
     [
@@ -127,6 +128,7 @@ def test_the_size_must_be_a_multiple_of_ratio_and_patch(config, mesh):
         trained(config.with_settings(height=64), mesh)
 
 
+@pytest.mark.system
 def test_the_policy_of_a_run_is_exported_and_generates_videos(
     config, mesh, tmp_path, monkeypatch, capsys
 ):

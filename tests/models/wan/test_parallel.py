@@ -69,6 +69,7 @@ def compare_sharded(sp_size=1, **options):
     )
 
 
+@pytest.mark.system
 def test_sharded_gradients_match_one_process_if_a_rank_has_no_rows_of_the_tables():
     results = launch(f"{MODULE}:compare_sharded", 2)
     assert [rows for rows, _ in results] == [1, 0]

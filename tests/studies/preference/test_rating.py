@@ -315,6 +315,7 @@ def wait_for_clips(page):
     raise AssertionError(f"the clips do not play: {state}")
 
 
+@pytest.mark.system
 def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     (link, *_), _ = served
     _, pairs = token_and_pairs(study)

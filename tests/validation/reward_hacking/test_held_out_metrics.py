@@ -208,6 +208,7 @@ def measured_on_ranks(count, missing):
     return measure_sets(videos, ["a red circle moves up"] * count, scorer, mesh)
 
 
+@pytest.mark.system
 def test_set_metrics_do_not_depend_on_the_number_of_ranks():
     scorer = AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
     clips = clean_clips(9)

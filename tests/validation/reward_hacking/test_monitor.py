@@ -124,6 +124,7 @@ def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, caps
     assert not (run / MARKER).exists()
 
 
+@pytest.mark.system
 def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
     with pytest.raises(

@@ -222,6 +222,7 @@ def test_a_video_without_its_settings_is_not_shown_with_those_of_an_earlier_one(
     assert make("--transformer_version", "480p_t2v", "--prompt", "one", *SMALL)[:2] == (0, [])
 
 
+@pytest.mark.system
 def test_several_processes_share_the_videos_and_match_one_process(make, root, tmp_path):
     prompts = ["--prompt", "one", "two", "three"]
     flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
@@ -254,6 +255,7 @@ def test_sde_sampling_changes_the_video_and_is_repeatable(make, tmp_path):
     assert torch.equal(one, again) and not torch.equal(ode, one)
 
 
+@pytest.mark.system
 def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypatch):
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
     transformer = load_transformer(root, "480p_t2v")
@@ -919,6 +921,7 @@ def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
     assert len(hashes) == 4 and None not in hashes
 
 
+@pytest.mark.system
 def test_a_process_that_hangs_reports_its_stage_and_video(make, tmp_path, monkeypatch):
     write = video_sampler.write_video
     monkeypatch.setattr(video_sampler, "write_video", lambda *args: time.sleep(1.0) or write(*args))

@@ -60,6 +60,7 @@ HEADER = st.lists(
     mark=st.booleans(),
 )
 # 350 x at least 20 rows
+@pytest.mark.system
 def test_rows_are_read_as_written_or_rejected(folder, header, rows, end, mark):
     text = io.StringIO()
     csv.writer(text, lineterminator=end, quoting=csv.QUOTE_ALL).writerows([header, *rows])

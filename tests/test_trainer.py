@@ -171,6 +171,7 @@ def test_two_runs_with_the_same_seed_are_equal_bit_for_bit(tiny_config, mesh):
     assert [without_times(line) for line in first] == [without_times(line) for line in second]
 
 
+@pytest.mark.system
 def test_another_seed_gives_other_rewards(tiny_config, mesh):
     first, _ = run(tiny_config, mesh)
     second, _ = run(tiny_config.with_settings(seed=7), mesh)
@@ -528,6 +529,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path,
     assert all(torch.equal(a, b) for a, b in zip(weights(uninterrupted), weights(resumed)))
 
 
+@pytest.mark.system
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_config, mesh, tmp_path):
     """It has recorded that it never saved, so nothing of it can be resumed."""
     config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="latest")
@@ -566,6 +568,7 @@ def files(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("max_steps", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_finished_run_is_rejected_before_any_file_changes(tiny_config, mesh, tmp_path, max_steps):
     config = tiny_config.with_settings(max_steps=2, save_interval=1)
@@ -591,6 +594,7 @@ def test_unreadable_metrics_do_not_remove_checkpoints(tiny_config, mesh, tmp_pat
     assert files(run) == before
 
 
+@pytest.mark.system
 def test_a_trainer_owns_the_folder_before_it_chooses_a_checkpoint_and_changes_no_file_after_losing_it(
     tiny_config, mesh, tmp_path, monkeypatch
 ):
@@ -635,6 +639,7 @@ class Slow(Redness):
         return super().score(videos, prompts, fps=fps)
 
 
+@pytest.mark.system
 def test_scoring_time_of_validation_is_not_counted_in_the_next_iteration(tiny_config, mesh):
     config = tiny_config.with_settings(valid_video_csv="assets/miniature/prompts/smoke.csv")
     scorer = Slow()

@@ -103,6 +103,7 @@ def test_healthy_and_stopped_ranks_are_ended_at_once_when_another_fails(start, t
     assert not (tmp_path / "received0").exists() and "rank      : 1" in output
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signalled_agent_signals_its_processes_and_waits_for_them(start, tmp_path, number):
     agent = start(WAITS_FOR_SIGNAL)
@@ -130,6 +131,7 @@ def test_with_nohup_the_agent_ignores_a_closed_terminal(start, tmp_path):
     assert (tmp_path / "received0").read_text() == "SIGUSR1"
 
 
+@pytest.mark.system
 def test_a_second_signal_ends_the_processes(start, tmp_path):
     agent = start(
         WAITS_FOR_SIGNAL.replace("not signals.received", "True"), 1, "--shutdown-timeout=100"

@@ -254,7 +254,6 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
     )
 
 
-@pytest.mark.system
 def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_ranks(tmp_path):
     """The cases are: not sharded, one model sharded over four ranks, and two model replicas."""
     cases = [(False, 1, False), (True, 1, False), (True, 2, False), (True, 2, True)]

@@ -87,6 +87,7 @@ def results():
     return launch(f"{__name__}:on_two_ranks", 2)
 
 
+@pytest.mark.system
 def test_rows_come_from_the_lowest_rank(results):
     for found in results:
         assert found["rows"] == [[1, 0], [1, 1], [0.1, 0], [-1, -1]]

@@ -175,6 +175,7 @@ def test_without_the_store_a_rank_still_reports_itself(capfd, monkeypatch):
     assert not re.search(r"^1 ", stderr, re.MULTILINE)
 
 
+@pytest.mark.system
 def test_an_unreachable_store_does_not_delay_the_end_of_the_run(monkeypatch, capfd):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "1")

@@ -67,6 +67,7 @@ def make(tmp_path, monkeypatch, capsys):
 WORDS = ("--reward_model", "SCORER", "--reward_weights", '{"light": 1}')
 
 
+@pytest.mark.system
 def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
     code, found, error = make("best", "--prompt", *PROMPTS, "--best_of", "3", *WORDS)
     assert code == 0, error

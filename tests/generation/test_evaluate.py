@@ -57,6 +57,7 @@ def folder(tmp_path):
     return videos
 
 
+@pytest.mark.system
 def test_the_base_model_and_its_transformer_as_checkpoint_have_equal_scores(score, tmp_path):
     flags = [
         "--valid_video_csv",
@@ -88,6 +89,7 @@ def test_the_base_model_and_its_transformer_as_checkpoint_have_equal_scores(scor
     assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
 
 
+@pytest.mark.system
 def test_a_lora_that_runs_start_from_is_part_of_the_base_model(score, tmp_path):
     save_lora(
         {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 96), torch.ones(96, 1), 1.0)},

@@ -288,6 +288,7 @@ def copy_base(root):
     )
 
 
+@pytest.mark.system
 def test_the_download_check_reports_both_parts(root, tmp_path):
     model = shutil.copytree(root, tmp_path / "ckpts")
     rows = {

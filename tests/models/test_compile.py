@@ -118,6 +118,7 @@ def test_ten_text_lengths_share_one_graph_per_kind_of_block(mesh):
     assert not counters["graph_break"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "recompute, backend",
     [

@@ -24,6 +24,7 @@ def wan():
     return vae
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("tile", [0, 16])
 @pytest.mark.parametrize("make", [miniature, pytest.param(wan, marks=pytest.mark.slow)])
 def test_recomputation_changes_neither_videos_nor_gradients(make, tile):

@@ -157,6 +157,7 @@ def test_compiled_and_recomputed_blocks_compute_the_same(mesh, monkeypatch, reco
         torch.testing.assert_close(found[name], expected[name])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("dtype", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
 def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(
     tiny_config, mesh, dtype
@@ -242,7 +243,6 @@ def fill_on_ranks():
     return filled(read=ranks.start(1, CPU, timeout=60).is_main)
 
 
-@pytest.mark.system
 def test_every_rank_has_the_values_of_a_single_process():
     """Each part of a weight is received, also its scale: only the first rank reads the files."""
     expected = filled(read=True)

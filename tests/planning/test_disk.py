@@ -26,6 +26,7 @@ def planned(config=None, world_size=8, **settings):
     return PlannedRun(config.with_settings(**settings), world_size, architecture)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "settings, fraction",
     [({"lora_rank": 2, "use_muon": False}, 0.98), ({"ema_decay": 0.9, "use_muon": True}, 0.3)],

@@ -92,6 +92,7 @@ def noise(height, width):
     return torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8).expand(121, -1, -1, -1)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", FULL_SIZE)
 @pytest.mark.parametrize("size", [(480, 864), (720, 1280)])
 def test_a_full_size_clip_is_sent_with_whole_frames_in_at_most_25_megabytes(endpoint, name, size):

@@ -61,6 +61,7 @@ def test_a_scorer_in_a_custom_file_is_checked(monkeypatch, tmp_path, capsys):
         assert "frames 24.5" in capsys.readouterr().out
 
 
+@pytest.mark.system
 def test_a_user_video_is_scored(monkeypatch, tmp_path, capsys):
     trial = miniature_trial()
     write_video(tmp_path / "clip.mp4", trial.video, trial.fps)

@@ -50,6 +50,7 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
+@pytest.mark.system
 def test_the_first_checks_pass_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     chosen = ["machine", "attention", "on_policy_eager", "copies"]

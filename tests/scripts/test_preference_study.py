@@ -24,6 +24,7 @@ def call(exit_code, capsys):
     return run
 
 
+@pytest.mark.system
 def test_serving_and_analysis_do_not_import_torch():
     code = (
         "import sys, scripts.preference_study, studies.preference.analysis; sys.exit('torch' in "

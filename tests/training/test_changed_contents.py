@@ -80,6 +80,7 @@ def test_a_lora_that_changes_while_the_run_loads_is_rejected(config, mesh, tmp_p
         Trainer(config, mesh, CPU)
 
 
+@pytest.mark.system
 def test_a_stopped_run_retries_a_checkpoint_that_could_not_be_written(config, mesh, monkeypatch):
     trainer = Trainer(config.with_settings(max_steps=3, save_asynchronously=False), mesh, CPU)
     save = checkpoint_loading.dcp.save

@@ -323,6 +323,7 @@ def test_a_resumed_student_equals_the_uninterrupted_one(student, mesh, tmp_path,
     assert all(map(torch.equal, weights(uninterrupted), weights(resumed)))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("lora", [pytest.param({}, marks=pytest.mark.slow), {"lora_rank": 2}])
 def test_the_teacher_may_be_a_checkpoint_of_another_run(student, mesh, tmp_path, lora):
     config = student.with_settings(max_steps=1, **lora)

@@ -209,6 +209,7 @@ def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
         Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
 
 
+@pytest.mark.system
 def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompts(config, mesh):
     trainer = Trainer(config.with_settings(max_steps=2, validation_interval=2), mesh, CPU)
     (held_out,) = trainer.run.collector.preferences.held_out

@@ -103,6 +103,7 @@ def damage(folder, how):
         os.mkfifo(state)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["missing", "folder", "pipe", "empty manifest"])
 def test_a_run_whose_checkpoints_are_all_damaged_keeps_everything_and_stops(resumed, how, capsys):
     folder, config = resumed
@@ -118,6 +119,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_keeps_everything_and_stops(resu
     assert "skipping corrupted checkpoint" in capsys.readouterr().err
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("how", ["missing", "empty manifest"])
 def test_a_run_resumes_from_an_older_checkpoint_and_keeps_the_damaged_one(resumed, how, capsys):
     folder, config = resumed
@@ -190,6 +192,7 @@ def test_a_first_start_rejects_files_of_others_that_it_would_replace(
     assert mine.read_text() == "mine" and list(files(tmp_path / "run")) == [mine]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("resume_from", ["", "latest"])
 def test_a_run_leaves_numbered_folders_of_others_untouched(config, tmp_path, resume_from):
     mine = [
@@ -451,6 +454,7 @@ class HeldOut(Redness):
         }
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "method",
     ["held_out_each", "of_set"]
@@ -483,6 +487,7 @@ class Moving(Redness):
         return super().score(videos, prompts, fps=fps)
 
 
+@pytest.mark.system
 def test_a_scorer_may_change_the_working_directory(config, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     prompts = tmp_path / "valid.csv"

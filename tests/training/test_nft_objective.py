@@ -331,6 +331,7 @@ def test_an_old_policy_that_follows_the_policy_stops_the_run_at_the_second_updat
     assert trainer.run.update.update_count == 1  # the second update is not applied
 
 
+@pytest.mark.system
 def test_a_control_run_drops_the_rewards_and_follows_the_guided_anchor(trainer):
     """The gradient is 2 w |v - v_anchor| as in the equation with advantage 0; a rollout without
     reward stays out.
@@ -400,6 +401,7 @@ def read_metrics(folder):
     ]
 
 
+@pytest.mark.system
 def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path):
     """The run has a LoRA, an EMA and an anchor, and resumes between two refreshes of the anchor."""
     settings = NFT | {

@@ -176,6 +176,7 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
     )
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "settings, iteration, stops",
     [

@@ -261,6 +261,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "settings, anchor",
     [

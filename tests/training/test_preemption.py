@@ -128,6 +128,7 @@ def test_a_signal_during_a_batch_stops_the_run_before_the_next_denoising_step(
     assert begun == [(0, True)]
 
 
+@pytest.mark.system
 def test_a_signal_during_the_base_validation_stops_the_run_with_nothing_to_save(config, mesh):
     settings = {"validate_at_step0": True, "max_steps": 1, "resume_from_checkpoint": "latest"}
     config = config.with_settings(**settings)

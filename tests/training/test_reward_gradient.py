@@ -332,6 +332,7 @@ def test_the_plan_names_the_step_of_the_reward_gradient(tiny_config, step):
     assert f"{text} {step} step" in describe(config, make_plan(config))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("levels", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
     trainer = make_trainer(

@@ -386,6 +386,7 @@ class Exposure(Fixed):
         return [dict.fromkeys(("VQ", "MQ", "TA"), video.float().mean().item()) for video in videos]
 
 
+@pytest.mark.system
 def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
     config = tiny_config.with_settings(
         learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2

@@ -56,6 +56,7 @@ def tensor_file(checkpoint):
     return max((checkpoint / "tensors").glob("*.distcp"), key=lambda path: path.stat().st_size)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("program", ["export", "evaluate", "generate"])
 def test_a_changed_tensor_file_is_rejected_like_in_a_resume(
     runs, tmp_path, exit_code, capsys, program

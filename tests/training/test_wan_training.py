@@ -124,6 +124,7 @@ def test_grpo_trains_students_of_few_steps(config, mesh, tmp_path, version, sett
     assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "settings",
     [

@@ -213,6 +213,7 @@ def test_file_names_and_bytes_change_the_identity(tmp_path):
     assert fingerprint([tmp_path / "absent"]) == fingerprint([])
 
 
+@pytest.mark.system
 def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, capsys):
     """Checked with the base model's evaluation of Table 2."""
     flags = {

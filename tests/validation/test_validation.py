@@ -142,6 +142,7 @@ def test_a_validation_has_one_part_in_memory_and_the_results_of_the_whole(in_par
     assert live.most == 16 and contents(validation.folder(0)) == found
 
 
+@pytest.mark.system
 def test_a_killed_validation_leaves_no_scores_and_is_repeated_whole(in_parts):
     validation, _ = in_parts
     validation.run(0)
@@ -167,6 +168,7 @@ def test_a_killed_validation_leaves_no_scores_and_is_repeated_whole(in_parts):
     assert contents(validation.folder(0)) == whole
 
 
+@pytest.mark.system
 def test_the_picture_holds_only_the_frames_that_it_shows(validated, tmp_path, monkeypatch):
     """Frames of a real run are also reduced to the size in the picture."""
     folders = [validated.folder(0), validated.folder(1)]

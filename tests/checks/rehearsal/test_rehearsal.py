@@ -284,6 +284,7 @@ def test_a_student_records_no_rollouts(tmp_path):
     assert run_problems(tmp_path, config, 1) == []
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["wan21_1gpu_dpo", "hunyuanvideo15_1gpu_dpo"])
 def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path, name):
     config = load_config(ROOT / "configs" / f"{name}.yaml", sample_n_frames=9, device="cpu")

@@ -333,6 +333,7 @@ def test_the_body_of_a_rejected_request_is_not_read(token, status):
                     connection.sendall(bytes(2**20))
 
 
+@pytest.mark.system
 def test_a_client_with_a_large_request_retries_a_busy_service():
     scorer = HeldScorer()
     large = torch.full((32, 3, 512, 512), 5, dtype=torch.uint8)  # larger than all socket buffers

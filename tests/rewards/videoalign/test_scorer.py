@@ -151,6 +151,7 @@ def test_a_video_in_memory_scores_like_its_file(exact):
     assert in_memory == from_file
 
 
+@pytest.mark.system
 def test_frames_per_second_affect_the_score(exact):
     video, fps = read_video(VIDEOS[0])
     (true,), (wrong,) = (exact.score([video], PROMPTS[:1], fps=rate) for rate in (fps, fps / 3))
@@ -388,6 +389,7 @@ def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_p
     )
 
 
+@pytest.mark.system
 def test_a_channels_last_patch_embedding_gives_the_same_scores(exact):
     scorer = load(dtype=torch.float32)
     use_channels_last(scorer.model)

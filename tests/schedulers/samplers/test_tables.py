@@ -148,6 +148,7 @@ def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
 # --- boundaries --------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_every_schedule_is_deterministic_only_at_expected_steps(sde_type):
     """Covers shifts 1 to 9 and 4 to 200 steps; a schedule that is not finite raises ValueError."""

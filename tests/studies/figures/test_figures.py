@@ -131,6 +131,7 @@ def test_samplers_of_different_noise_are_separate_panels(make_run, figures, tmp_
     assert figures(tmp_path / "runs", "--figures", "3")[1] == ["figure3.png"]
 
 
+@pytest.mark.system
 def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
     for seed in (0, 1):
         make_run(f"equalized{seed}", seed=seed)
@@ -166,6 +167,7 @@ def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_pat
     )
 
 
+@pytest.mark.system
 def test_a_figure_without_its_runs_is_skipped(make_run, figures):
     code, made, output = figures(make_run("one"))
     assert code == 0 and made == ["learning_curve.png"]

@@ -138,6 +138,7 @@ def test_answers_of_a_standalone_page_are_stored_once(study, rater):
     assert waiting(study, rater) == []
 
 
+@pytest.mark.system
 def test_served_content_does_not_reveal_the_method(study, client, folders, tmp_path):
     secrets = [
         *METHODS,

@@ -488,7 +488,6 @@ HEAD = """# Limits
 Which inputs are too large for a program, and when does a program stop waiting? Read this page if an error message names
 a limit, or before you use much larger inputs than the shipped recipes.
 
-- *Value* is the limit.
 - *Largest need* is what the shipped recipes and the released models need at most. Every limit is at least twice as
   large.
 - *Needed by* names the recipe, model or file with the largest need.
@@ -496,8 +495,7 @@ a limit, or before you use much larger inputs than the shipped recipes.
 """
 TAIL = """
 **How the needs are computed.** Seconds are predicted for A100 GPUs. The file system writes checkpoints at 0.5 GB/s, or
-at 2 GB/s for a process that saves after a signal. The network to a reward service has 1 Gbit/s. Ranks wait for each
-other between denoising steps, batches and passes. They do not wait for whole iterations.
+at 2 GB/s for a process that saves after a signal. The network to a reward service has 1 Gbit/s.
 
 `python -m pytest tests/test_limits.py --regenerate` computes this page from `configs/`, the shipped prompts,
 `versions.yaml` of each family and the [planner](cost.md).

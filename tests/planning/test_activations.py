@@ -10,6 +10,8 @@ from hyvideo.planning.cost import training_pass
 from tests.fake_cuda.counting import counted as counted_by
 from tests.planning.simulated import BLOCK_TEXT, simulated
 
+pytestmark = pytest.mark.system
+
 ONE_BLOCK = {"text_tokens": BLOCK_TEXT, "architecture": Architecture(num_layers=1)}
 SIZE = {"sample_n_frames": 81, "height": 480, "width": 864}
 RUNS = {
@@ -30,7 +32,6 @@ def counted():
     return counted_by("tests.planning.counted_block")
 
 
-@pytest.mark.system
 def test_kept_bytes_of_a_block_match_its_forward_pass(counted):
     kept = {
         kind: activations.kept_bytes(run.with_settings(enable_gradient_checkpointing=False))

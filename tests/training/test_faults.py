@@ -22,6 +22,8 @@ from tests.forked import ROOT, python
 from tests.test_trainer import CPU, Redness
 from tests.training.test_run_state import SETTINGS, train_iterations
 
+pytestmark = pytest.mark.system
+
 # The fault is injected in the new process before the program starts; the product has no code for
 # it.
 PROGRAM = """
@@ -188,7 +190,6 @@ def interrupted(request, tmp_path_factory):
     return request.param, run, codes, outputs, newest
 
 
-@pytest.mark.system
 def test_an_interrupted_process_leaves_a_checkpoint_of_its_last_finished_iteration(interrupted):
     kind, _, codes, outputs, newest = interrupted
     for stage in codes:
@@ -203,7 +204,6 @@ def test_an_interrupted_process_leaves_a_checkpoint_of_its_last_finished_iterati
             )
 
 
-@pytest.mark.system
 def test_a_run_with_many_restarts_equals_the_uninterrupted_run_bit_for_bit(
     interrupted, uninterrupted
 ):
@@ -236,7 +236,6 @@ def test_ctrl_c_exits_after_the_stage_and_twice_exits_at_once(uninterrupted, tmp
     assert run.metrics() == uninterrupted.metrics()[:2]
 
 
-@pytest.mark.system
 def test_a_closed_terminal_saves_and_lost_output_does_not_end_the_run(uninterrupted, tmp_path):
     run = Run(tmp_path)
     result = run.start("rollout", 2, "HUP", max_steps=3, save_interval=9)

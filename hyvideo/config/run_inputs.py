@@ -60,6 +60,11 @@ class RunInputs:
         return self.files.read(self.config.data.prompts_csv)
 
     @cached_property
+    def prompts(self) -> list[Request]:
+        """Prompts for training, and those of the held-out pairs."""
+        return self.preferences.all_requests if self.config.uses_pairs else self.requests
+
+    @cached_property
     def validated(self) -> list[Request]:
         """Prompts for validation; empty without validation."""
         return self.files.read(self.config.data.valid_video_csv)

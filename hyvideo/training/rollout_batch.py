@@ -179,12 +179,15 @@ class RolloutNoise:
         return torch.tensor([draw(index) for index in indices])
 
     def schedule_levels(self, iteration: int, num_steps: int, shift: float) -> tuple[float, ...]:
-        """Return the levels of a schedule whose levels between 1 and 0 are drawn: one from each of
-        ``num_steps - 1`` equal intervals, shifted. Shape: (num_steps + 1,).
+        """Return the levels of a schedule whose levels between 1 and 0 are drawn: one from the
+        middle nine tenths of each of ``num_steps - 1`` equal intervals, shifted. The margins keep
+        steps from being so short that rounding decides their velocity. Shape: (num_steps + 1,).
         """
         random = generator(self.seed, "levels of the schedule", iteration)
         count = num_steps - 1
-        drawn = [(number + random.random()) / count for number in reversed(range(count))]
+        drawn = [
+            (number + 0.05 + 0.9 * random.random()) / count for number in reversed(range(count))
+        ]
         return (1.0, *(shift * u / (1 + (shift - 1) * u) for u in drawn), 0.0)
 
     def ends(

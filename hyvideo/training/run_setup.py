@@ -97,26 +97,17 @@ def build_run(
     objective_type = objective_class(config.loss.objective)
     schedule = rollout_schedule(config.rollout)
     requests = inputs.requests
-    validated = inputs.validated
     file_hashes = hash_files(config.flat())
     contents = dict(file_hashes)
     pair_latents = None
-    source, prompts = "prompts_csv", requests
-    if objective_type.uses_pairs:
-        source, prompts = "pairs_csv", inputs.preferences.all_requests
+    if config.uses_pairs:
         pair_latents = PairLatents(
             Path(config.record.output_dir),
             inputs.preferences.videos,
             vae_identity=vae_identity(config.model),
         )
         contents["pairs_csv"] += pair_latents.contents
-    sources = {source: prompts, "valid_video_csv": validated}
-    check_checkpoint(config, sources, list(config.video_sizes.values()))
-    check_adapter(config.model, config.optimizer)
-    planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
-    with raise_on_all_ranks(mesh):
-        if mesh.is_main:
-            check_room(planned_run)
+    planned_run = _checked_plan(config, inputs, mesh)
     attention = choose_attention(
         config.model,
         device,
@@ -129,20 +120,12 @@ def build_run(
     scorer = _load_scorer(config, device, inputs, scorers)
 
     progress.enter("load", "the text encoders and the VAE")
-    encoded = prompts + config.negative_requests
+    encoded = inputs.prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
-    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-        digest = encoder.hash_images(prompts)
-    with raise_on_all_ranks(mesh):
-        if from_main(digest, mesh) != digest:
-            raise ValueError(
-                f"rank {mesh.rank} and rank 0 read different images of the prompts, in the column "
-                f"{IMAGES}; copy the same files to all nodes"
-            )
-    if digest:
-        contents[IMAGES] = digest
+    if images := _hash_of_images(encoder, inputs.prompts, mesh):
+        contents[IMAGES] = images
     if config.model.precompute_conditions:
-        sized = [(encoded, config.rollout_size), (validated, config.validation_size)]
+        sized = [(encoded, config.rollout_size), (inputs.validated, config.validation_size)]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
     if pair_latents:
         _encode_pairs(pair_latents, config, vae, mesh, progress)
@@ -273,6 +256,39 @@ def build_run(
         checkpoints=checkpoints,
         state=state,
     )
+
+
+def _checked_plan(config: Config, inputs: RunInputs, mesh: Mesh) -> PlannedRun:
+    """Return the predicted memory and cost of a run whose checkpoint fits its settings, and whose
+    disk has room. Collective.
+    """
+    sources = {
+        "pairs_csv" if config.uses_pairs else "prompts_csv": inputs.prompts,
+        "valid_video_csv": inputs.validated,
+    }
+    check_checkpoint(config, sources, list(config.video_sizes.values()))
+    check_adapter(config.model, config.optimizer)
+    planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
+    with raise_on_all_ranks(mesh):
+        if mesh.is_main:
+            check_room(planned_run)
+    return planned_run
+
+
+def _hash_of_images(encoder: ConditionEncoder, prompts: list[Request], mesh: Mesh) -> str:
+    """Return the hash of the prompts' images, the same on all ranks; empty without images.
+
+    Raises ValueError if ranks read different images. Collective.
+    """
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        digest = encoder.hash_images(prompts)
+    with raise_on_all_ranks(mesh):
+        if from_main(digest, mesh) != digest:
+            raise ValueError(
+                f"rank {mesh.rank} and rank 0 read different images of the prompts, in the column "
+                f"{IMAGES}; copy the same files to all nodes"
+            )
+    return digest
 
 
 def _encode_pairs(

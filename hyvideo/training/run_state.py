@@ -6,7 +6,7 @@ Settings that affect rollouts, rewards, loss or updates may change only with
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +219,18 @@ class RunState:
         return True
 
 
-def hash_files(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return hashes of the files that affect training, keyed by the setting that names them."""
+# Settings whose files are read after the hashes of all files are taken.
+READ_LATE = ("pretrained_lora_path", "anchor_path", "reward_config")
+
+
+def hash_files(settings: Mapping[str, Any], only: Collection[str] | None = None) -> dict[str, str]:
+    """Return hashes of the files that affect training, keyed by the setting that names them; of
+    all settings, or of those in ``only``.
+    """
     return {
         name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
         for name, paths in named_files(settings).items()
-        if TRAITS[name].decides == "learning"
+        if TRAITS[name].decides == "learning" and (only is None or name in only)
     }
 
 
@@ -244,15 +250,11 @@ def changed_contents(
     return messages
 
 
-# Settings whose files are read after the hashes of all files are taken.
-READ_LATE = ("pretrained_lora_path", "anchor_path", "reward_config")
-
-
 def require_unchanged(contents: Mapping[str, str], settings: Mapping[str, Any]) -> None:
     """Raise ValueError if a file that is read while the run loads has changed since it was hashed,
     because the run may then have read another file than its checkpoints record.
     """
-    now = {name: digest for name, digest in hash_files(settings).items() if name in READ_LATE}
+    now = hash_files(settings, only=READ_LATE)
     if changed := changed_contents(contents, now, settings):
         raise ValueError(
             f"{'; '.join(changed)} while the run was loading; start it again when no program "

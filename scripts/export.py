@@ -10,9 +10,10 @@
 import argparse
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import locked, new_folder_problem
@@ -61,18 +62,18 @@ def main() -> None:
     print(f"written to {options.out}")
 
 
-def run(options: argparse.Namespace) -> None:
-    only_lora = options.lora_path is not None and not options.merge
+def check_options(options: argparse.Namespace) -> None:
+    """Raise ValueError for options that do not fit each other, or a folder with files."""
     problem = new_folder_problem(options.out)
     if problem and not is_interrupted(options.out):
         raise ValueError(
             f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}"
         )
-    if only_lora and options.checkpoint_path:
+    if exports_lora(options) and options.checkpoint_path:
         raise ValueError("--checkpoint_path needs --merge when --lora_path is given")
     if options.merge and options.lora_path is None:
         raise ValueError("--merge needs --lora_path")
-    if not only_lora and options.form == "peft":
+    if options.form == "peft" and not exports_lora(options):
         raise ValueError("--form peft is a LoRA format: give --lora_path without --merge")
     if (
         options.checkpoint_path is None
@@ -83,28 +84,50 @@ def run(options: argparse.Namespace) -> None:
             "nothing to export: give --checkpoint_path, --lora_path, or --transformer_version"
         )
 
-    from hyvideo.models.lora import differences_of, save_lora
-    from hyvideo.models.registry import register
-    from hyvideo.models.saving import save_original
-    from hyvideo.pipelines.grpo_pipeline import DTYPES
-    from hyvideo.training.saved_policy import load_merged, read_saved_lora, settings_of_run
 
-    dtype = DTYPES[options.dtype]
+def exports_lora(options: argparse.Namespace) -> bool:
+    """Return whether a LoRA is written, and not a whole model."""
+    return options.lora_path is not None and not options.merge
+
+
+def run(options: argparse.Namespace) -> None:
+    check_options(options)
+
+    from hyvideo.models.registry import register
+    from hyvideo.training.saved_policy import settings_of_run
+
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     register(options.family or run_settings.get("family", ""))
-    if only_lora:
-        lora = read_saved_lora(options.lora_path)
-        changed = sorted(differences_of(lora))
-        if changed and options.form != "original":
-            raise ValueError(
-                f"--form {options.form} has no place for the changes of {len(changed)} whole "
-                f"parameters that the LoRA needs, the first {changed[0]}. Use --merge, which "
-                "writes a whole model, or --form original, whose .diff tensors ComfyUI and "
-                "LightX2V read"
-            )
-        with complete_or_empty(options.out) as out:
-            save_lora(lora, out, form=options.form)
-        return
+    if exports_lora(options):
+        export_lora(options)
+    else:
+        export_model(options, run_settings)
+
+
+def export_lora(options: argparse.Namespace) -> None:
+    from hyvideo.models.lora import differences_of, save_lora
+    from hyvideo.training.saved_policy import read_saved_lora
+
+    lora = read_saved_lora(options.lora_path)
+    changed = sorted(differences_of(lora))
+    if changed and options.form != "original":
+        raise ValueError(
+            f"--form {options.form} has no place for the changes of {len(changed)} whole "
+            f"parameters that the LoRA needs, the first {changed[0]}. Use --merge, which "
+            "writes a whole model, or --form original, whose .diff tensors ComfyUI and "
+            "LightX2V read"
+        )
+    with complete_or_empty(options.out) as out:
+        save_lora(lora, out, form=options.form)
+
+
+def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> None:
+    """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
+    from hyvideo.models.saving import save_original
+    from hyvideo.pipelines.grpo_pipeline import DTYPES
+    from hyvideo.training.saved_policy import load_merged
+
+    dtype = DTYPES[options.dtype]
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
     version = options.transformer_version or run_settings.get("transformer_version")
     transformer = load_merged(

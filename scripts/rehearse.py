@@ -116,22 +116,26 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
     text = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
     (folder / "settings.yaml").write_text(text, encoding="utf-8")
 
-    failed = None
+    passed = run_stages(rehearsed, folder, processes)
+    print_summary(changes)
+    return 0 if passed else 1
+
+
+def run_stages(rehearsed: Config, folder: Path, processes: int) -> bool:
+    """Run the stages until one fails, print a line for each, and return whether all passed."""
     for stage in stages_of(folder, processes):
         print(f"  {stage.name:<10}", end="", flush=True)
         result = run_stage(stage, folder)
         problems = result.problems or problems_after(stage.name, rehearsed, folder)
-        failed = stage.name if problems else None
-        verdict = "FAILED" if failed else "passed"
+        verdict = "FAILED" if problems else "passed"
         print(
             f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest process",
             flush=True,
         )
-        if failed:
+        if problems:
             print("\n".join(["", *problems, f"The log is in {result.log}"]), flush=True)
-            break
-    print_summary(changes)
-    return 1 if failed else 0
+            return False
+    return True
 
 
 def write_models(config: Config, folder: Path, requests: list[Request]) -> None:

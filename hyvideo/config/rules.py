@@ -440,6 +440,33 @@ def pair_problems(config: Config) -> Problems:
             "(docs/ratings.md)"
         )
     yield from pair_weights_are_numbers(data.pair_weights)
+    yield from pair_count_problems(config)
+    for setting, scale in {
+        "cfg_scale": rollout.cfg_scale,
+        "anchor_cfg_scale": config.anchor_cfg_scale,
+    }.items():
+        if scale > 1:
+            yield (
+                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set "
+                f"{setting} 1, and validation_cfg_scale to the guidance of your videos"
+            )
+    if config.kl_strategy != "fixed":
+        yield (
+            f"objective {name} needs kl_strategy fixed and a kl_weight above 0, because without "
+            "the KL to the base model the winners' videos also get less likely, got kl_strategy "
+            f"{config.trust_region.kl_strategy} and kl_weight {config.trust_region.kl_weight:g}; "
+            "set kl_strategy fixed, kl_schedule constant and kl_weight 1"
+        )
+    if config.reward.ignore_rewards:
+        yield (
+            f"ignore_rewards cannot be used with objective {name}, which has no rewards: the KL "
+            "alone would train nothing, got true; remove it"
+        )
+
+
+def pair_count_problems(config: Config) -> Problems:
+    """Yield counts that do not fit pairs of videos."""
+    name, rollout = config.loss.objective, config.rollout
     needed = {
         "num_generations": (rollout.num_generations, 2, "a group is a winner and a loser"),
         "num_updates_per_rollout": (
@@ -469,27 +496,6 @@ def pair_problems(config: Config) -> Problems:
         yield (
             f"objective {name} needs whole pairs, or one video, in a forward pass, got "
             f"mini_batch_size_per_update {size}; use {size + 1} or 1"
-        )
-    for setting, scale in {
-        "cfg_scale": rollout.cfg_scale,
-        "anchor_cfg_scale": config.anchor_cfg_scale,
-    }.items():
-        if scale > 1:
-            yield (
-                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set "
-                f"{setting} 1, and validation_cfg_scale to the guidance of your videos"
-            )
-    if config.kl_strategy != "fixed":
-        yield (
-            f"objective {name} needs kl_strategy fixed and a kl_weight above 0, because without "
-            "the KL to the base model the winners' videos also get less likely, got kl_strategy "
-            f"{config.trust_region.kl_strategy} and kl_weight {config.trust_region.kl_weight:g}; "
-            "set kl_strategy fixed, kl_schedule constant and kl_weight 1"
-        )
-    if config.reward.ignore_rewards:
-        yield (
-            f"ignore_rewards cannot be used with objective {name}, which has no rewards: the KL "
-            "alone would train nothing, got true; remove it"
         )
 
 

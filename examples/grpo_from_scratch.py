@@ -154,7 +154,9 @@ def grpo_loss(
 
 
 def check_grpo():
-    (new, old), advantages, weight = 0.01 * torch.randn(2, 5), torch.randn(5), torch.tensor(1.5)
+    new, old = 0.01 * torch.randn(2, 5)
+    advantages = torch.randn(5)
+    weight = torch.tensor(1.5)
     means, std = torch.randn(3, 5, *LATENTS), torch.full((5, 1, 1, 1, 1), 0.3)
     inputs = LossInputs(
         new, means[0], std, old, advantages, weight, means[1], rollout_mean=means[2]
@@ -195,10 +197,12 @@ def grpo_update(
     """
     losses = []
     for i, weight in enumerate(step_weights(steps[:NOISY])):
-        step, x, x_next = steps[i], latents[i], latents[i + 1]
+        step = steps[i]
+        x = latents[i]
         mean = step.mean(x, velocity(policy, x, step.sigma))
         anchor_mean = step.mean(x, velocity(anchor, x, step.sigma))
-        new, old = log_prob(x_next, mean, step.std), log_prob(x_next, means[i], step.std)
+        new = log_prob(latents[i + 1], mean, step.std)
+        old = log_prob(latents[i + 1], means[i], step.std)
         losses.append(
             grpo_loss(new, old, advantages, weight, mean, anchor_mean, means[i], step.std)
         )
@@ -209,11 +213,9 @@ def nft_update(
     velocity, policy, rollout_policy, anchor, latents, means, advantages, steps
 ) -> Tensor:
     """Add new noise to the finished videos, and regress the velocity that leads back to them."""
-    video, noise, u = (
-        latents[-1],
-        torch.randn_like(latents[-1]),
-        torch.rand(len(advantages), 1, 1, 1, 1),
-    )
+    video = latents[-1]
+    noise = torch.randn_like(video)
+    u = torch.rand(len(advantages), 1, 1, 1, 1)
     sigma = SHIFT * u / (1 + (SHIFT - 1) * u)
     x = (1 - sigma) * video + sigma * noise
     velocities = (velocity(model, x, sigma) for model in (policy, rollout_policy, anchor))
@@ -269,9 +271,18 @@ def train(
         # in the second update, the ratio is not 1
         for rows in torch.arange(len(prompts)).chunk(UPDATES):
             velocity = models.velocity([prompts[row] for row in rows])
-            rollouts = [x[rows] for x in latents], [mean[rows] for mean in means], advantages[rows]
             optimizer.zero_grad()
-            update(velocity, policy, old, anchor, *rollouts, steps).backward()
+            loss = update(
+                velocity,
+                policy,
+                old,
+                anchor,
+                [x[rows] for x in latents],
+                [mean[rows] for mean in means],
+                advantages[rows],
+                steps,
+            )
+            loss.backward()
             torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
             optimizer.step()
             expected_anchor.age += 1

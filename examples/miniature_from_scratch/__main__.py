@@ -133,7 +133,9 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of all stages")
     options = parser.parse_args()
-    out, seed, family = options.output_dir, options.seed, FAMILIES[options.family]
+    out = options.output_dir
+    seed = options.seed
+    family = FAMILIES[options.family]
     make_folder(out)
     family.save_text_encoder(out, seed)
     build_vae(family, out, seed)

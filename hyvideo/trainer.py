@@ -36,6 +36,7 @@ from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
+from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
 from hyvideo.training import output_folder
@@ -83,6 +84,9 @@ class Trainer:
             # first, so that no other process can write a newer checkpoint
             on_error.enter_context(self.owner)
             self._choose_checkpoint(config.record.resume_from_checkpoint)
+            with raise_on_all_ranks(mesh):
+                if mesh.is_main:
+                    check_login(config.record.report_to)
             self.run = build_run(
                 config,
                 mesh,

@@ -63,13 +63,13 @@ class MetricsWriter(AbstractContextManager):
         self._to_reports(lambda report: report.close())
 
     def _to_reports(self, call: Callable) -> None:
-        """Call ``call`` with each tracker; one that raises OSError, such as a full disk, is
+        """Call ``call`` with each tracker; one that fails, for example because the disk is full, is
         disabled with a warning.
         """
         for report in list(self.reports):
             try:
                 call(report)
-            except OSError as error:
+            except report.errors as error:
                 self.reports.remove(report)
                 name = type(report).__name__
                 print(

@@ -5,11 +5,14 @@ Imported late.
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 
 class TensorBoardReport:
     """Scalars in an event file. A resumed run hides what was logged after its checkpoint."""
+
+    errors = (OSError,)
 
     def __init__(
         self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None
@@ -46,6 +49,7 @@ class WandbReport:
         id_file = output_dir / "wandb" / "run_id"
         resumes = resume_iteration is not None and id_file.exists()
         self.wandb = wandb
+        self.errors = (OSError, wandb.Error)
         self.run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "sage-grpo"),
             name=run_name,
@@ -72,3 +76,22 @@ class WandbReport:
 
 
 REPORTS = {"tensorboard": TensorBoardReport, "wandb": WandbReport}
+
+
+def check_login(report_to: Collection[str]) -> None:
+    """Raise ValueError if W&B is to be used and cannot be reached with a key, before any model is
+    loaded. On a terminal, W&B asks for a missing key.
+    """
+    if "wandb" not in report_to:
+        return
+    import wandb
+
+    if wandb.setup().settings.mode in ("offline", "disabled"):
+        return
+    try:
+        wandb.login()
+    except wandb.Error as error:
+        raise ValueError(
+            f"report_to has wandb, which cannot log in: {error} Or set WANDB_MODE=offline to upload "
+            "the run later, or remove wandb from report_to"
+        ) from error

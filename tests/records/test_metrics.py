@@ -7,10 +7,12 @@ import sys
 import types
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from hyvideo.records.metrics import MetricsWriter
+from hyvideo.records.trackers import check_login
 
 
 def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWriter:
@@ -212,8 +214,12 @@ def test_a_tracker_without_videos_is_skipped(tmp_path, capsys):
 class FakeWandb(types.ModuleType):
     """Records the calls of wandb."""
 
-    def __init__(self):
+    class Error(Exception):
+        pass
+
+    def __init__(self, *, mode="online"):
         super().__init__("wandb")
+        self.mode = mode
         self.started, self.logged, self.finished, self.axes = [], [], 0, []
         self.Video = lambda file, format: ("video", file, format)
 
@@ -228,6 +234,12 @@ class FakeWandb(types.ModuleType):
 
     def finish(self):
         self.finished += 1
+
+    def setup(self):
+        return types.SimpleNamespace(settings=types.SimpleNamespace(mode=self.mode))
+
+    def login(self):
+        raise self.Error("No API key configured.")
 
 
 def test_wandb_receives_metrics_by_iteration_and_video_files(tmp_path, monkeypatch):
@@ -256,3 +268,56 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
         (None, None),
         ("run-1", "allow"),
     ]
+
+
+@pytest.mark.parametrize("mode, needs_key", [("online", True), ("offline", False)])
+def test_a_missing_key_of_wandb_is_an_error(monkeypatch, mode, needs_key):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(mode=mode))
+    check_login(["tensorboard"])
+    if needs_key:
+        with pytest.raises(ValueError, match=r"No API key configured\. Or set WANDB_MODE"):
+            check_login(["wandb"])
+    else:
+        check_login(["wandb"])
+
+
+def test_an_error_of_wandb_disables_it(tmp_path, monkeypatch, capsys):
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+
+    def fail(values):
+        raise wandb.Error("the service process has ended")
+
+    with writer(tmp_path, ["wandb"]) as metrics:
+        metrics.reports[0].run.log = fail
+        metrics.log({"reward/mean": 0.25}, 1)
+        metrics.log({"reward/mean": 0.5}, 2)
+    assert "WandbReport DISABLED (the service process has ended)" in capsys.readouterr().err
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_wandb_itself_keeps_the_id_of_a_resumed_run_and_survives_the_loss_of_its_service(
+    tmp_path, monkeypatch, capsys
+):
+    """Runs only if wandb is installed."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    check_login(["wandb"])
+    with writer(tmp_path, ["wandb"]) as metrics:
+        metrics.log({"reward/mean": 0.25}, 1)
+        first = metrics.reports[0].run.id
+    with writer(tmp_path, ["wandb"], resume_iteration=1) as metrics:
+        assert metrics.reports[0].run.id == first
+        services = [
+            process
+            for process in psutil.Process().children(recursive=True)
+            if process.name().startswith("wandb")
+        ]
+        assert services
+        for process in services:
+            process.kill()
+        psutil.wait_procs(services, timeout=10)
+        for iteration in range(2, 5):
+            metrics.log({"reward/mean": 0.5}, iteration)
+    assert "WandbReport DISABLED" in capsys.readouterr().err
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4

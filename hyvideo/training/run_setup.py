@@ -37,6 +37,7 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     rollout_schedule,
     vae_identity,
+    weight_hashes,
 )
 from hyvideo.training.objective import Objective
 from hyvideo.training.pair_collector import HeldOutPairs, PairCollector, PairLabels
@@ -49,7 +50,14 @@ from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_o
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
-from hyvideo.training.run_state import IMAGES, Progress, RunState, hash_files, require_unchanged
+from hyvideo.training.run_state import (
+    IMAGES,
+    WEIGHTS,
+    Progress,
+    RunState,
+    hash_files,
+    require_unchanged,
+)
 from hyvideo.training.sampler_check import custom_steps
 
 
@@ -111,7 +119,10 @@ def build_run(
         )
         contents["pairs_csv"] += pair_latents.contents
     sources = {source: prompts, "valid_video_csv": validated}
-    check_checkpoint(config, sources, list(config.video_sizes.values()))
+    kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        weights = weight_hashes(config.model, kinds)
+    contents |= {f"{WEIGHTS}/{name}": digest for name, digest in from_main(weights, mesh).items()}
     check_adapter(config.model, config.optimizer)
     planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):

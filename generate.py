@@ -255,6 +255,8 @@ def check(options: argparse.Namespace) -> None:
     """Raise ValueError for flags that are out of range or contradict one another."""
     if not options.prompt and not options.valid_video_csv:
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
+    if options.image_path == "":
+        raise ValueError("--image_path must be an image file, got an empty path; remove the flag")
     if options.image_path and not options.prompt:
         raise ValueError(
             "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"

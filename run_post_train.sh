@@ -5,7 +5,7 @@
 # Runs on all GPUs of this machine, the miniature in one process; NPROC sets the number of processes.
 set -euo pipefail
 cd "$(dirname "$0")"
-if [[ ! "${NPROC:-1}" =~ ^[1-9][0-9]*$ ]]; then
+if [[ ! "${NPROC:-1}" =~ ^[1-9][0-9]{0,4}$ ]]; then
     echo "run_post_train.sh: NPROC must be the number of processes, such as 8, got '$NPROC'" >&2
     exit 2
 fi

@@ -39,11 +39,17 @@ def main() -> int:
         raise ValueError(
             f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}"
         )
+    if options.seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {options.seeds}")
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = Study(base, options.output_dir, common, options.num_gpus)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = runs_of(limit_to_budget(budget, study, recipes), seeds)
+    if study.out.is_dir():  # before hours of training that could not be compared
+        from studies.recipes.recipe_results import check_validations  # slow to import
+
+        check_validations(study, runs)
     code = plan_and_train(study, runs, options)
     if options.dry_run or options.only_cell:
         return code

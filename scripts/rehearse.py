@@ -29,7 +29,7 @@ from hyvideo.config.command_line import MAX_WORLD_SIZE, parse
 from hyvideo.config.config import Config
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder, new_folder_problem
+from hyvideo.data.files import locked, new_folder_problem
 from hyvideo.data.prompts import Request, write_requests
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
@@ -85,8 +85,18 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
             f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
             "remove it or give another"
         )
-    make_folder(folder)
     folder = folder.resolve()
+    with locked(folder):
+        if problem := new_folder_problem(folder):  # another rehearsal was faster
+            raise ValueError(
+                f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
+                "remove it or give another"
+            )
+        return rehearse_in(config, world_size, folder)
+
+
+def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
+    """Rehearse in an empty folder. Raises ValueError for settings that cannot run."""
     given = config
     try:
         if lacks_pairs(config):
@@ -94,7 +104,7 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
             config = config.with_settings(pairs_csv=[str(pairs)])
         inputs = check(config, world_size, on_this_machine=False)
     except ValueError:
-        shutil.rmtree(folder)  # new or empty, so that the corrected command can use it
+        shutil.rmtree(folder / "pairs", ignore_errors=True)  # for the corrected command
         raise
     chosen = validation_requests(inputs.validated or inputs.requests)
     processes = processes_of(config) if world_size > 1 else 1

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder
+from hyvideo.data.files import locked
 from hyvideo.data.text import align_columns
 
 MIN_PREFERENCES = 30  # the 95 % interval of an accuracy of 0.7 is then about 0.3 wide
@@ -49,15 +49,13 @@ def main() -> int:
         raise ValueError(
             "--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive"
         )
+    if not 0 <= options.weight_decay < float("inf"):
+        raise ValueError(f"--weight_decay must be at least 0, got {options.weight_decay:g}")
 
     from hyvideo.rewards.videoalign.checkpoint import check_dimensions, find_checkpoint
-    from studies.reward_training import PairTraining, read_pairs, split_by_prompt
+    from studies.reward_training import PairTraining, check_videos, read_pairs, split_by_prompt
 
-    if (options.output_dir / "model_config.json").exists():
-        raise ValueError(
-            f"--output_dir must not contain a model, but {options.output_dir} does; choose another "
-            "folder"
-        )
+    reject_model(options.output_dir)
     known = find_checkpoint(options.reward_path).settings.dimensions
     names = check_dimensions(options.dimensions or known, "--dimensions")
     pairs = read_pairs(options.pairs, names)
@@ -66,16 +64,26 @@ def main() -> int:
         name for token, name in enumerate(names) if token >= len(known) or known[token] != name
     ]
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
-    make_folder(options.output_dir)
-    training = PairTraining(options.reward_path, split, names, options.batch_size)
-    report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
-    report["before"] = training.quality(options.output_dir / "calibration_before.png")
-    report["losses"] = training.fit(**{name: getattr(options, name) for name in FIT})
-    training.write(options.output_dir)
-    report["after"] = training.quality(options.output_dir / "calibration.png")
-    (options.output_dir / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+    with locked(options.output_dir):
+        reject_model(options.output_dir)  # of a process that has ended since
+        check_videos(pairs)  # before hours of training
+        training = PairTraining(options.reward_path, split, names, options.batch_size)
+        report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
+        report["before"] = training.quality(options.output_dir / "calibration_before.png")
+        report["losses"] = training.fit(**{name: getattr(options, name) for name in FIT})
+        training.write(options.output_dir)
+        report["after"] = training.quality(options.output_dir / "calibration.png")
+        (options.output_dir / "training.json").write_text(json.dumps(report, indent=1) + "\n")
     print("\n".join(table(report)))
     return 0
+
+
+def reject_model(folder: Path) -> None:
+    """Raise ValueError if a folder has a reward model."""
+    if (folder / "model_config.json").exists():
+        raise ValueError(
+            f"--output_dir must not contain a model, but {folder} does; choose another folder"
+        )
 
 
 def table(report: dict) -> list[str]:

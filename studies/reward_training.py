@@ -23,7 +23,7 @@ from hyvideo.data.files import read_json
 from hyvideo.data.pairs import HELD_OUT, OUTCOMES, TIE
 from hyvideo.data.prompts import read_rows
 from hyvideo.data.randomness import permutation
-from hyvideo.data.videos import read_video
+from hyvideo.data.videos import read_header, read_video
 from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
 from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.prompt import check_prompt
@@ -69,6 +69,12 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
         if dimension in names and first != second:
             answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
     return [Pair(*pair, given) for pair, given in answers.items()]
+
+
+def check_videos(pairs: Iterable[Pair]) -> None:
+    """Raise ValueError, naming the file, if the header of a video cannot be read."""
+    for video in dict.fromkeys(video for pair in pairs for video in pair.videos):
+        read_header(video)
 
 
 def split_by_prompt(

@@ -534,6 +534,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
+        (["--prompt", "a", "--image_path", ""], "--image_path must be an image file, got an empty"),
         (["--prompt", "a", "--video_length", "6"], "into one latent frame, got 6; use 5 or 9"),
         (
             ["--prompt", "a", "--height", "40", "--width", "64"],

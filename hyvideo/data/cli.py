@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hyvideo.data.text import nearest, quote, shorten
 
@@ -57,6 +57,14 @@ class Parser(argparse.ArgumentParser):
             if old not in known and (new := next(filter(known.__contains__, names), None)):
                 known[old] = known[new]
         return super().parse_known_args(args, namespace)
+
+    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
+        """Return the value of an argument; an empty path is an error, such as that of an unset
+        variable, because `Path` would take it for the current folder.
+        """
+        if action.type is Path and not arg_string.strip():
+            raise argparse.ArgumentError(action, f"a path must not be empty, got {arg_string!r}")
+        return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)

@@ -202,6 +202,10 @@ def replacing(path: str | Path) -> Iterator[Path]:
         sync(temporary)
         os.replace(temporary, path)
         sync(path.parent)
+    except OSError as error:  # a full disk: which one?
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -364,6 +364,8 @@ def check_checkpoint(
 
 
 _SAMPLE_BYTES = 2**16
+_NUM_SAMPLES = 64  # of a file of weights
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
 def vae_identity(model: ModelSettings) -> str:
@@ -377,6 +379,40 @@ def vae_identity(model: ModelSettings) -> str:
         model.vae_tile_overlap,
         model.random_weights,
     )
+
+
+def weight_hashes(model: ModelSettings, kinds: Collection[str]) -> dict[str, str]:
+    """Return hashes of the weights that a run starts from, by model: the transformer, the VAE, and
+    the encoders of ``kinds``; empty for random weights.
+    """
+    if model.random_weights:
+        return {}
+    root = Path(model.pretrained_model_root)
+    transformer = loading.transformer_folder(root, model.transformer_version)
+    folders = {"transformer": [transformer.path], "vae": [root / "vae"]}
+    for part in loading.read_family(transformer).parts:
+        if part.kind in kinds:
+            folders[part.kind] = [root / folder for folder in part.folders]
+    return {name: _weights_hash(found) for name, found in folders.items()}
+
+
+def _weights_hash(folders: Iterable[Path]) -> str:
+    """Return a hash of the name, size and sampled bytes of every file of weights in ``folders``.
+
+    The samples of a file are evenly spaced, so that other weights of the same shapes differ in
+    some of them, also if only some matrices differ.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for path in (path for folder in folders for path in sorted(folder.glob("*"))):
+        if path.suffix not in _WEIGHTS or not path.is_file():
+            continue
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size}\n".encode())
+        with open(path, "rb") as file:
+            for number in range(_NUM_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
 
 
 def _encoder_hash(root: Path, folders: Iterable[str], *settings: object) -> str:

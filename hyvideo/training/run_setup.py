@@ -37,6 +37,7 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     rollout_schedule,
     vae_identity,
+    weight_hashes,
 )
 from hyvideo.training.objective import Objective
 from hyvideo.training.pair_collector import HeldOutPairs, PairCollector, PairLabels
@@ -49,7 +50,14 @@ from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_o
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
-from hyvideo.training.run_state import IMAGES, Progress, RunState, hash_files, require_unchanged
+from hyvideo.training.run_state import (
+    IMAGES,
+    WEIGHTS,
+    Progress,
+    RunState,
+    hash_files,
+    require_unchanged,
+)
 from hyvideo.training.sampler_check import custom_steps
 
 
@@ -107,7 +115,14 @@ def build_run(
             vae_identity=vae_identity(config.model),
         )
         contents["pairs_csv"] += pair_latents.contents
-    planned_run = _checked_plan(config, inputs, mesh)
+    kinds = _check_models(config, inputs)
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        weights = weight_hashes(config.model, kinds)
+    contents |= {f"{WEIGHTS}/{name}": digest for name, digest in from_main(weights, mesh).items()}
+    planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
+    with raise_on_all_ranks(mesh):
+        if mesh.is_main:
+            check_room(planned_run)
     attention = choose_attention(
         config.model,
         device,
@@ -258,21 +273,17 @@ def build_run(
     )
 
 
-def _checked_plan(config: Config, inputs: RunInputs, mesh: Mesh) -> PlannedRun:
-    """Return the predicted memory and cost of a run whose checkpoint fits its settings, and whose
-    disk has room. Collective.
+def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
+    """Raise ValueError if the checkpoint or the adapter does not fit the settings and prompts;
+    return the kinds of conditions that the prompts need.
     """
     sources = {
         "pairs_csv" if config.uses_pairs else "prompts_csv": inputs.prompts,
         "valid_video_csv": inputs.validated,
     }
-    check_checkpoint(config, sources, list(config.video_sizes.values()))
+    kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
-    planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
-    with raise_on_all_ranks(mesh):
-        if mesh.is_main:
-            check_room(planned_run)
-    return planned_run
+    return kinds
 
 
 def _hash_of_images(encoder: ConditionEncoder, prompts: list[Request], mesh: Mesh) -> str:

@@ -31,6 +31,7 @@ STATE = {
     "settings": {},
 }
 IMAGES = "ref_image_path"  # key in `contents` for the images of the prompts
+WEIGHTS = "pretrained_model_root"  # prefix in `contents` of the models that the run starts from
 OPTIONAL_STATE = {"unvalidated": {"*": (float, list)}, "rollouts": int, "contents": {"*": str}}
 
 
@@ -244,6 +245,12 @@ def changed_contents(
     for name in names:
         if name == IMAGES:
             messages.append(f"images of the prompts, in the column {IMAGES}, have changed")
+        elif name.startswith(f"{WEIGHTS}/"):
+            model = name.removeprefix(f"{WEIGHTS}/")
+            messages.append(
+                f"the weights of the base model ({model}) in {WEIGHTS} {settings[WEIGHTS]} have "
+                "changed"
+            )
         else:
             paths = ", ".join(map(str, files[name]))
             messages.append(f"the contents of {name} {paths} have changed")

@@ -11,8 +11,9 @@ same videos.
 import json
 import math
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,6 +74,26 @@ def _schedule(config: Config) -> Schedule:
     )
 
 
+def conditions_of(config: Config, requests: Sequence[Request]) -> dict[str, Any]:
+    """Return what the videos of a validation are sampled with: prompts, noise, size and steps."""
+    conditions = {
+        "prompts": hash_requests(requests),
+        "steps": config.record.validation_steps,
+        "seed": config.record.validation_seed,
+        "repeats": config.record.validation_repeats,
+        "size": list(config.validation_size),
+        "shift": config.validation_shift,
+        "guidance": [config.validation_cfg_scale, config.data.negative_prompt],
+    }
+    if config.validation_sigmas:
+        conditions["sigmas"] = config.validation_sigmas
+    if config.validation_noise:
+        conditions["noise"] = config.validation_noise
+    if config.rollout.guidance_interval:
+        conditions["guidance"].append(config.rollout.guidance_interval)
+    return conditions
+
+
 class Validation:
     """Samples, scores and records the validation set, divided among the replicas."""
 
@@ -108,21 +129,7 @@ class Validation:
         self.output = Path(self.settings.output_dir) / SAMPLES
         self.size = config.validation_size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
-        self.made_with = {
-            "prompts": hash_requests(requests),
-            "steps": self.settings.validation_steps,
-            "seed": self.settings.validation_seed,
-            "repeats": self.settings.validation_repeats,
-            "size": list(self.size),
-            "shift": config.validation_shift,
-            "guidance": [config.validation_cfg_scale, config.data.negative_prompt],
-        }
-        if config.validation_sigmas:
-            self.made_with["sigmas"] = config.validation_sigmas
-        if config.validation_noise:
-            self.made_with["noise"] = config.validation_noise
-        if config.rollout.guidance_interval:
-            self.made_with["guidance"].append(config.rollout.guidance_interval)
+        self.made_with = conditions_of(config, requests)
         if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):
             self.made_with["base_weight_dtype"] = "fp8"
         self.monitor = HackingMonitor(

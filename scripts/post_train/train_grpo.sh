@@ -25,6 +25,16 @@ if [ -z "${NPROC_PER_NODE:-}" ]; then
     [ "$NPROC_PER_NODE" -gt 0 ] || NPROC_PER_NODE=1
 fi
 
+check_number() { # check_number NAME LEAST: NAME must be an integer of at least LEAST
+    if [[ ! "${!1}" =~ ^(0|[1-9][0-9]{0,7})$ ]] || [ "${!1}" -lt "$2" ]; then
+        echo "train_grpo.sh: $1 must be an integer of at least $2, got '${!1}'" >&2
+        exit 2
+    fi
+}
+SHUTDOWN_TIMEOUT="${SHUTDOWN_TIMEOUT:-240}"
+for name in NNODES NPROC_PER_NODE MASTER_PORT; do check_number "$name" 1; done
+for name in MAX_RESTARTS SHUTDOWN_TIMEOUT; do check_number "$name" 0; done
+
 value_of() { # value_of NAME ARGUMENTS...: the last value of --NAME or --NA-ME; fails if it is not given
     local name="$1" value="" found=1
     shift
@@ -54,7 +64,7 @@ fi
     trap '' USR1
     exec setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
         --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$RDZV_ID" --max-restarts="$MAX_RESTARTS" \
-        --shutdown-timeout="${SHUTDOWN_TIMEOUT:-240}" post_train.py "${resume[@]}" "$@"
+        --shutdown-timeout="$SHUTDOWN_TIMEOUT" post_train.py "${resume[@]}" "$@"
 ) &
 agent=$!
 

@@ -6,6 +6,7 @@ times the number of processes, without startup, validations and checkpoints.
 """
 
 import itertools
+import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -16,8 +17,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from hyvideo.config.command_line import read_yaml
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.files import read_json
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.run_folder import METRICS, SAMPLES
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.planning.planned_run import PlannedRun
@@ -27,6 +30,7 @@ from hyvideo.rewards.rewards import DIMENSIONS
 from hyvideo.validation.intervals import Interval
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
 from hyvideo.validation.scores_file import summarise
+from hyvideo.validation.validation import conditions_of
 from studies.recipes.recipes import AXES, Budget
 from studies.recipes.runs import Run, Study, finished
 from studies.recipes.train_runs import planned
@@ -57,10 +61,9 @@ def read_trace(study: Study, run: Run) -> Trace:
     folder = study.folder(run)
     spent = np.zeros(len(AXES))
     points = []
-    rollouts, base = (
-        make_plan(config, study.world_size).rollouts,
-        folder / "samples/000000/measures.json",
-    )
+    processes = _processes(folder, study)
+    rollouts = make_plan(config, processes).rollouts
+    base = folder / "samples/000000/measures.json"
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
     lines = read_metrics(folder / METRICS)
@@ -74,7 +77,7 @@ def read_trace(study: Study, run: Run) -> Trace:
             spent = spent + [
                 rollouts,
                 rollouts * line["cost/forwards"],
-                line["time/iteration"] * study.world_size,
+                line["time/iteration"] * processes,
             ]
             if "validation/reward" in line:
                 points.append(
@@ -88,25 +91,51 @@ def read_trace(study: Study, run: Run) -> Trace:
         ) from error
 
 
-def check_prompts(study: Study, runs: Iterable[Run]) -> None:
-    """Raise ValueError if validations of the runs had different prompts, so that their metrics
-    cannot be compared.
+def _processes(folder: Path, study: Study) -> int:
+    """Return the number of processes that the run in a folder recorded; without a record, that of
+    the study.
     """
-    first: tuple[str, Path] | None = None
+    file = folder / "config.yaml"
+    content = read_yaml(file) if file.is_file() else None
+    environment = content.get("environment") if isinstance(content, dict) else None
+    recorded = environment.get("processes") if isinstance(environment, dict) else None
+    if isinstance(recorded, int) and recorded > 0:
+        return recorded
+    return study.world_size
+
+
+def check_validations(study: Study, runs: Iterable[Run]) -> None:
+    """Raise ValueError if a validation of the runs was made with other prompts or settings than
+    those of the study, so that its metrics cannot be compared with those of the other runs.
+    """
     for run in runs:
+        expected: dict | None = None
         for file in sorted(study.folder(run).glob(f"{SAMPLES}/*/{MEASURES_FILE}")):
             made_with = read_json(file, run.name).get("made_with")
-            prompts = made_with.get("prompts") if isinstance(made_with, dict) else None
-            if prompts is None:
+            if not isinstance(made_with, dict):
                 continue
-            if first is None:
-                first = (prompts, file)
-            if prompts != first[0]:
+            if expected is None:
+                config = study.config(run)
+                requests = read_requests(*config.data.valid_video_csv)
+                expected = json.loads(json.dumps(conditions_of(config, requests)))
+            changes = [
+                _change(name, made_with.get(name), expected.get(name))
+                for name in {**expected, **made_with}
+                if name != "base_weight_dtype" and made_with.get(name) != expected.get(name)
+            ]
+            if changes:
                 raise ValueError(
-                    "the runs of a study must be validated with the same prompts, but the prompts "
-                    f"of {file} and {first[1]} differ, because valid_video_csv has changed; move "
-                    "the folder of one of these runs away to train it again"
+                    "the runs of a study must be validated with the same prompts and settings, "
+                    f"but {file} has {' and '.join(changes)}; restore the settings and prompts of "
+                    "the study, use another --output_dir, or move the folder of this run away to "
+                    "train it again"
                 )
+
+
+def _change(name: str, value: object, expected: object) -> str:
+    if name == "prompts":
+        return "other prompts than valid_video_csv"
+    return f"{name} {value} instead of {expected}"
 
 
 def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:
@@ -169,10 +198,13 @@ def write_results(
     trained = list(finished(study, runs))
     if not trained:
         raise ValueError(f"{study.out} contains no finished run yet")
-    check_prompts(study, trained)
+    check_validations(study, trained)
+    # in the order of the recipes, also if the first seed of the first recipe is not finished
+    names = dict.fromkeys(run.recipe.name for run in runs)
     traces: dict[str, dict[int, Trace]] = {}
-    for run in trained:
-        traces.setdefault(run.recipe.name, {})[run.seed] = read_trace(study, run)
+    for name in names:
+        if of_recipe := [run for run in trained if run.recipe.name == name]:
+            traces[name] = {run.seed: read_trace(study, run) for run in of_recipe}
     scores = {
         name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()}
         for name, by_seed in traces.items()
@@ -201,7 +233,7 @@ def write_results(
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     write_table(Table(HEADS, rows, notes), study.out / "recipes")
     controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}
-    write_verdicts(scores, controls, study.out / "verdicts.md")
+    write_verdicts(scores, controls, study.out / "verdicts.md", baseline=runs[0].recipe.name)
 
 
 def write_plots(
@@ -232,20 +264,24 @@ def write_plots(
 
 
 def write_verdicts(
-    scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path
+    scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path, *, baseline: str
 ) -> None:
-    """Compare each recipe with the first one and with its control, by name in ``controls``."""
-    first, *others = scores
-    pairs = [(name, first) for name in others if name not in controls.values()]
+    """Compare each recipe with the ``baseline`` and with its control, by name in ``controls``."""
+    notes = [
+        "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. "
+        + NO_CORRECTION
+    ]
+    pairs = []
+    if baseline in scores:
+        others = [name for name in scores if name not in (baseline, *controls.values())]
+        pairs = [(name, baseline) for name in others]
+    else:
+        notes.append(f"No run of {baseline} is finished, so nothing is compared with this recipe.")
     pairs += [pair for pair in controls.items() if pair[0] in scores]
     verdicts = [
         compare(f"{name} against {other}", scores[name], scores[other]) for name, other in pairs
     ]
-    note = (
-        "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. "
-        + NO_CORRECTION
-    )
-    write_text(path, as_markdown(verdicts, COMPARED.values(), [note]))
+    write_text(path, as_markdown(verdicts, COMPARED.values(), notes))
 
 
 def forwards_per_video(run: PlannedRun) -> float:

@@ -175,10 +175,18 @@ def _check_contents(checkpoint: Path, config: Config) -> None:
     """Raise ValueError if a file that affects training has changed since the run started, because
     the other runs of the study would train on something else.
     """
-    from hyvideo.training.run_state import changed_contents, hash_files  # imports torch
+    from hyvideo.models.loading import find_transformer  # imports torch, like the next two
+    from hyvideo.training.model_setup import weight_hashes
+    from hyvideo.training.run_state import WEIGHTS, changed_contents, hash_files
 
     now = hash_files(config.flat())
     recorded = read_state(checkpoint, optional={"contents": {"*": str}}).get("contents", {})
+    model = config.model
+    # a table can be made where the weights are missing
+    if find_transformer(model.pretrained_model_root, model.transformer_version):
+        kinds = {name.removeprefix(f"{WEIGHTS}/") for name in recorded}
+        weights = weight_hashes(model, kinds)
+        now |= {f"{WEIGHTS}/{name}": digest for name, digest in weights.items()}
     # that of rated pairs is followed by the hash of their videos
     saved = {name: digest[: len(now[name])] for name, digest in recorded.items() if name in now}
     if changed := changed_contents(saved, now, config.flat()):

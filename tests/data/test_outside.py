@@ -37,6 +37,13 @@ def test_an_incomplete_file_replaces_nothing(tmp_path):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
+def test_a_write_to_a_full_disk_names_the_file(tmp_path, limited_file_size):
+    with pytest.raises(OSError) as raised, limited_file_size(10):
+        with replacing(tmp_path / "scores.json") as aside:
+            aside.write_text("x" * 100)
+    assert raised.value.filename == str(tmp_path / "scores.json")
+
+
 def make_parser():
     parser = Parser("Draw.")
     group = parser.add_argument_group("files")
@@ -48,6 +55,16 @@ def make_parser():
     parser.add_argument("--jobs", type=int, default=0, help="jobs")
     parser.add_argument("--quick", action="store_true", help="fewer")
     return parser
+
+
+@pytest.mark.parametrize("path", ["", " "])
+def test_an_empty_path_is_an_error_and_not_the_current_folder(capsys, path):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--output_dir", path])
+    assert (
+        f"argument --output_dir: a path must not be empty, got {path!r}" in capsys.readouterr().err
+    )
+    assert make_parser().parse_args(["--output_dir", "."]).output_dir == Path()
 
 
 def test_help_shows_defaults_and_no_old_names():

@@ -201,6 +201,24 @@ def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "name, value, least",
+    [
+        ("NNODES", "0", 1),
+        ("NPROC_PER_NODE", "x", 1),
+        ("MASTER_PORT", "99999999999", 1),
+        ("MAX_RESTARTS", "-1", 0),
+        ("SHUTDOWN_TIMEOUT", "1.5", 0),
+    ],
+)
+def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, value, least):
+    given = {"MASTER_ADDR": "node1", "NPROC_PER_NODE": "1", name: value}
+    code, output = finish(start(TRAIN, {"python": PYTHON}, **given))
+    assert code == 2
+    assert f"{name} must be an integer of at least {least}, got '{value}'" in output
+    assert not (tmp_path / "log.agent").exists()
+
+
+@pytest.mark.parametrize(
     "flags, resumes",
     [
         (["--eta", "0.5"], True),
@@ -501,7 +519,7 @@ def test_a_second_miniature_gets_a_new_folder_and_nproc_its_processes(first_comm
     ]
 
 
-@pytest.mark.parametrize("number", ["two", "0", "-1", "1.5"])
+@pytest.mark.parametrize("number", ["two", "0", "-1", "1.5", "99999999999999999999"])
 def test_nproc_that_is_no_number_of_processes_is_rejected(start, tmp_path, number):
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "setup.sh").write_text("exit 0")  # what follows the check

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ import torch
 from examples import size_preference
 from examples.size_preference import Area, rated_pairs
 from hyvideo.config.command_line import load_config
+from hyvideo.data.files import locked
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
@@ -284,6 +286,35 @@ def test_invalid_input_is_one_error_before_a_model_is_loaded(
     assert stopped.value.code == 2 and len(output.splitlines()) == 1
     assert re.search(message, output), output
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("fault", ["video", "lock"])
+def test_a_broken_video_and_another_process_are_errors_before_training(
+    tmp_path, monkeypatch, capsys, fault
+):
+    rows = []
+    for number in range(3):
+        for name in (f"{number}a.mp4", f"{number}b.mp4"):
+            write_video(tmp_path / name, torch.zeros(2, 3, 16, 16, dtype=torch.uint8), fps=8)
+        rows.append([f"p{number}", f"{number}a.mp4", f"{number}b.mp4", "VQ", "first"])
+    out = tmp_path / "out"
+    given = ["--pairs", write_csv(tmp_path, rows), "--reward_path", SHIPPED, "--output_dir", out]
+    monkeypatch.setattr(
+        sys, "argv", ["train_reward", *map(str, given), "--dimensions", "VQ", "MQ", "TA"]
+    )
+    monkeypatch.setattr(
+        VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded")
+    )
+    other, message = nullcontext(), "another process is writing to the folder"
+    if fault == "video":
+        (tmp_path / "1b.mp4").write_bytes(b"x")
+        message = "1b.mp4 is not a video"
+    else:
+        other = locked(out)
+    with other, pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    assert not out.exists()
 
 
 def train(out, videos, pairs, *, max_epochs):

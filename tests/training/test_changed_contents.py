@@ -1,12 +1,18 @@
 """Resuming with changed files, and saving again on a signal after a failed write."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 
+from hyvideo.config.config import Config
+from hyvideo.data.files import ROOT
 from hyvideo.distributed import checkpoint_loading
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.trainer import Trainer
 from hyvideo.training import run_setup
+from hyvideo.training.model_setup import _weights_hash, weight_hashes
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.run_state import changed_contents, hash_files
 
@@ -58,6 +64,64 @@ def test_a_run_does_not_resume_with_a_changed_helper_of_a_scorer(config, mesh, t
     assert message == (
         f"the contents of reward_model {tmp_path}/my_rewards.py, {helper} have changed"
     )
+
+
+def change_last_bytes(file):
+    content = bytearray(file.read_bytes())
+    content[-8:] = bytes(byte ^ 1 for byte in content[-8:])
+    file.write_bytes(content)
+
+
+def test_a_run_does_not_resume_with_other_weights_of_the_base_model(config, mesh, tmp_path):
+    """The checkpoint of a LoRA has no weights of the base model."""
+    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
+    config = config.with_settings(
+        pretrained_model_root=str(root), random_weights=False, lora_rank=2, valid_video_csv=""
+    )
+    Trainer(config, mesh, CPU).train()
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    moved = config.with_settings(pretrained_model_root=str(root.rename(tmp_path / "moved")))
+    Trainer(moved, mesh, CPU)
+    (file,) = (tmp_path / "moved/transformer/miniature").glob("*.safetensors")
+    change_last_bytes(file)
+    message = r"weights of the base model \(transformer\) in pretrained_model_root .*moved"
+    with pytest.raises(ValueError, match=message):
+        Trainer(moved, mesh, CPU)
+
+
+@pytest.mark.parametrize(
+    "file, model",
+    [
+        ("transformer/miniature/*.safetensors", "transformer"),
+        ("vae/*.safetensors", "vae"),
+        ("text_encoder/llm/*.safetensors", "text"),
+    ],
+)
+def test_each_model_has_its_own_hash(tmp_path, file, model):
+    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
+    settings = Config.of_version("miniature").model
+    settings = replace(settings, pretrained_model_root=str(root))
+    before = weight_hashes(settings, {"text"})
+    assert list(before) == ["transformer", "vae", "text"]
+    (root / "vae" / "README.md").write_text("notes")
+    assert weight_hashes(settings, {"text"}) == before
+    (path,) = root.glob(file)
+    change_last_bytes(path)
+    after = weight_hashes(settings, {"text"})
+    assert [name for name in before if before[name] != after[name]] == [model]
+    assert weight_hashes(replace(settings, random_weights=True), {"text"}) == {}
+
+
+def test_samples_of_a_large_file_find_a_changed_part(tmp_path):
+    """Such as the attention matrices of a merged LoRA, between layers that are equal."""
+    content = bytes(2**24)
+    (tmp_path / "a.safetensors").write_bytes(content)
+    before = _weights_hash([tmp_path])
+    part = 2**20
+    (tmp_path / "a.safetensors").write_bytes(
+        content[: 5 * part] + b"1" * part + content[6 * part :]
+    )
+    assert _weights_hash([tmp_path]) != before
 
 
 def test_a_lora_that_changes_while_the_run_loads_is_rejected(config, mesh, tmp_path, monkeypatch):

@@ -7,20 +7,25 @@ import itertools
 import json
 import math
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from hyvideo.data.prompts import read_requests
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.validation.validation import conditions_of
 from scripts import compare_recipes
+from studies.recipes import recipe_results
 from studies.recipes.recipe_results import (
     COMPARED,
     at_cost,
-    check_prompts,
+    check_validations,
     curve,
     guided_base,
     read_trace,
+    write_verdicts,
 )
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import Recipe, Run, Study
@@ -372,17 +377,91 @@ def test_corrupted_or_missing_records_of_a_run_are_named(
         read_trace(study, run)
 
 
-def test_validations_with_different_prompts_are_not_compared(tmp_path, tiny_config):
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({}, ""),
+        ({"base_weight_dtype": "fp8"}, ""),
+        ({"prompts": "1234"}, "other prompts than valid_video_csv"),
+        ({"steps": 4}, "has steps 4 instead of 8"),
+        ({"guidance": [3.0, ""]}, r"has guidance \[3.0, ''\] instead of \[1.0, ''\]"),
+        ({"noise": ["sage_grpo", 0.7]}, r"has noise \['sage_grpo', 0.7\] instead of None"),
+    ],
+)
+def test_validations_with_other_prompts_or_settings_are_not_compared(
+    tmp_path, tiny_config, change, message
+):
     study = Study("configs/miniature.yaml", tmp_path)
     runs = [Run(Recipe("a", ()), 0), Run(Recipe("b", ()), 0)]
+    config = study.config(runs[0])
+    made_with = conditions_of(config, read_requests(*config.data.valid_video_csv))
     for run, iteration in itertools.product(runs, ("000000", "000010")):
         folder = study.folder(run) / "samples" / iteration
         folder.mkdir(parents=True)
-        (folder / "measures.json").write_text('{"made_with": {"prompts": "1234", "steps": 4}}')
-    check_prompts(study, runs)
-    (folder / "measures.json").write_text('{"made_with": {"prompts": "5678", "steps": 4}}')
-    message = (
-        "same prompts, but the prompts of .*b-seed0/samples/000010/measures.json and .*a-seed0"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_prompts(study, runs)
+        (folder / "measures.json").write_text(json.dumps({"made_with": made_with}))
+    (folder / "measures.json").write_text(json.dumps({"made_with": made_with | change}))
+    expected = nullcontext()
+    if message:
+        expected = pytest.raises(ValueError, match=f"b-seed0/samples/000010.*{message}")
+    with expected:
+        check_validations(study, runs)
+
+
+def test_changed_validation_settings_are_an_error_before_more_seeds_are_trained(compare, tmp_path):
+    folder = tmp_path / "out/cells/one_update-seed0/samples/000000"
+    folder.mkdir(parents=True)
+    (folder / "measures.json").write_text('{"made_with": {"steps": 5}}')
+    code, output = compare("--budget", "rollouts=17")
+    assert code == 2 and "steps 5 instead of 2" in output.err and "cells," not in output.out
+
+
+@pytest.mark.parametrize("seeds", [0, -2])
+def test_a_comparison_without_seeds_is_an_error(compare, seeds):
+    code, output = compare("--budget", "rollouts=17", f"--seeds={seeds}")
+    assert code == 2 and f"--seeds must be at least 1, got {seeds}" in output.err
+
+
+def test_every_recipe_is_compared_with_the_first_one_of_the_file(tmp_path):
+    scores = {
+        name: {seed: {"Reward": np.array([value + seed])} for seed in (0, 1)}
+        for name, value in (("second", 1.0), ("first", 2.0), ("first_control", 1.5))
+    }
+    file = tmp_path / "verdicts.md"
+    write_verdicts(scores, {"first": "first_control"}, file, baseline="first")
+    questions = [line.split("|")[1].strip() for line in file.read_text().splitlines()[2:4]]
+    assert questions == ["second against first", "first against first_control"]
+    del scores["first"]
+    write_verdicts(scores, {}, file, baseline="first")
+    text = file.read_text()
+    assert "No run of first is finished" in text and " against " not in text.splitlines()[2]
+
+
+def test_recipes_keep_their_order_if_the_first_seed_of_the_first_is_unfinished(
+    tmp_path, tiny_config, monkeypatch
+):
+    study = Study("configs/miniature.yaml", tmp_path)
+    recipes = [Recipe("first", ()), Recipe("second", ())]
+    runs = [Run(recipe, seed) for seed in (0, 1) for recipe in recipes]
+    for run in runs:
+        study.folder(run).mkdir(parents=True)
+        line = {"iteration": 1, "cost/forwards": 36, "time/iteration": 2.0}
+        line["validation/reward"] = 1.0 + run.seed
+        (study.folder(run) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    is_finished = {run: tmp_path for run in runs[1:]}
+    monkeypatch.setattr(recipe_results, "finished", lambda study, runs: is_finished)
+    monkeypatch.setattr(recipe_results, "write_plots", lambda *arguments: None)
+    recipe_results.write_results(study, runs, Budget("rollouts", 32))
+    rows = [row["Recipe"] for row in csv.DictReader((tmp_path / "recipes.csv").open())]
+    assert rows == ["first", "second"]
+    assert "| second against first | one seed |" in (tmp_path / "verdicts.md").read_text()
+
+
+def test_the_cost_is_that_of_the_processes_that_trained_the_run(tmp_path, tiny_config):
+    study = Study("configs/miniature.yaml", tmp_path)
+    run = Run(Recipe("a", ()), 0)
+    study.folder(run).mkdir(parents=True)
+    line = {"iteration": 1, "cost/forwards": 36, "time/iteration": 2.0, "validation/reward": 1.0}
+    (study.folder(run) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    (study.folder(run) / "config.yaml").write_text("environment: {processes: 2}\n")
+    trace = read_trace(study, run)
+    assert (trace["rollouts"][0], trace["seconds"][0]) == (64, 4.0)

@@ -1,11 +1,13 @@
 import json
 import os
+import shutil
 import signal
 import subprocess
 
 import pytest
 import yaml
 
+from hyvideo.training.model_setup import weight_hashes
 from hyvideo.training.run_state import hash_files
 from studies.recipes.runs import Run, Study, progress
 from studies.recipes.train_runs import (
@@ -168,6 +170,25 @@ def test_a_cell_that_was_trained_on_other_prompts_raises_value_error(tmp_path, t
         ValueError, match="contents of prompts_csv .* have changed since the run in"
     ):
         progress(study.folder(CELL), study.config(CELL))
+
+
+def test_a_cell_that_was_trained_from_other_weights_raises_value_error(tmp_path, tiny_config):
+    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
+    flags = ["--max_steps", "2", "--pretrained_model_root", str(root), "--random_weights", "false"]
+    study = Study(SMOKE, tmp_path / "table", flags)
+    write_run(study, CELL, iterations=2, checkpoint=2)
+    config = study.config(CELL)
+    weights = weight_hashes(config.model, {"text"})
+    contents = {f"pretrained_model_root/{name}": digest for name, digest in weights.items()}
+    state = study.folder(CELL) / "checkpoints/000002/state.json"
+    state.write_text(json.dumps({"contents": contents}))
+    assert progress(study.folder(CELL), config).is_finished
+    (file,) = (root / "vae").glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-4] + b"1234")
+    with pytest.raises(ValueError, match=r"base model \(vae\) .* have changed since the run in"):
+        progress(study.folder(CELL), config)
+    shutil.rmtree(root)  # a table of finished runs needs no weights
+    assert progress(study.folder(CELL), config).is_finished
 
 
 def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -139,6 +140,14 @@ def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> lis
     return [RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)]
 
 
+Uniform = TypeVar("Uniform", float, np.ndarray)
+
+
+def _shifted(uniform: Uniform, shift: float) -> Uniform:
+    """Return the noise levels whose values before the shift of the schedule are ``uniform``."""
+    return shift * uniform / (1 + (shift - 1) * uniform)
+
+
 @dataclass(frozen=True)
 class RolloutNoise:
     """Random draws for rollouts.
@@ -174,7 +183,7 @@ class RolloutNoise:
         def draw(index: RolloutIndex) -> list[float]:
             random = generator(self.seed, "noise levels", iteration, index.group, index.member)
             uniform = (random.permutation(count) + random.random(count)) / count
-            return (shift * uniform / (1 + (shift - 1) * uniform)).clip(*_LEVELS).tolist()
+            return _shifted(uniform, shift).clip(*_LEVELS).tolist()
 
         return torch.tensor([draw(index) for index in indices])
 
@@ -188,7 +197,7 @@ class RolloutNoise:
         drawn = [
             (number + 0.05 + 0.9 * random.random()) / count for number in reversed(range(count))
         ]
-        return (1.0, *(shift * u / (1 + (shift - 1) * u) for u in drawn), 0.0)
+        return (1.0, *(_shifted(u, shift) for u in drawn), 0.0)
 
     def ends(
         self,
@@ -216,7 +225,7 @@ class RolloutNoise:
                 ends.append(0.0)
             else:
                 uniform = share * level / (level + shift * (1 - level))
-                ends.append(shift * uniform / (1 + (shift - 1) * uniform))
+                ends.append(_shifted(uniform, shift))
         return torch.tensor(ends)
 
     def anchor_columns(self, iteration: int, num_columns: int, count: int) -> list[int]:

@@ -72,7 +72,7 @@ REWRITING = {  # defaults and descriptions of the flags --rewrite_*
 BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
 MAX_VIDEOS = 100_000  # per prompt
 MAX_CANDIDATES = 1_000  # of --best_of
-MAX_PIXELS = 8_192  # per side
+MAX_SIDE = 8_192  # pixels
 CACHE_SCHEDULE = {
     "total_steps": "number of steps of the schedule (default: 50)",
     "cache_start_step": "all blocks run before this step (default: 11)",
@@ -266,8 +266,8 @@ def check(options: argparse.Namespace) -> None:
         "sp_size": (1, 1024),
         "seed": (-(2**63), 2**64 - 1),
         "best_of": (1, MAX_CANDIDATES),
-        "height": (1, MAX_PIXELS),
-        "width": (1, MAX_PIXELS),
+        "height": (1, MAX_SIDE),
+        "width": (1, MAX_SIDE),
     }
     for name, (least, most) in limits.items():
         value = getattr(options, name)

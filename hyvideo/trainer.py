@@ -41,7 +41,7 @@ from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
 from hyvideo.training import output_folder
 from hyvideo.training.machine import resolve_auto
-from hyvideo.training.objective import unchanged
+from hyvideo.training.objective import forbid_changes
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
@@ -261,7 +261,8 @@ class Trainer:
         rollouts, pending = self.run.collector.collect(self.iteration, timer)
         is_between = self.config.reward.scores_between_stages and self.run.objective.needs_rewards
         rewards = self._wait_for_rewards(pending, timer) if is_between else {}
-        with timer("anchor"), unchanged(rollouts, self.run.objective):
+        # usually the forward passes of the anchor, whose seconds are time/anchor
+        with timer("anchor"), forbid_changes(rollouts, self.run.objective):
             reference = self.run.objective.prepare(rollouts)
         if self.run.objective.needs_rewards:
             if not is_between:

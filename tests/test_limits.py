@@ -190,8 +190,8 @@ def texts_and_files() -> list[Row]:
         ),
         Row(
             "side of `generate.py`",
-            "generate:MAX_PIXELS",
-            generate.MAX_PIXELS,
+            "generate:MAX_SIDE",
+            generate.MAX_SIDE,
             largest(side),
             "pixels",
         ),

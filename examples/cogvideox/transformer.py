@@ -77,9 +77,9 @@ def forward(
     layout = _layout(self.config.attention_head_dim, tokens, lengths, num_tokens)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     skipped = 0
-    if self.step_cache:
+    if self.step_cache:  # in generate.py (docs/add_a_model.md, rule 5)
         skipped, tokens, text = self.step_cache.start(tokens, text)
-    for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
+    for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         # diffusers' block passes the last argument to `attention`, as rotary tables.
         if recompute:
             tokens, text = self._gradient_checkpointing_func(block, tokens, text, time, layout)
@@ -88,7 +88,7 @@ def forward(
         if self.detaches_blocks:
             tokens, text = detached(tokens), detached(text)
         if self.step_cache:
-            self.step_cache.keep(number, tokens, text)
+            self.step_cache.keep(num_run, tokens, text)
     outputs = self.proj_out(self.norm_out(self.norm_final(tokens), temb=time))
     outputs = self.sequence.join(outputs, num_tokens)
     prediction = unpatchify(outputs, grid, (1, side, side), "c pf ph pw")

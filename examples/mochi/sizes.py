@@ -100,11 +100,16 @@ class Architecture(Sizes):
         return self.num_layers * matrices - self._text_outputs
 
     def lora_parameters(self, rank: int) -> int:
+        """Return the number of parameters of an adapter; that of a matrix has rank * (inputs +
+        outputs).
+        """
         d, context = self.width, self.pooled_projection_dim
         hidden, text_hidden = self._hidden
         image = 4 * 2 * d + (d + 2 * hidden) + (hidden + d)
-        text = (d + context) + (context + 2 * text_hidden) + (text_hidden + context)
-        return rank * (self.num_layers * (image + 3 * (context + d) + text) - text)
+        text_inputs = 3 * (context + d)  # query, key and value
+        # projection and gated MLP, which the last block does not have
+        text_outputs = (d + context) + (context + 2 * text_hidden) + (text_hidden + context)
+        return rank * (self.num_layers * (image + text_inputs + text_outputs) - text_outputs)
 
     def block_text_tokens(self, text_tokens: int) -> int:
         return text_tokens

@@ -67,9 +67,9 @@ def forward(
     layout = _layout(tables, lengths, num_tokens)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
     skipped = 0
-    if self.step_cache:
+    if self.step_cache:  # in generate.py (docs/add_a_model.md, rule 5)
         skipped, tokens, text = self.step_cache.start(tokens, text)
-    for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
+    for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         # diffusers' block passes the last two arguments to `attention`, as mask and rotary tables.
         if recompute:
             tokens, text = self._gradient_checkpointing_func(
@@ -80,7 +80,7 @@ def forward(
         if self.detaches_blocks:
             tokens, text = detached(tokens), detached(text)
         if self.step_cache:
-            self.step_cache.keep(number, tokens, text)
+            self.step_cache.keep(num_run, tokens, text)
     patches = self.sequence.join(self.proj_out(self.norm_out(tokens, time)), num_tokens)
     return -unpatchify(patches, (frames, rows, columns), (1, side, side), "pf ph pw c")
 

@@ -190,7 +190,8 @@ def batch_problems(config: Config, world_size: int) -> Problems:
     group = rollout.num_generations
     replicas = world_size // distributed.sp_size
     if (batch * replicas) % group:
-        legal = next(
+        # the next larger batch_size that also satisfies the rule below
+        larger_batch = next(
             b
             for b in itertools.count(batch)
             if (b * replicas) % group == 0 and 0 in (b % group, group % b)
@@ -198,7 +199,7 @@ def batch_problems(config: Config, world_size: int) -> Problems:
         yield (
             f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = "
             f"{batch * replicas} is not a multiple of num_generations {group}; use batch_size "
-            f"{legal}, or change num_generations"
+            f"{larger_batch}, or change num_generations"
         )
     elif batch % group and group % batch:
         yield (

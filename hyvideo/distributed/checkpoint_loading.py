@@ -132,7 +132,7 @@ def check_shapes(folder: Path, targets: Mapping[str, Tensor]) -> None:
 
 
 def find(output_dir: Path, resume_from: str) -> Path | None:
-    """Return the checkpoint to resume; None if `latest` finds none.
+    """Return the checkpoint to resume; None if `latest` or `auto` finds none.
 
     Raises ValueError if a named one is incomplete.
     """
@@ -141,6 +141,7 @@ def find(output_dir: Path, resume_from: str) -> Path | None:
             (path for path in candidates(output_dir) if manifest.size_problem(path) is None), None
         )
     folder = Path(resume_from)
+    # not a checkpoint at all; `size_problem` finds incomplete ones
     if not (folder / "state.json").is_file():
         raise ValueError(
             "resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got "

@@ -117,11 +117,12 @@ def load_vae(
     folder = upsampler_folder(root, upsampler) if upsampler else vae_folder(root)
     family = read_family(vae_folder(root))
     component = family.upsampler if upsampler else family.vae
-    vae = _load_weights(*_stream(component, folder, random_weights_seed, device), dtype, device)
-    family.prepare_vae(vae)
+    empty, weights = _stream(component, folder, random_weights_seed, device)
+    model = _load_weights(empty, weights, dtype, device)
+    family.prepare_vae(model)
     if torch.device(device).type == "cuda":
-        use_channels_last(vae)
-    return vae
+        use_channels_last(model)
+    return model
 
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:

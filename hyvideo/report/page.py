@@ -263,28 +263,23 @@ def files_between(runs: Iterable[Run]) -> Iterator[Row]:
 
 
 def _files_between(run: Run) -> Iterator[Row]:
-    for iteration in halved(sorted(run.scores)[1:-1]):
+    for iteration in middles_first(sorted(run.scores)[1:-1]):
         for entry in run.scores[iteration].values():
             if entry["file"]:
                 yield [Path(entry["file"])]
 
 
-def halved(values: Sequence[int]) -> list[int]:
+def middles_first(values: Sequence[int]) -> list[int]:
     """Return the values in another order: the middle one, then the middles of both halves, and so
-    on.
+    on, so that the first ones, however many the page has room for, are spread over the run.
     """
     found = []
     parts = [values]
-    while parts:
-        middles = [part[len(part) // 2] for part in parts if part]
-        found += middles
-        halves = [
-            half
-            for part in parts
-            if part
-            for half in (part[: len(part) // 2], part[len(part) // 2 + 1 :])
+    while parts := [part for part in parts if part]:
+        found += [part[len(part) // 2] for part in parts]
+        parts = [
+            half for part in parts for half in (part[: len(part) // 2], part[len(part) // 2 + 1 :])
         ]
-        parts = [half for half in halves if half]
     return found
 
 

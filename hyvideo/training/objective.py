@@ -472,7 +472,7 @@ class LevelObjective(Objective):
 
 
 @contextmanager
-def unchanged(rollouts: RolloutBatch, objective: Objective) -> Iterator[None]:
+def forbid_changes(rollouts: RolloutBatch, objective: Objective) -> Iterator[None]:
     """Raise ValueError if the body, a method of the objective, changes the rollouts in place, which
     later passes and updates also read.
     """

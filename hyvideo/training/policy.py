@@ -269,7 +269,7 @@ class Policy:
         }
         checkpoint_loading.load_tensors(folder, policy | optimizer | copied, self.mesh)
         for name, parameter in self.trained.items():
-            prefix = f"optimizer.{name}."
+            prefix = f"optimizer.{name}."  # as in `tensors`
             state = {
                 key.removeprefix(prefix): value
                 for key, value in optimizer.items()

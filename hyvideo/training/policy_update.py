@@ -29,7 +29,7 @@ from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.training.cost import Cost
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
-from hyvideo.training.objective import Objective, check_terms, unchanged
+from hyvideo.training.objective import Objective, check_terms, forbid_changes
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.policy import Policy
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks
@@ -228,7 +228,7 @@ class PolicyUpdate:
                 self.check()
             self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
-                with unchanged(work.rollouts, objective):
+                with forbid_changes(work.rollouts, objective):
                     terms = objective.terms(
                         work.rollouts,
                         work.reference,

@@ -96,15 +96,16 @@ class RewardGradient:
         height, width).
         """
         decoded = decoded.requires_grad_()
+        videos = decoded.transpose(1, 2)  # (videos, frames, channels, height, width)
         with self.scorer.on_device():
-            rewards = self.of_levels(to_levels(decoded.transpose(1, 2)), prompts)
+            rewards = self.reward_of_levels(to_levels(videos), prompts)
             is_finite = rewards.isfinite()
             if not is_finite.any():
                 return rewards.detach(), torch.zeros_like(decoded, dtype=torch.float32)
             (by_video,) = torch.autograd.grad(rewards[is_finite].sum(), decoded)
         return rewards.detach(), by_video.float()
 
-    def of_levels(self, videos: Tensor, prompts: list[str]) -> Tensor:
+    def reward_of_levels(self, videos: Tensor, prompts: list[str]) -> Tensor:
         """Return the weighted sum of the scores of videos with levels in [0, 255], with gradient.
 
         Shape: (videos,).
@@ -137,7 +138,7 @@ def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: st
     trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
     levels = trial.video[None].float().to(reward_gradient.pipeline.device).requires_grad_()
     with reward_gradient.scorer.on_device():
-        reward_gradient.of_levels(levels, [prompt])
+        reward_gradient.reward_of_levels(levels, [prompt])
 
 
 @dataclass(frozen=True)

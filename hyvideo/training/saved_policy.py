@@ -191,7 +191,7 @@ def load_merged(
     else:
         transformer = load(checkpoint, loaded_dtype)
     for adapter in loras:
-        check_lora(transformer, adapter)
+        check_lora(transformer, adapter)  # `with_lora` ignores names that the model does not have
         weights = with_lora(transformer.state_dict().items(), adapter)
         transformer.load_state_dict(dict(weights), assign=True)
     return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules

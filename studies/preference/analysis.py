@@ -164,7 +164,7 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
 
 
 def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
-    """Return the results of one question; alpha is None if no pair has two raters, or all answers
+    """Return the results of one question; Krippendorff's alpha is None if no pair has two raters, or all answers
     are equal.
     """
     rates = []
@@ -180,12 +180,13 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
         # an answer counts as two wins, a tie as one for each
         won = int(sum(2 * j.value for j in answers))
         wins += [(a, b)] * won + [(b, a)] * (2 * len(answers) - won)
-    cells = Counter((j.unit, j.versus, j.value) for j in given)
-    counts = [
-        [cells[unit, versus, value] for value in (0.0, 0.5, 1.0)]
-        for unit, versus in {c[:2] for c in cells}
+    # Answers by pair: losses, ties and wins of the first method. Ordinal alpha needs ascending values.
+    num_answers = Counter((j.unit, j.versus, j.value) for j in given)
+    counts_by_pair = [
+        [num_answers[unit, versus, value] for value in (0.0, 0.5, 1.0)]
+        for unit, versus in {key[:2] for key in num_answers}
     ]
-    shared = [count for count in counts if sum(count) > 1]
+    shared = [counts for counts in counts_by_pair if sum(counts) > 1]
     with np.errstate(invalid="ignore"):
         alpha = (
             krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal")

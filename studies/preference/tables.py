@@ -1,5 +1,5 @@
-"""Results of a preference study as text: table3 as Markdown, CSV and LaTeX, the pairs as CSV, and
-the analysis.
+"""Results of a preference study as text: the win rates, like Table 3 of the paper, as Markdown, CSV
+and LaTeX, the pairs as CSV, and the analysis.
 """
 
 import csv
@@ -22,7 +22,10 @@ def pairs_csv(counted: Sequence[SimpleNamespace]) -> str:
 
 
 def table3_csv(questions: dict[str, dict]) -> str:
-    """Format the win rates as numbers; missing ones are empty."""
+    """Format the win rates and their 95 % intervals as shares from 0 to 1; missing ones are empty.
+
+    ``questions`` has the result of `analysis.question_results` by name.
+    """
     heads = ["method", "against", "raters"]
     for name in questions:
         heads += [name, f"{name} low", f"{name} high"]

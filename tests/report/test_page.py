@@ -12,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from hyvideo.report import page
 from hyvideo.report.clips import MAX_POSTER_BYTES, embed
 from hyvideo.report.page import __file__ as page_file
-from hyvideo.report.page import halved, write_report
+from hyvideo.report.page import middles_first, write_report
 from tests.full_size import copy_distinct
 from tests.report.recorded_runs import HOSTILE, record_run
 
@@ -355,8 +355,8 @@ def test_a_slider_shows_the_validations_of_two_runs_beside_their_common_base(ope
 
 
 def test_validations_between_the_first_and_the_last_fill_the_page_from_the_middle():
-    assert halved([10, 20, 30, 40, 50]) == [30, 20, 50, 10, 40]
-    assert halved([]) == [] and halved([10]) == [10]
+    assert middles_first([10, 20, 30, 40, 50]) == [30, 20, 50, 10, 40]
+    assert middles_first([]) == [] and middles_first([10]) == [10]
 
 
 def test_posters_and_validations_between_do_not_exceed_the_room(tmp_path, monkeypatch):

@@ -113,6 +113,7 @@ class Architecture(Sizes):
         """
         d = self.width
         mlp = 2 * (d + self.hidden)
+        # the text outputs of the last block are not used
         return rank * (2 * self.num_layers * (8 * d + mlp) - 2 * d - mlp)
 
     def block_text_tokens(self, text_tokens: int) -> int:

@@ -81,8 +81,8 @@ def forward(
     skipped, image, context = (
         self.step_cache.start(image, context) if self.step_cache else (0, image, context)
     )
-    for number, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
-        modulation = modulations[number - 1]
+    for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
+        modulation = modulations[num_run - 1]
         if recompute:
             image, context = self._gradient_checkpointing_func(
                 block, image, context, modulation, layout
@@ -92,7 +92,7 @@ def forward(
         if self.detaches_blocks:
             image, context = detached(image), detached(context)
         if self.step_cache:
-            self.step_cache.keep(number, image, context)
+            self.step_cache.keep(num_run, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.
     patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
     return unpatchify(patches, grid, patch, "c pf ph pw")

@@ -21,7 +21,7 @@ from hyvideo.models.norms import channel_rms_norm
 
 
 def install_layers(vae: nn.Module) -> None:
-    """Replace the attention masks and norms of the VAE, keeping the names and shapes of its
+    """Replace the attention masks, norms and, on a GPU, forward passes of the VAE, keeping the names and shapes of its
     weights.
 
     diffusers 0.42.1 builds a (batch, S, S) mask for (batch, 1, S, channels) queries, which fails
@@ -36,17 +36,19 @@ def install_layers(vae: nn.Module) -> None:
             module.forward = functools.partial(channel_rms_norm, module)
         for kind, forward in _WITHOUT_GRADIENT_ON_CUDA.items():
             if isinstance(module, kind):
-                module.forward = functools.partial(_choose, module, forward)
+                module.forward = functools.partial(_forward, module, forward)
 
 
-def _choose(
+def _forward(
     module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], hidden: Tensor
 ) -> Tensor:
-    """Run a forward pass that needs less memory, or off a GPU and with gradients diffusers' own.
+    """Run ``forward``, which needs less memory, on a GPU without gradients, and otherwise diffusers'
+    own forward pass.
 
     On a GPU with gradients, a residual block keeps only its input, and its backward pass computes
     the rest again.
     """
+    # ``forward`` writes into its tensors, which autograd does not allow; on a CPU, it is not needed
     if hidden.is_cuda and not torch.is_grad_enabled():
         return forward(module, hidden)
     if hidden.is_cuda and hidden.requires_grad and isinstance(module, HunyuanVideo15ResnetBlock):

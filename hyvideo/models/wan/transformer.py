@@ -127,7 +127,7 @@ def forward(
     skipped, tokens, context = (
         self.step_cache.start(tokens, context) if self.step_cache else (0, tokens, context)
     )
-    for number, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
+    for num_run, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
         if recompute:
             tokens = self._gradient_checkpointing_func(block, tokens, context, block_time, layout)
         else:
@@ -135,7 +135,7 @@ def forward(
         if self.detaches_blocks:
             tokens = detached(tokens)
         if self.step_cache:
-            self.step_cache.keep(number, tokens, context)
+            self.step_cache.keep(num_run, tokens, context)
     # In float32, as in diffusers; in bf16 the error of the bf16 velocity would be 3 to 6 % larger.
     shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
     modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)

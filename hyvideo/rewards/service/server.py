@@ -268,7 +268,8 @@ class _ActiveRequests:
                     body += chunk
                     if len(body) > largest:
                         raise _too_large(largest)
-                    if deadline in self._deadlines:
+                    if deadline in self._deadlines:  # a dropped body must not get its time back
+                        # from the start, not from now: `_drop_slowest` compares these deadlines
                         deadline.reschedule(
                             start + self.limits.seconds + len(body) / self.limits.rate
                         )

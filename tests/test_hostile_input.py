@@ -131,6 +131,7 @@ def test_windows_line_ends_in_quotes_become_newlines(folder):
     assert read_requests(folder / "prompts.csv") == [Request("a cat\nand a dog")]
 
 
+@pytest.mark.system
 def test_a_hundred_thousand_rows_are_read_in_two_seconds(folder):
     rows = "".join(f'{i},"a ""cat"", number {i}, jumps over the grass"\n' for i in range(100_000))
     (folder / "prompts.csv").write_text("id,prompt\n" + rows)

@@ -121,6 +121,7 @@ def test_the_image_affects_the_video_through_vae_and_vision_encoder(
     assert_is_a_video(sample(vae_image=image, vision_image=image, output_type="pt"))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("version", VERSIONS)
 def test_both_layouts_and_the_pipeline_have_the_same_weights(root, tmp_path, version):
     pipeline = diffusers_pipeline(root, version)

@@ -86,6 +86,7 @@ def test_a_large_config_is_printed_with_its_length_and_fits_its_gpus(
     assert memory(run).fits(hardware.gpu_memory)
 
 
+@pytest.mark.system
 @named(LARGE)
 @pytest.mark.parametrize("network", [pytest.param(50.0, marks=pytest.mark.slow), 3.0])
 def test_a_large_config_is_the_fastest_on_fast_and_slow_networks(path, network):

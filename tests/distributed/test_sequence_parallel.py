@@ -190,6 +190,7 @@ def train_quoted_and_plain():
     ]
 
 
+@pytest.mark.system
 def test_ranks_with_and_without_quotes_and_images_reduce_the_same_gradients():
     assert launch(f"{MODULE}:train_quoted_and_plain", 2) == [[], []]
 

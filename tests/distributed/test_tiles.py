@@ -27,6 +27,7 @@ def two_frames(name, size):
     )
 
 
+@pytest.mark.system
 @FAMILIES
 @pytest.mark.parametrize("size", SIZES)
 def test_tiles_with_a_progress_bar_give_the_same_numbers(name, size):

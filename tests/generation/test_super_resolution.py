@@ -153,6 +153,7 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
     assert record["super_resolution"] == expected
 
 
+@pytest.mark.system
 def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     run, root, tmp_path, monkeypatch
 ):

@@ -93,6 +93,7 @@ def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_determin
     assert (cudnn.benchmark, cudnn.benchmark_limit) == before
 
 
+@pytest.mark.system
 @FAMILIES
 @pytest.mark.parametrize(
     "size, chosen, reason", [(256, 128, "256 pixels"), (192, 64, "192 pixels"), (0, 128, "whole")]

@@ -58,6 +58,7 @@ def check_first_iteration(config, mesh, capsys, backend, **changes):
     assert metrics["policy/ratio_first_deviation"] <= 1e-6 and metrics["grad/norm"] > 0
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("changes", [LORA, {"cfg_scale": 2.0, "batched_forward": "false"}])
 def test_a_run_samples_in_gradient_mode_if_compiled_blocks_depend_on_it(
     tiny_config, mesh, capsys, quick_compiler, changes
@@ -74,6 +75,7 @@ def test_with_torch_compile_rollout_and_update_then_run_the_same_graphs(tiny_con
     torch._dynamo.reset()
 
 
+@pytest.mark.system
 def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(
     tiny_config, mesh, monkeypatch, quick_compiler
 ):

@@ -245,6 +245,7 @@ def test_a_group_may_have_one_rollout_and_validation_has_the_steps_of_the_studen
 # --- runs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.system
 def test_a_student_trains_without_rewards_and_its_cost_is_that_of_the_plan(student, mesh, tmp_path):
     config = student.with_settings(
         max_steps=6, batch_size=4, num_generations=1, log_video_interval=1, report=True

@@ -104,6 +104,7 @@ def check_message(config, mesh, *, before=(), between=()):
     return str(error.value)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "settings, before, between, cause, module",
     [

@@ -91,6 +91,7 @@ def test_a_changed_tensor_file_is_rejected_like_in_a_resume(
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
 
 
+@pytest.mark.system
 def test_the_lora_of_a_checkpoint_is_verified_too(runs):
     checkpoint = runs["lora"]
     (weights,) = (checkpoint / "lora").glob("*.safetensors")

@@ -90,6 +90,7 @@ def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
     assert difference(scores, golden["fp32"][f"{run}_{'norm' if normalize else 'raw'}"]) <= FLOAT
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "change, run",
     [({"fps": 4.0}, "fps4_raw_a"), ({"num_frames": 8}, "nframes8_raw_a")],
@@ -123,6 +124,7 @@ def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
     assert difference(scores, golden["fp32"]["single_raw"][:1]) <= FLOAT
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "batch_size, run",
     [pytest.param(1, "single_raw", marks=pytest.mark.slow), (3, "batch_raw")],

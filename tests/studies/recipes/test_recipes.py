@@ -318,6 +318,7 @@ def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_confi
     assert values["True reward"][1] == 0.5 + 1.5 + 5 and math.isnan(values["True reward"][0])
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     "path", sorted(Path("configs/recipes").glob("*.yaml")), ids=lambda path: path.stem
 )

@@ -249,16 +249,18 @@ class Policy:
             tensors |= {f"{kind}.{name}": tensor for name, tensor in copy.tensors().items()}
         return tensors
 
-    def load(self, folder: Path, anchor_age: int) -> None:
+    def load(self, folder: Path, anchor_age: int, *, replaces_anchor: bool = False) -> None:
         """Load a checkpoint, written by any number of ranks.
 
-        Raises ValueError if it does not fit.
+        With ``replaces_anchor``, the anchor keeps the weights that it started with, those of
+        ``anchor_path`` or of the base model, instead of the anchor in the checkpoint. Raises
+        ValueError if the checkpoint does not fit.
         """
         policy = self._policy_tensors()
         # otherwise the other ranks would wait for this one in the next collective
         with raise_on_all_ranks(self.mesh):
             optimizer = dict(self._optimizer_targets(folder))
-        copies = self._copies(anchor_age)
+        copies = self._copies(0 if replaces_anchor else anchor_age)
         saved = {
             kind: {name: torch.zeros_like(p) for name, p in self.trained.items()} for kind in copies
         }
@@ -279,7 +281,9 @@ class Policy:
                 self.optimizers.restore(parameter, state)
         for kind, copy in copies.items():
             copy.load(saved[kind])
-        if self.anchor:
+        if self.anchor and replaces_anchor:
+            self.anchor.age = max(1, anchor_age)  # at age 0, the next checkpoint would not have it
+        elif self.anchor:
             self.anchor.age = anchor_age
             if not anchor_age and not self.anchor.is_given:
                 self.anchor.refresh()

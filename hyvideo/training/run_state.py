@@ -197,15 +197,18 @@ class RunState:
             state.get("rollouts") in (None, self.num_rollouts),
         )
         changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
-        changes.affecting_learning.extend(
-            changed_contents(state.get("contents", {}), self.contents, settings)
-        )
+        saved_contents = state.get("contents", {})
+        changes.affecting_learning.extend(changed_contents(saved_contents, self.contents, settings))
         if not self.config.record.allow_changed_settings:
             check_changes(changes)
         if "custom_steps" in state and not changes.affecting_learning:
             check_resumed_steps(self.config.rollout, state["custom_steps"], self.custom_steps)
         self.changed_settings = changes.free + changes.affecting_learning
-        self.policy.load(folder, state["anchor_age"])
+        # only with allow_changed_settings: otherwise the checkpoint has the anchor of anchor_path
+        replaces_anchor = state["settings"].get("anchor_path", "") != settings[
+            "anchor_path"
+        ] or saved_contents.get("anchor_path") != self.contents.get("anchor_path")
+        self.policy.load(folder, state["anchor_age"], replaces_anchor=replaces_anchor)
         self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
         self.update.nonfinite.load_state_dict(state["health"])
         self.progress.iteration = self.saved_iteration = state["iteration"]

@@ -363,6 +363,35 @@ def test_the_teacher_may_be_a_checkpoint_of_another_run(student, mesh, tmp_path,
             trainer_of(second.with_settings(lora_rank=2), mesh)
 
 
+@pytest.mark.system
+def test_a_resume_with_another_teacher_uses_it(student, mesh, tmp_path):
+    config = student.with_settings(max_steps=1, save_interval=1, lora_rank=2)
+    teacher = config.with_settings(output_dir=str(tmp_path / "teacher"), seed=5)
+    trainer_of(teacher, mesh).train()
+    first = trainer_of(config, mesh)
+    base = {name: tensor.clone() for name, tensor in first.run.policy.anchor.tensors().items()}
+    first.train()
+    other = str(tmp_path / "teacher" / "checkpoints" / "000001")
+    changed = {"resume_from_checkpoint": "latest", "allow_changed_settings": True}
+
+    def anchor_after(steps, **changes):
+        """Train up to ``steps`` iterations and return the teacher's weights."""
+        trainer = trainer_of(config.with_settings(**changed, **changes, max_steps=steps), mesh)
+        trainer.train()
+        return trainer.run.policy.anchor.tensors()
+
+    given = trainer_of(
+        config.with_settings(anchor_path=other, output_dir=str(tmp_path / "third")), mesh
+    ).run.policy.anchor.tensors()
+    assert not all(torch.equal(given[name], base[name]) for name in base)
+    found = anchor_after(2, anchor_path=other)
+    assert all(torch.equal(found[name], given[name]) for name in given)
+    found = anchor_after(3, anchor_path=other)  # from a checkpoint that has the new teacher
+    assert all(torch.equal(found[name], given[name]) for name in given)
+    found = anchor_after(4)
+    assert all(torch.equal(found[name], base[name]) for name in base)
+
+
 @pytest.mark.slow
 def test_ranks_with_shards_train_the_student_of_one_process(tmp_path):
     settings = {name: value for name, value in STUDENT.items() if name != "learning_rate"}

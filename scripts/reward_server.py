@@ -11,6 +11,7 @@ import os
 
 from hyvideo.config.command_line import options_of_scorer
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import make_scorer
 from hyvideo.rewards.service.limits import MAX_WAITING
 
@@ -52,11 +53,18 @@ def main() -> None:
         # before loading weights, so that a port in use fails early
         listener, url = listen(options.host, options.port)
         device = choose_device(options.device)
+        identity = scorer_identity(
+            options.reward_model, options.pretrained_model_root, scorer_options
+        )
         scorer = make_scorer(
             options.reward_model, options.pretrained_model_root, device=device, **scorer_options
         )
         app = create_app(
-            scorer, token=token, max_videos=options.max_videos, max_waiting=options.max_waiting
+            scorer,
+            token=token,
+            max_videos=options.max_videos,
+            max_waiting=options.max_waiting,
+            identity=identity,
         )
     print(f"listening on {url}", flush=True)
     make_server(app).run(sockets=[listener])

@@ -4,6 +4,7 @@ absent.
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -18,6 +19,24 @@ from hyvideo.data.text import quote
 
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
+
+
+_SAMPLE_BYTES = 2**16
+_NUM_SAMPLES = 64  # of a file of weights
+
+
+def add_samples(digest: hashlib.blake2b, path: Path, name: str) -> None:
+    """Add the name, the size and samples of the bytes of a large file to a hash.
+
+    The samples are evenly spaced, so that other weights of the same shapes differ in some of them,
+    also if only some matrices differ.
+    """
+    size = path.stat().st_size
+    digest.update(f"{name} {size}\n".encode())
+    with open(path, "rb") as file:
+        for number in range(_NUM_SAMPLES):
+            file.seek(max(0, size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:

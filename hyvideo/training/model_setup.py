@@ -16,6 +16,7 @@ from hyvideo.config.config import Config
 from hyvideo.config.machine_rules import image_problems, problem_of
 from hyvideo.config.rules import head_problems
 from hyvideo.config.run_plan import levels_of, parse_interval, transitions
+from hyvideo.data.files import add_samples
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import nearest
 from hyvideo.distributed.collectives import barrier
@@ -364,7 +365,6 @@ def check_checkpoint(
 
 
 _SAMPLE_BYTES = 2**16
-_NUM_SAMPLES = 64  # of a file of weights
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
 
 
@@ -397,21 +397,12 @@ def weight_hashes(model: ModelSettings, kinds: Collection[str]) -> dict[str, str
 
 
 def _weights_hash(folders: Iterable[Path]) -> str:
-    """Return a hash of the name, size and sampled bytes of every file of weights in ``folders``.
-
-    The samples of a file are evenly spaced, so that other weights of the same shapes differ in
-    some of them, also if only some matrices differ.
-    """
+    """Return a hash of the name, size and sampled bytes of every file of weights in ``folders``."""
     digest = hashlib.blake2b(digest_size=16)
     for path in (path for folder in folders for path in sorted(folder.glob("*"))):
         if path.suffix not in _WEIGHTS or not path.is_file():
             continue
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}\n".encode())
-        with open(path, "rb") as file:
-            for number in range(_NUM_SAMPLES):
-                file.seek(max(0, size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
-                digest.update(file.read(_SAMPLE_BYTES))
+        add_samples(digest, path, path.name)
     return digest.hexdigest()
 
 

@@ -23,6 +23,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.rewards.async_scorer import NOT_FINITE, AsyncScorer
+from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
 from hyvideo.rewards.scorer_check import ScorerUnderTest, has_failed, lines, run_checks
 from hyvideo.rewards.trial_clips import Trial, noisy, synthetic_trial
@@ -180,6 +181,26 @@ def make_async_scorer(
         for name, value in config.given_reward_weights.items()
     }
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
+
+
+def reward_hashes(config: Config) -> dict[str, str]:
+    """Return hashes of the weights of the built-in scorers that the run loads, by name; empty with a
+    reward service.
+    """
+    settings = config.reward
+    if settings.remote_reward_url:
+        return {}
+    options = reward_options(settings)
+    root = config.model.pretrained_model_root
+    hashes = {name: files_hash(name, root, options[name]) for name in settings.reward_model}
+    return {name: digest for name, digest in hashes.items() if digest}
+
+
+def service_identity(scorer: AsyncScorer) -> str:
+    """Return the identity of the scorer of the reward service; "" without a service, and for a
+    service that does not send it.
+    """
+    return getattr(scorer.scorers.get("remote"), "identity", "")
 
 
 def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:

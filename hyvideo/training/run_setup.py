@@ -46,12 +46,21 @@ from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.preemption import PreemptionSignals
 from hyvideo.training.reward_gradient import RewardGradient, WithRewardGradient, try_gradient
-from hyvideo.training.rewards import GroupRewards, make_async_scorer, try_held_out, try_scorers
+from hyvideo.training.rewards import (
+    GroupRewards,
+    make_async_scorer,
+    reward_hashes,
+    service_identity,
+    try_held_out,
+    try_scorers,
+)
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import (
     IMAGES,
+    REWARD_WEIGHTS,
+    SERVICE,
     WEIGHTS,
     Progress,
     RunState,
@@ -132,7 +141,14 @@ def build_run(
     )
 
     progress.enter("load", "the reward model")
+    if config.scores_rollouts and scorers is None:
+        with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+            reward_weights = reward_hashes(config)
+        reward_weights = from_main(reward_weights, mesh)
+        contents |= {f"{REWARD_WEIGHTS}{name}": each for name, each in reward_weights.items()}
     scorer = _load_scorer(config, device, inputs, scorers)
+    if service := from_main(service_identity(scorer), mesh):
+        contents[SERVICE] = service
 
     progress.enter("load", "the text encoders and the VAE")
     encoded = inputs.prompts + config.negative_requests

@@ -32,6 +32,8 @@ STATE = {
 }
 IMAGES = "ref_image_path"  # key in `contents` for the images of the prompts
 WEIGHTS = "pretrained_model_root"  # prefix in `contents` of the models that the run starts from
+REWARD_WEIGHTS = "reward_model/"  # prefix in `contents` of the weights of the scorers
+SERVICE = "remote_reward_url"  # key in `contents` of the scorer of the reward service
 OPTIONAL_STATE = {"unvalidated": {"*": (float, list)}, "rollouts": int, "contents": {"*": str}}
 
 
@@ -253,6 +255,14 @@ def changed_contents(
             messages.append(
                 f"the weights of the base model ({model}) in {WEIGHTS} {settings[WEIGHTS]} have "
                 "changed"
+            )
+        elif name.startswith(REWARD_WEIGHTS):
+            model = name.removeprefix(REWARD_WEIGHTS)
+            messages.append(f"the weights of reward_model {model} have changed")
+        elif name == SERVICE:
+            messages.append(
+                f"the reward model of the service at {SERVICE} {settings[SERVICE]} has changed: "
+                "another class, other options or other weights"
             )
         else:
             paths = ", ".join(map(str, files[name]))

@@ -1,5 +1,6 @@
 """Resuming with changed files, and saving again on a signal after a failed write."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from hyvideo.trainer import Trainer
 from hyvideo.training import run_setup
 from hyvideo.training.model_setup import _weights_hash, weight_hashes
 from hyvideo.training.preemption import Stopped
-from hyvideo.training.run_state import changed_contents, hash_files
+from hyvideo.training.run_state import SERVICE, changed_contents, hash_files
 
 CPU = torch.device("cpu")
 
@@ -87,6 +88,30 @@ def test_a_run_does_not_resume_with_other_weights_of_the_base_model(config, mesh
     message = r"weights of the base model \(transformer\) in pretrained_model_root .*moved"
     with pytest.raises(ValueError, match=message):
         Trainer(moved, mesh, CPU)
+
+
+@pytest.mark.system
+def test_a_run_does_not_resume_with_other_weights_of_the_reward_model(config, mesh, tmp_path):
+    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
+    config = config.with_settings(
+        reward_model=["miniature_videoalign"],
+        reward_config=json.dumps({"miniature_videoalign": {"path": str(root)}}),
+        valid_video_csv="",
+    )
+    Trainer(config, mesh, CPU).train()
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    Trainer(config, mesh, CPU)
+    change_last_bytes(root / "VideoReward" / "checkpoint-1" / "model.pth")
+    with pytest.raises(ValueError, match="weights of reward_model miniature_videoalign have chang"):
+        Trainer(config, mesh, CPU)
+
+
+def test_another_reward_model_of_a_service_is_named():
+    settings = {"remote_reward_url": "http://127.0.0.1:8000"}
+    (message,) = changed_contents({SERVICE: "one"}, {SERVICE: "two"}, Config().flat() | settings)
+    assert message.startswith(
+        "the reward model of the service at remote_reward_url http://127.0.0.1:8000 has changed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ class RemoteScorer(Scorer):
         self._certificates = ssl.create_default_context()
         self._excluded_until = dict.fromkeys(self.urls, 0.0)
         self._turn = 0
+        self.identity = ""  # of the scorer of the services, once one has sent it
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:
         """Return the result of each video.
@@ -137,7 +138,9 @@ class RemoteScorer(Scorer):
             pause = self.backoff * 2**attempt
             for url in self._available_urls():
                 try:
-                    answer = read(self._post(url + path, body))
+                    content = self._post(url + path, body)
+                    answer = read(content)
+                    self._check_identity(content)
                 except _Busy as error:
                     problems[url], seconds = error.args
                     self._excluded_until[url] = time.monotonic() + seconds
@@ -150,6 +153,22 @@ class RemoteScorer(Scorer):
                     return answer
         details = "; ".join(f"{url}: {problem}" for url, problem in problems.items())
         raise ScorerUnavailable(f"no reward service answered ({details})")
+
+    def _check_identity(self, content: bytes) -> None:
+        """Remember the identity of the scorer in the first answer.
+
+        Raises ValueError for an answer of another scorer: the rewards of a run must not change
+        their meaning.
+        """
+        identity = parse_json(content).get("identity", "")
+        if not isinstance(identity, str):
+            raise ValueError(f"`identity` must be a string, got {identity!r:.100}")
+        if self.identity and identity != self.identity:
+            raise ValueError(
+                "the service has another reward model than at the start of the run: another "
+                "class, other options or other weights; start it with the earlier ones"
+            )
+        self.identity = identity
 
     def _available_urls(self) -> list[str]:
         """Return the services that are not skipped, starting with the next one; all of them if all

@@ -136,6 +136,7 @@ def create_app(
     limits: Limits | None = None,
     max_videos: int = 16,
     max_waiting: int = MAX_WAITING,
+    identity: str = "",  # of the scorer; a client rejects a service whose identity changes
 ) -> FastAPI:
     """Create the service.
 
@@ -179,14 +180,15 @@ def create_app(
         try:
             await anyio.to_thread.run_sync(contract.check_prompts, scorer, prompts)
         except ValueError as error:
-            return {"problem": protocol.printable(str(error))}
-        return {"problem": None}
+            return {"problem": protocol.printable(str(error)), "identity": identity}
+        return {"problem": None, "identity": identity}
 
     @app.post("/score", dependencies=counted)
     async def score(request: Request) -> dict:
         async with memory.hold(_length(request, limits.body)):
             decoded = await _decoded(await active.body(request, limits.body), limits, decoders)
-            return protocol.encode_answer(await _answer(batcher.submit(decoded), request))
+            results = await _answer(batcher.submit(decoded), request)
+            return protocol.encode_answer(results) | {"identity": identity}
 
     return app
 

@@ -211,6 +211,26 @@ def test_an_unreachable_service_gives_missing_rewards_without_hanging():
     assert time.monotonic() - start < 5
 
 
+def test_a_service_with_another_reward_model_is_not_used(misbehaving):
+    """Such as one that was restarted with other weights in the middle of a run."""
+    answer = {"scores": [{"VQ": 1.0}], "identity": "one"}
+    service = misbehaving(answer)
+    scorer = remote(service.url, cooldown=0.0)
+    assert scorer.identity == ""
+    for _ in range(2):
+        (result,) = scorer.score(CLIP, ["a"], fps=8)
+        assert result.scores == {"VQ": 1.0} and scorer.identity == "one"
+    service.answer = answer | {"identity": "two"}
+    with pytest.raises(ScorerUnavailable, match="another reward model than at the start"):
+        scorer.score(CLIP, ["a"], fps=8)
+    service.answer = {"scores": [{"VQ": 1.0}]}
+    with pytest.raises(ScorerUnavailable, match="another reward model than at the start"):
+        scorer.score(CLIP, ["a"], fps=8)
+    service.answer = answer
+    (result,) = scorer.score(CLIP, ["a"], fps=8)
+    assert result.scores == {"VQ": 1.0}
+
+
 def test_another_service_takes_over_until_the_failed_one_recovers(misbehaving):
     dead, alive = misbehaving(GOOD, status=500), misbehaving(GOOD)
     scorer = remote(dead.url, alive.url, cooldown=0.3)

@@ -173,9 +173,8 @@ def test_the_problem_of_a_prompt_may_have_any_text():
     with running(Quotes()) as url:
         headers = {"authorization": f"Bearer {TOKEN}"}
         response = httpx.post(f"{url}/check_prompts", json={"prompts": ["a"]}, headers=headers)
-        assert response.status_code == 200 and response.json() == {
-            "problem": "cannot score \\ud800"
-        }
+        assert response.status_code == 200
+        assert response.json()["problem"] == "cannot score \\ud800"
 
 
 def test_check_prompts_takes_a_slot_and_has_a_lower_size_limit():

@@ -15,6 +15,7 @@ from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import ScorerUnavailable
 from hyvideo.rewards.service.connections import listen
 from hyvideo.rewards.service.protocol import (
@@ -60,6 +61,12 @@ def service():
     yield line.split()[-1]
     process.terminate()
     assert process.wait(20) in (0, -15)
+
+
+def test_the_service_sends_the_identity_of_its_scorer(service):
+    scorer = remote(service)
+    scorer.check_prompts([world.CAPTIONS[0]])
+    assert scorer.identity == scorer_identity("miniature", "assets/miniature", {})
 
 
 def test_the_service_returns_the_scores_of_its_scorer(service):

@@ -14,7 +14,7 @@
 #   --dry_run         only print the commands
 # Licenses, sizes and unverified facts: checkpoints-download.md
 set -euo pipefail
-repository="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+repository="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)"
 # The environment of scripts/setup.sh contains `hf`.
 PATH="$repository/.venv/bin:$PATH"
 

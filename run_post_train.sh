@@ -4,7 +4,7 @@
 # Otherwise it is the miniature: on a GPU if torch can use one, in about two minutes.
 # Runs on all GPUs of this machine, the miniature in one process; NPROC sets the number of processes.
 set -euo pipefail
-cd "$(dirname "$0")"
+cd "$(dirname "$(readlink -f "$0")")" # also if a symbolic link was started
 if [[ ! "${NPROC:-1}" =~ ^[1-9][0-9]{0,4}$ ]]; then
     echo "run_post_train.sh: NPROC must be the number of processes, such as 8, got '$NPROC'" >&2
     exit 2

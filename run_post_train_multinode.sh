@@ -4,7 +4,7 @@
 # Nodes are read from NODES, NODE_FILE or ./hostfile (one node per line), in this order.
 # docs/multinode.md lists all variables.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")"
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" # also if a symbolic link was started
 
 fail() {
     echo "run_post_train_multinode.sh: $*" >&2

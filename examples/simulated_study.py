@@ -11,12 +11,12 @@ R_second) / 0.1), as noisily as people do.
 """
 
 import csv
-import json
 import math
 from collections import defaultdict
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import read_json, replacing
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.miniature.reward import MiniatureScorer
@@ -32,8 +32,16 @@ def true_rewards(folder: Path) -> dict[str, dict[str, float]]:
     """Return the true reward of each video of generate.py in a folder, by prompt and file name."""
     scorer = MiniatureScorer(ROOT)
     rewards: dict[str, dict[str, float]] = defaultdict(dict)
-    for path in sorted(folder.glob("*.mp4")):
-        prompt = json.loads(path.with_suffix(".json").read_text())["prompt"]
+    paths = sorted(folder.glob("*.mp4"))
+    if not paths:
+        raise ValueError(f"folder must have the videos of generate.py, got no mp4 in {folder}")
+    for path in paths:
+        prompt = read_json(path.with_suffix(".json"), "settings of a video").get("prompt")
+        if not isinstance(prompt, str):
+            raise ValueError(
+                f"{path.with_suffix('.json')} must have the prompt of the video, got {prompt!r}; "
+                "generate the video again"
+            )
         video = at_original_size(read_video(path)[0], SIDE, SIDE)
         (scores,) = scorer.score([video], [prompt], fps=8)
         rewards[prompt][path.name] = sum(WEIGHTS[name] * scores[name] for name in WEIGHTS)
@@ -49,6 +57,8 @@ def rate(
     random = generator(seed, "simulated rater")
     prompts = sorted(prompt for prompt, videos in rewards.items() if len(videos) > 1)
     possible = sum(math.comb(len(rewards[prompt]), 2) for prompt in prompts)
+    if count < 1:
+        raise ValueError(f"--pairs must be at least 1, got {count}")
     if count > possible:
         raise ValueError(
             f"--pairs must be at most {possible}, the number of pairs of videos, got {count}"
@@ -75,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = rate(true_rewards(options.folder), options.pairs, options.seed)
     path = options.folder / "pairs.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["prompt", "first", "second", "answer", "dimension"])
         writer.writerows([*row, DIMENSION] for row in rows)

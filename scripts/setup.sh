@@ -3,7 +3,7 @@
 # puts it on PATH. Sourced by the other scripts:  source scripts/setup.sh
 set -euo pipefail
 
-repository="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+repository="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)"
 venv="$repository/.venv"
 stamp="$venv/.requirements.sha256"
 
@@ -31,7 +31,10 @@ if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$expected"
         echo "setup.sh: WARNING: .venv may need 6 GB of disk while it is created, got $free_gb GB free in $repository" >&2
     fi
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}" || {
+        echo "setup.sh: pip did not install the packages; see its message above, then repeat the command" >&2
+        exit 1
+    }
     echo "$expected" > "$stamp"
     echo "setup.sh: done" >&2
 fi

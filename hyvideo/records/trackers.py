@@ -5,8 +5,12 @@ Imported late.
 
 import json
 import os
+import re
+import warnings
 from collections.abc import Collection
 from pathlib import Path
+
+from hyvideo.data.files import replacing
 
 
 class TensorBoardReport:
@@ -47,7 +51,7 @@ class WandbReport:
         import wandb
 
         id_file = output_dir / "wandb" / "run_id"
-        resumes = resume_iteration is not None and id_file.exists()
+        run_id = _read_id(id_file) if resume_iteration is not None else None
         self.wandb = wandb
         self.errors = (OSError, wandb.Error)
         self.run = wandb.init(
@@ -55,11 +59,12 @@ class WandbReport:
             name=run_name,
             config=config,
             dir=str(output_dir),
-            id=id_file.read_text() if resumes else None,
-            resume="allow" if resumes else None,
+            id=run_id,
+            resume="allow" if run_id else None,
         )
         id_file.parent.mkdir(exist_ok=True)
-        id_file.write_text(self.run.id)
+        with replacing(id_file) as temporary:
+            temporary.write_text(self.run.id)
         # W&B's built-in step must increase with every call, which does not hold for videos and
         # resumed iterations.
         self.run.define_metric("iteration")
@@ -75,6 +80,25 @@ class WandbReport:
         self.run.finish()
 
 
+def _read_id(file: Path) -> str | None:
+    """Return the id of a W&B run; None, with a warning, if the file has none, for example after a
+    full disk. A new W&B run then continues the curves.
+    """
+    if not file.exists():
+        return None
+    try:
+        content = file.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        content = ""
+    if re.fullmatch(r"[A-Za-z0-9_-]+", content):
+        return content
+    warnings.warn(
+        f"{file} has no id of a W&B run, so that a new W&B run has the next iterations",
+        stacklevel=2,
+    )
+    return None
+
+
 REPORTS = {"tensorboard": TensorBoardReport, "wandb": WandbReport}
 
 
@@ -86,8 +110,14 @@ def check_login(report_to: Collection[str]) -> None:
         return
     import wandb
 
-    if wandb.setup().settings.mode in ("offline", "disabled"):
-        return
+    try:
+        if wandb.setup().settings.mode in ("offline", "disabled"):
+            return
+    except (wandb.Error, ValueError) as error:
+        raise ValueError(
+            "report_to has wandb, which rejects its settings: correct the environment variable "
+            f"WANDB_... that it names ({error})"
+        ) from error
     try:
         wandb.login()
     except wandb.Error as error:

@@ -5,7 +5,7 @@
 # started again), on SIGTERM or Ctrl-C it saves and exits with 143; otherwise the exit code is post_train.py's. The
 # signal must go to this process only: scancel signals every process, so run scancel --signal=USR1 first.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/../.." # also if a symbolic link was started
 if [ -n "${PID_FILE:-}" ]; then # lets another program stop the training
     echo "$$" > "$PID_FILE"
     trap 'rm -f "$PID_FILE"' EXIT

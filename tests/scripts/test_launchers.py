@@ -465,7 +465,7 @@ def first_command(start, tmp_path):
     for name in ("hyvideo", "configs", "assets", "scripts/first_run.py", "scripts/first_run.yaml"):
         (copy / name).symlink_to(ROOT / name)
 
-    def run(*flags, gpus=0, weights=(), **environment):
+    def run(*flags, gpus=0, weights=(), link=None, **environment):
         for folder in weights:
             (copy / folder).mkdir(parents=True, exist_ok=True)
         environment = {
@@ -473,9 +473,10 @@ def first_command(start, tmp_path):
             "REAL_PYTHON": python(),
             "PYTHONPATH": str(copy),
         } | environment
-        process = start(
-            ["bash", copy / "run_post_train.sh", *flags], {"python": TRAINING}, **environment
-        )
+        script = copy / "run_post_train.sh"
+        if link:
+            link.symlink_to(script)
+        process = start(["bash", link or script, *flags], {"python": TRAINING}, **environment)
         code, output = finish(process)
         assert code == 0, output
         lines = output.splitlines()
@@ -483,6 +484,12 @@ def first_command(start, tmp_path):
         return started, "\n".join(line for line in lines if not line.startswith("["))
 
     return run
+
+
+def test_a_symbolic_link_to_the_launcher_starts_a_run(first_command, tmp_path):
+    (tmp_path / "links").mkdir()
+    flags = ("--config", "configs/miniature.yaml")
+    assert first_command(*flags, link=tmp_path / "links" / "train") == first_command(*flags)
 
 
 @pytest.mark.parametrize(

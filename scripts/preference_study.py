@@ -151,7 +151,9 @@ def main() -> None:
             with exit_on_error(f"preference_study.py: {path}"):
                 study.add(read_regular(path).encode())
         print(analyse(study, options.most_failed, options.exclude))
-    elif options.static:
+        return
+    study.require_videos()
+    if options.static:
         study.write_pages(options.static)
         print(f"wrote the pages of {len(study.raters)} raters to {options.static}, one folder each")
     else:

@@ -14,6 +14,7 @@ import krippendorff
 import numpy as np
 
 from hyvideo.data.files import parse_json, read_json, replacing
+from hyvideo.data.pairs import hash_file
 from hyvideo.data.text import quote
 from hyvideo.validation.intervals import t_quantile
 from studies.preference import tables
@@ -43,11 +44,21 @@ def read_key(study: Study) -> dict:
             raise ValueError("the pairs differ")
         for name, pair in key["pairs"].items():
             _check_pair(pair, served[name], len(methods))
+        hashes = dict(key.get("hashes", {}))  # earlier keys have none
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be the key of {study.folder / STUDY}, as `make` wrote both: one of them "
             f"was changed or belongs to another study ({error!r}); restore it"
         ) from error
+    for name, digest in hashes.items():
+        video = study.folder / name
+        # videos may be deleted after the study
+        if video.is_file() and hash_file(video) != digest:
+            raise ValueError(
+                f"{quote(video)} has changed since `make` wrote the study, so that raters may have "
+                "seen another video; restore it, and leave out raters who saw the other one with "
+                "--exclude"
+            )
     return key
 
 
@@ -57,7 +68,8 @@ def _check_pair(pair: dict, served: dict, num_methods: int) -> None:
     """
     if any(pair[name] != value for name, value in served.items()):
         raise ValueError(f"raters see {quote(served)}, not {quote(pair)}")
-    if pair["kind"] not in KINDS or not isinstance(pair["unit"], int) or len(pair["sources"]) != 2:
+    are_sources = len(pair["sources"]) == 2 and all(isinstance(s, str) for s in pair["sources"])
+    if pair["kind"] not in KINDS or not isinstance(pair["unit"], int) or not are_sources:
         raise ValueError(f"pair {quote(pair)}")
     first, second = pair["methods"]
     is_identical = pair["kind"] == "identical"

@@ -92,6 +92,18 @@ class Study:
         with self._lock:
             return self._database.execute("SELECT * FROM answers ORDER BY rowid").fetchall()
 
+    def require_videos(self) -> None:
+        """Raise ValueError if a video is missing or empty: raters would answer without seeing it."""
+        for rater in self.raters.values():
+            for pair in rater["pairs"].values():
+                for side in SIDES:
+                    video = self.folder / pair[side]
+                    if not video.is_file() or not video.stat().st_size:
+                        raise ValueError(
+                            f"the study needs the video {quote(video)}, which is missing or empty; "
+                            "restore it"
+                        )
+
     def page(self, token: str, *, is_standalone: bool = False) -> str:
         """Render the rater's page, at the first pair without an answer.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.data.files import make_folder, parse_json
-from hyvideo.data.pairs import LATENTS_SUFFIX
+from hyvideo.data.pairs import LATENTS_SUFFIX, hash_file
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.records.run_files import write_json
@@ -143,7 +143,8 @@ def make_study(
             key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
     questions = parse_json(Path(__file__).with_name("questions.json").read_text())
-    write_json(out / KEY, {"methods": list(folders), "pairs": key})
+    hashes = {name: hash_file(out / name) for name in sorted(files.values())}
+    write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": hashes})
     write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
 

@@ -278,6 +278,19 @@ def test_a_share_of_failed_checks_outside_0_to_1_raises_value_error(study, answe
         analyse(study, most_failed)
 
 
+def test_a_video_that_has_changed_since_make_raises_value_error(study, answer_all):
+    answer_all(prefers_lower)
+    results(study)
+    first, second = sorted((study.folder / "videos").glob("*.mp4"))[:2]
+    content = first.read_bytes()
+    first.write_bytes(content + b"0")
+    with pytest.raises(ValueError, match=f"{first.name}' has changed since `make` wrote the study"):
+        results(study)
+    first.write_bytes(content)
+    second.unlink()  # to save space
+    results(study)
+
+
 def test_a_changed_key_raises_value_error(study, answer_all):
     answer_all(prefers_lower)
     path = study.folder / "key.json"
@@ -288,6 +301,7 @@ def test_a_changed_key_raises_value_error(study, answer_all):
         lambda key: key["pairs"].pop(pair),
         lambda key: key["pairs"][pair].pop("kind"),
         lambda key: key["pairs"][pair].update(methods=[0, 7]),
+        lambda key: key["pairs"][pair].update(sources=[1, 2]),
         lambda key: key["pairs"][pair].update(methods=[1, 1]),
         lambda key: key["pairs"][pair].update(first=key["pairs"][pair]["second"]),
     ]

@@ -71,6 +71,17 @@ def rater(study):
     return next(iter(study.raters))
 
 
+@pytest.mark.parametrize("content", [None, b""])
+def test_a_study_without_one_of_its_videos_is_not_served(study, content):
+    study.require_videos()
+    video = min((study.folder / "videos").glob("*.mp4"))
+    video.unlink()
+    if content is not None:
+        video.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{video.name}', which is missing or empty; restore it"):
+        study.require_videos()
+
+
 def test_a_rater_resumes_at_the_first_pair_without_an_answer(study, rater):
     pairs = list(study.raters[rater]["pairs"])
     assert [pair["id"] for pair in waiting(study, rater)] == pairs and len(pairs) == 12

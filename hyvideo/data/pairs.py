@@ -227,6 +227,10 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
     from safetensors import SafetensorError, safe_open
 
     seen: set[Path] = set()
+    remedy = (
+        "restore the file, or delete the file, so that the video is encoded (a resume then needs "
+        "allow_changed_settings true)"
+    )
     for preference in preferences:
         for video in preference.videos:
             path = video.with_suffix(LATENTS_SUFFIX)
@@ -239,7 +243,7 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
                     owner = (file.metadata() or {}).get(VIDEO_KEY)
             except (SafetensorError, OSError) as error:
                 raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}: {error}; delete it"
+                    f"{quote(path)} must have the latents of {video.name}: {error}; {remedy}"
                 ) from error
             if found[1:] != shape or owner != hash_file(video):
                 reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
@@ -247,7 +251,7 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
                     reason = "those of another video"
                 raise ValueError(
                     f"{quote(path)} must have the latents of {video.name}, {preference.place}, got "
-                    f"{reason}; delete the file, so that the video is encoded"
+                    f"{reason}; {remedy}"
                 )
 
 

@@ -113,8 +113,9 @@ class PairLatents:
             return self._read(video)
         except (SafetensorError, ValueError, OSError) as error:
             raise ValueError(
-                f"{quote(file)} must have the latents of {quote(video)}, got: {error}; delete the "
-                "file, so that the video is encoded"
+                f"{quote(file)} must have the latents of {quote(video)}, got: {error}; restore "
+                "the file, or delete the file, so that the video is encoded (a resume with latents "
+                "beside the videos then needs allow_changed_settings true)"
             ) from error
 
     def _read(self, video: Path) -> Tensor:

@@ -162,7 +162,7 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
         path.with_suffix(".safetensors"),
         metadata={"video": hash_file(tmp_path / "0b.mp4")},
     )
-    with pytest.raises(ValueError, match="got those of another video; delete the file"):
+    with pytest.raises(ValueError, match="got those of another video; restore the file, or delete"):
         check_latents(pairs, (2, 4, 4))
 
 

@@ -8,7 +8,6 @@ the run may delete.
 A new run starts where no results are. Only folders with the mark of the run are deleted.
 """
 
-import atexit
 import errno
 import os
 import re
@@ -16,6 +15,7 @@ import shutil
 import sys
 import time
 import uuid
+import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -141,7 +141,7 @@ class Lease:
             raise NotOwner(
                 f"{quote(self.folder / LEASE)} must be writable, got: {error.strerror}"
             ) from error
-        atexit.register(self._lock.release)
+        self._finalizer = weakref.finalize(self, self._lock.release)  # also at the program's end
         return self
 
     def _acquire(self) -> None:
@@ -176,8 +176,7 @@ class Lease:
             )
 
     def __exit__(self, *_exception) -> None:
-        self._lock.release()
-        atexit.unregister(self._lock.release)
+        self._finalizer()
         if self._is_new:
             with suppress(OSError):  # it has files
                 self.folder.rmdir()

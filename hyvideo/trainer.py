@@ -26,7 +26,6 @@ import torch
 from hyvideo.config.config import Config
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.run_folder import (
-    METRICS,
     RECORD,
     Lease,
     NotOwner,

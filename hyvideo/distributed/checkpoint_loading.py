@@ -75,7 +75,7 @@ def corruption(folder: Path, mesh: Mesh) -> str | None:
         try:
             problem = _problem(folder, mesh)
         except (FileNotFoundError, NotADirectoryError) as error:
-            problem = f"{Path(error.filename).name} is missing"
+            problem = f"{Path(error.filename).relative_to(folder)} is missing"
     return first_reason(problem, mesh)
 
 

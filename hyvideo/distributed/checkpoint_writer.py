@@ -144,13 +144,13 @@ class CheckpointWriter:
         as ``target``.
         """
         with ExitStack() as stack:
-            partial = None
+            name = ""
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     partial = stack.enter_context(publish(target, is_folder=True))
                     run_folder.mark(partial, self.run)
-            partial = all_objects(partial, self.mesh, self._group)[0]
-            yield partial
+                    name = partial.name
+            yield target.with_name(all_objects(name, self.mesh, self._group)[0])
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     self.check_owner()

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from hyvideo.config.all_settings import TrustRegionSettings
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.config import TRAITS, Config, is_json
-from hyvideo.config.reference_flags import with_current_names
 from hyvideo.data.files import find_path
 from hyvideo.models.registry import family_files
 from hyvideo.rewards.rewards import code_files
@@ -36,9 +35,8 @@ def changed_settings(
     free: list[str] = []
     affecting_learning: list[str] = []
     version = str(saved.get("transformer_version", Config().model.transformer_version))
-    before = Config.of_version(version).flat() | with_current_names(saved)
-    # a kl_weight of 0 is kl_strategy none in both
-    for name, value in with_current_names(now).items():
+    before = Config.of_version(version).flat() | dict(saved)
+    for name, value in now.items():
         decides, was = TRAITS[name].decides, before[name]
         # A matched eta may differ in its last bit between releases.
         is_rounded = (

@@ -117,9 +117,7 @@ def load_encoder(
             model.encoder_dtype,
             model.vae_dtype,
             model.random_weights,
-            # Without rounding, the identity is the one under which earlier runs stored their
-            # conditions.
-            *([f"rotary frequencies in {rotary_dtype}"] if rotary_dtype != torch.float32 else []),
+            rotary_dtype,
         ),
         store=PartStore(folder) if folder else None,
     )

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.config import FIELDS
-from hyvideo.config.reference_flags import with_current_names
 from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed import manifest
@@ -115,10 +114,8 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     checkpoints = folder.resolve().parent
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
-    settings = with_current_names(saved)
-    return {
-        name: value for name, value in settings.items() if name in FIELDS
-    }, folder / "state.json"
+    settings = {name: value for name, value in saved.items() if name in FIELDS}
+    return settings, folder / "state.json"
 
 
 def _settings(folder: Path) -> dict | None:

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from hyvideo.config.config import TRAITS
 from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import post_train
-from hyvideo.config.command_line import parse, read_yaml
+from hyvideo.config.command_line import parse
 from hyvideo.config.config import Config
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan

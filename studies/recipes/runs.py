@@ -16,8 +16,8 @@ from hyvideo.config.identity import experiment_settings
 from hyvideo.data.run_folder import MARK, METRICS
 from hyvideo.distributed.checkpoint_loading import complete, read_state
 from hyvideo.records.metrics_file import complete_lines
-from hyvideo.report.groups import CELLS
 
+CELLS = "cells"  # folder of the runs, in the output folder of a study
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
 

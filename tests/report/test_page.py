@@ -319,4 +319,4 @@ def test_videos_of_two_runs_are_beside_their_common_base(opened):
     texts = opened.locator("#gallery article:first-child figcaption").all_inner_texts()
     assert [text.partition(":")[0] for text in texts] == ["before", "first", "second"]
     chips = opened.locator("#gallery article:first-child .chips")
-    assert chips.nth(1).locator("b").first.inner_text() == "+0.400"
+    assert chips.nth(1).locator("b").first.inner_text() == "+0.300"

@@ -99,9 +99,9 @@ def test_a_rank_with_another_setting_ends_the_run_before_it_starts(tmp_path):
     )
     (tmp_path / "program.py").write_text(program)
     flags = ["--config", "configs/smoke.yaml", "--batch_size=4", f"--output_dir={tmp_path}/run"]
-    for end in start(2, tmp_path / "program.py", *flags):
-        code, stderr = end.exception().args
-        assert code == 2 and "learning_rate must be the same on all ranks" in stderr, stderr
+    first, _ = start(2, tmp_path / "program.py", *flags)  # rank 1 waits for it, and is ended
+    code, stderr = first.exception().args
+    assert code == 2 and "learning_rate must be the same on all ranks" in stderr, stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -122,7 +122,8 @@ def raise_on_all_ranks(
         yield
     except errors as error:
         problem = str(error)
-    if shared := first_reason(problem, mesh, group):
+    shared = first_reason(problem, mesh, group)
+    if shared:
         raise errors[0](shared)
 
 

@@ -4,8 +4,8 @@ It does not end the program; the time-out of the collectives does.
 """
 
 import faulthandler
-import os
 import socket
+import sys
 import threading
 
 from hyvideo.distributed.mesh import Mesh
@@ -58,5 +58,6 @@ class Watchdog:
         self._print(f"has been in {stage} for {self.limit_s:g} s; stacks:")
 
     def _print(self, text: str) -> None:
-        line = f"watchdog: rank {self.mesh.rank} ({socket.gethostname()}) {text}\n"
-        os.write(_STDERR, line.encode())  # one write, so that the lines of ranks do not mix
+        host = socket.gethostname()
+        # one write, so that the lines of ranks do not mix
+        sys.stderr.write(f"watchdog: rank {self.mesh.rank} ({host}) {text}\n")

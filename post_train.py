@@ -199,7 +199,7 @@ def build(config: Config, at_end: ExitStack):
     import torch
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.preflight import preflight
+    from hyvideo.distributed.same_start import require_same_start
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.trainer import Trainer
     from hyvideo.training.gpu_driver import check_allocator
@@ -212,9 +212,10 @@ def build(config: Config, at_end: ExitStack):
         make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
     check_allocator(device)
-    if processes.world_size() > 1:  # before a rank that hangs can block the others
-        place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(config.flat(), named_files(config.flat()), place, device)
+    if processes.world_size() > 1:  # before groups whose sizes the settings decide
+        ranks.join(device, timeout=settings.collective_timeout)
+        everyone = ranks.Mesh(processes.rank(), processes.world_size(), sp_size=1)
+        require_same_start(config.flat(), named_files(config.flat()), device, everyone)
     mesh = ranks.start(
         settings.sp_size,
         device,
@@ -226,6 +227,5 @@ def build(config: Config, at_end: ExitStack):
 
 
 if __name__ == "__main__":
-    processes.continue_without_output()
     processes.exit_on_signals()
     sys.exit(processes.end_soon(main()))

@@ -27,10 +27,9 @@ from hyvideo.config.config import Config
 from hyvideo.data.run_folder import remove_after
 from hyvideo.data.text import describe_error
 from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import all_arrive, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import NotOwner, Ownership
-from hyvideo.distributed.rank_agreement import have_all_failed
 from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
@@ -229,7 +228,7 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
-        if not is_common and not have_all_failed(error, self.mesh):
+        if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
         try:

@@ -27,9 +27,13 @@ from hyvideo.data.run_folder import CHECKPOINTS, LATEST, MARK, numbered
 from hyvideo.data.text import quote
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
-from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import (
+    all_objects,
+    from_main,
+    name_ranks,
+    raise_on_all_ranks,
+)
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import name_ranks
 from hyvideo.distributed.sharded_tensors import assign_ranks, local_shard, replica_group
 
 AUTO = "auto"

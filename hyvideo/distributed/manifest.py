@@ -11,9 +11,13 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from hyvideo.distributed.collectives import all_objects, first_reason, raise_on_all_ranks
+from hyvideo.distributed.collectives import (
+    all_objects,
+    first_reason,
+    name_ranks,
+    raise_on_all_ranks,
+)
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import name_ranks
 
 NAME = "manifest.json"
 NEEDED = ("state.json", "tensors/.metadata")  # files of every checkpoint

@@ -234,9 +234,7 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
             checks = run_checks(tested, quick=True)
         problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
         if has_failed(checks):
-            raise ValueError(
-                f"reward {name} failed its check; repeat it with scripts.check_reward:\n{problems}"
-            )
+            raise ValueError(f"reward {name} failed its check on a test video:\n{problems}")
         if problems:
             warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
         for score in scorer.names.renamed(name, tested.clean_scores):

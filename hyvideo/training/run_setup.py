@@ -13,7 +13,12 @@ from hyvideo.config.objectives import objective_class
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import (
+    agree,
+    all_objects,
+    from_main,
+    raise_on_all_ranks,
+)
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.attention_kernels import Choice
@@ -127,6 +132,7 @@ def build_run(
     kinds = _check_models(config, inputs)
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         weights = weight_hashes(config.model, kinds)
+    agree("the digest of the weights of the", weights, mesh)
     contents |= {f"{WEIGHTS}/{name}": digest for name, digest in from_main(weights, mesh).items()}
     planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):
@@ -153,7 +159,10 @@ def build_run(
     progress.enter("load", "the text encoders and the VAE")
     encoded = inputs.prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
-    if images := _hash_of_images(encoder, inputs.prompts, mesh):
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        images = encoder.hash_images(inputs.prompts)
+    agree(f"the images of the prompts, in the column {IMAGES},", images, mesh)
+    if images:
         contents[IMAGES] = images
     if config.model.precompute_conditions:
         sized = [(encoded, config.rollout_size), (inputs.validated, config.validation_size)]
@@ -300,22 +309,6 @@ def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
     kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
     return kinds
-
-
-def _hash_of_images(encoder: ConditionEncoder, prompts: list[Request], mesh: Mesh) -> str:
-    """Return the hash of the prompts' images, the same on all ranks; empty without images.
-
-    Raises ValueError if ranks read different images. Collective.
-    """
-    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-        digest = encoder.hash_images(prompts)
-    with raise_on_all_ranks(mesh):
-        if from_main(digest, mesh) != digest:
-            raise ValueError(
-                f"rank {mesh.rank} and rank 0 read different images of the prompts, in the column "
-                f"{IMAGES}; copy the same files to all nodes"
-            )
-    return digest
 
 
 def _encode_pairs(

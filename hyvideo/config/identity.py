@@ -12,9 +12,9 @@ from hyvideo.config.all_settings import TrustRegionSettings
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.config import TRAITS, Config, is_json
 from hyvideo.config.reference_flags import with_current_names
+from hyvideo.data.custom_code import code_files
 from hyvideo.data.files import find_path
 from hyvideo.models.registry import family_files
-from hyvideo.rewards.rewards import code_files
 
 
 class Changes(NamedTuple):

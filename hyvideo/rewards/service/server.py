@@ -27,8 +27,8 @@ from torch import Tensor
 
 from hyvideo.data.files import parse_json
 from hyvideo.rewards import contract
-from hyvideo.rewards.async_scorer import score_safely
 from hyvideo.rewards.rewards import Scorer, ScoreResult
+from hyvideo.rewards.scoring import score_safely
 from hyvideo.rewards.service import protocol
 from hyvideo.rewards.service.limits import MAX_WAITING, Limits
 

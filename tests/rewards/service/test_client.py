@@ -10,8 +10,8 @@ import time
 import pytest
 import torch
 
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import ScorerUnavailable
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.service.client import RemoteScorer, divide
 
 TOKEN = "a-secret"

@@ -14,9 +14,9 @@ import pytest
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import ScorerUnavailable
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.service.connections import listen
 from hyvideo.rewards.service.protocol import (
     ScoreRequest,

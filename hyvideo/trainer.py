@@ -5,7 +5,7 @@ Stages of an iteration and the files that implement them:
 1. Prompts, one for each group of rollouts                       training/rollout_collector.py
 2. Rollouts with an SDE whose variance is the exact integral     schedulers/transitions.py,
    over a step (SAGE), and their log-probabilities               pipelines/
-3. Rewards of the decoded videos, in the background              rewards/async_scorer.py
+3. Rewards of the decoded videos, in the background              rewards/scoring.py
 4. Advantages within each group                                  grpo/advantages.py
 5. Clipped policy loss, each step weighted by the equalizer      training/objectives/grpo.py,
    (SAGE)                                                        grpo/

@@ -27,8 +27,8 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Scorer
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost

@@ -10,7 +10,7 @@ from diffusers import AutoencoderKLCogVideoX
 
 from hyvideo.config.command_line import config_of_run, load_config, parse
 from hyvideo.config.config import Config
-from hyvideo.config.identity import named_files
+from hyvideo.config.identity import code_of
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
@@ -68,7 +68,7 @@ def test_a_folder_is_found_by_its_class_names_and_brings_its_versions(outside):
 def test_the_setting_registers_the_family_before_the_defaults_of_the_version(outside):
     config = parse(["--family", str(outside), "--transformer_version", "outside1"]).config
     assert (config.rollout.shift, config.data.fps) == (3.0, 8.0)
-    files = named_files(config.flat())["family"]  # a resumed run compares their contents
+    files = code_of(config.flat())["family"]  # a resumed run compares their contents
     assert {file.name for file in files} == {"__init__.py", "family.py", "versions.yaml"}
 
 

@@ -16,7 +16,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.test_trainer import CPU, Redness
-from tests.training.test_run_state import SETTINGS, files, snapshot, train_iterations
+from tests.test_trainer import files
+from tests.training.test_run_state import SETTINGS, snapshot, train_iterations
 
 SMALL = SETTINGS | {
     "lora_rank": 2,

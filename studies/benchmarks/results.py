@@ -56,8 +56,6 @@ def read_results(words: list[str]) -> list[tuple[Suite, dict[str, list[Run]]]]:
         name, _, path = word.partition("=")
         if not (name and path):
             raise ValueError(f"results must be given as name=path, got {quote(word)}")
-        if not name.isprintable():
-            raise ValueError(f"the name of results must be printable, got {quote(name)}")
         suite, run = read_run(Path(path))
         _, policies = found.setdefault(suite.title, (suite, {}))
         policies.setdefault(name, []).append(run)

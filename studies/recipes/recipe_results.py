@@ -54,14 +54,13 @@ HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "For
 def read_trace(study: Study, run: Run) -> Trace:
     """Read the validations of a run; values that were not measured are NaN.
 
-    Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be
-    missing.
+    Raises ValueError if its records lack an iteration, whose cost would be missing.
     """
     config = study.config(run)
     folder = study.folder(run)
     spent = np.zeros(len(AXES))
     points = []
-    processes = _processes(folder, study)
+    processes = read_yaml(folder / "config.yaml")["environment"]["processes"]
     rollouts = make_plan(config, processes).rollouts
     base = folder / "samples/000000/measures.json"
     if base.is_file():
@@ -72,36 +71,16 @@ def read_trace(study: Study, run: Run) -> Trace:
             f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the "
             "run is unknown; restore the line, or move the folder away to train the run again"
         )
-    try:
-        for line in lines:
-            spent = spent + [
-                rollouts,
-                rollouts * line["cost/forwards"],
-                line["time/iteration"] * processes,
-            ]
-            if "validation/reward" in line:
-                points.append(
-                    dict(zip(AXES, spent))
-                    | {k.removeprefix("validation/"): v for k, v in line.items()}
-                )
-        return _columns(points, config.reward_weights)
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the records of the run in {folder} are corrupted: {error!r}; move the folder away"
-        ) from error
-
-
-def _processes(folder: Path, study: Study) -> int:
-    """Return the number of processes that the run in a folder recorded; without a record, that of
-    the study.
-    """
-    file = folder / "config.yaml"
-    content = read_yaml(file) if file.is_file() else None
-    environment = content.get("environment") if isinstance(content, dict) else None
-    recorded = environment.get("processes") if isinstance(environment, dict) else None
-    if isinstance(recorded, int) and recorded > 0:
-        return recorded
-    return study.world_size
+    for line in lines:
+        spent = spent + [
+            rollouts,
+            rollouts * line["cost/forwards"],
+            line["time/iteration"] * processes,
+        ]
+        if "validation/reward" in line:
+            metrics = {name.removeprefix("validation/"): value for name, value in line.items()}
+            points.append(dict(zip(AXES, spent)) | metrics)
+    return _columns(points, config.reward_weights)
 
 
 def check_validations(study: Study, runs: Iterable[Run]) -> None:
@@ -111,9 +90,7 @@ def check_validations(study: Study, runs: Iterable[Run]) -> None:
     for run in runs:
         expected: dict | None = None
         for file in sorted(study.folder(run).glob(f"{SAMPLES}/*/{MEASURES_FILE}")):
-            made_with = read_json(file, run.name).get("made_with")
-            if not isinstance(made_with, dict):
-                continue
+            made_with = read_json(file, run.name)["made_with"]
             if expected is None:
                 config = study.config(run)
                 requests = read_requests(*config.data.valid_video_csv)

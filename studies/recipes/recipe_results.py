@@ -66,7 +66,8 @@ def read_trace(study: Study, run: Run) -> Trace:
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
     lines = read_metrics(folder / METRICS)
-    if missing := set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}:
+    missing = set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}
+    if missing:
         raise ValueError(
             f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the "
             "run is unknown; restore the line, or move the folder away to train the run again"
@@ -180,7 +181,8 @@ def write_results(
     names = dict.fromkeys(run.recipe.name for run in runs)
     traces: dict[str, dict[int, Trace]] = {}
     for name in names:
-        if of_recipe := [run for run in trained if run.recipe.name == name]:
+        of_recipe = [run for run in trained if run.recipe.name == name]
+        if of_recipe:
             traces[name] = {run.seed: read_trace(study, run) for run in of_recipe}
     scores = {
         name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()}
@@ -190,9 +192,9 @@ def write_results(
     base = intervals([at_cost(traces[trained[0].recipe.name][trained[0].seed], budget.axis, 0)])
     write_plots(traces, ends, base, budget, study.out)
     whole = planned(study, trained[0], trains=False)
-    rows = (
-        [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), "")]
-    )
+    rows = []
+    if not base["rollouts"].mean:  # the first validation is that of the base model
+        rows.append(_row("Base model", base, forwards_per_video(whole), ""))
     if guidance:
         guided = intervals([guided_base(study, trained[0], guidance)])
         of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
@@ -206,7 +208,8 @@ def write_results(
         "validations of the runs, with the same prompts and noise. 95 % intervals (Student's t) "
         "over training seeds, none for one seed.",
     ]
-    if missing := [run.name for run in runs if run not in trained]:
+    missing = [run.name for run in runs if run not in trained]
+    if missing:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     write_table(Table(HEADS, rows, notes), study.out / "recipes")
     controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}

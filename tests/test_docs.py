@@ -376,7 +376,7 @@ def why_not_run(command):
         or "--print_config" in command.words
     ):
         return ""  # computed from settings alone
-    is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")
+    is_large = command.processes > 1 or large
     return "needs GPUs, weights or a service" if is_large else ""
 
 

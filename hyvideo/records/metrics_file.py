@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.files import file_problem, parse_json, publish
+from hyvideo.data.text import quote
 
 MAX_BYTES = 2**33
 
@@ -39,9 +40,17 @@ def complete_lines(path: Path) -> list[tuple[int, bytes]]:
 def read_metrics(path: Path) -> list[dict]:
     """Return the metrics of each iteration, without the base model's.
 
-    Raises ValueError like `complete_lines`.
+    Raises ValueError like `complete_lines`, and for a metric that is not a number, a list or null.
     """
-    return [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
+    metrics = [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
+    for line in metrics:
+        for name, value in line.items():
+            if not isinstance(value, int | float | list | None):
+                raise ValueError(
+                    f"{path}: {quote(name)} of iteration {line['iteration']} must be a number, a "
+                    f"list or null, got {quote(value)}; restore the line"
+                )
+    return metrics
 
 
 def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
@@ -50,7 +59,7 @@ def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
 
     Each is parsed once: a long run has tens of megabytes.
     """
-    problem = file_problem(path, MAX_BYTES)
+    problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
     if problem:
         raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
     try:

@@ -49,8 +49,7 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
         rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]
         for number, (prompt, _) in enumerate(rows, start=1):
             check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
-        found = {name for _, names in rows for name in names}
-        suite = suite_of(found, path)
+        suite = suite_of(found := {name for _, names in rows for name in names}, path)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be a list such as VBench_full_info.json: [{{prompt_en, dimension: "
@@ -72,8 +71,11 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
             "complete --dimensions, or set --any_list true for scores that cannot be compared with "
             "published ones"
         )
-    kept = [(prompt, [name for name in names if name in chosen]) for prompt, names in rows]
-    return suite, [(prompt, names) for prompt, names in kept if names]
+    return suite, [
+        (prompt, kept)
+        for prompt, names in rows
+        if (kept := [name for name in names if name in chosen])
+    ]
 
 
 def list_clips(
@@ -108,8 +110,7 @@ def list_clips(
                 file = f"{name}/{file}"
             if file not in clip.files:
                 clip.files.append(file)
-            size = len(os.fsencode(os.path.basename(file)))
-            if size > MAX_NAME:
+            if (size := len(os.fsencode(os.path.basename(file)))) > MAX_NAME:
                 raise ValueError(
                     f"the official name of a video must have at most {MAX_NAME} bytes, got {size} "
                     f"for the prompt {quote(prompt)}; shorten or remove the prompt"
@@ -148,18 +149,19 @@ class BenchmarkVideos:
             if not (record.is_file() and video.path.is_file()):
                 videos.append(video)
                 continue
-            old = read_json(record, "video")
-            new = video_settings(
-                self.config,
-                video,
-                self.source,
-                0,
-                is_stochastic=self.config.validation_eta > 0,
+            old, new = (
+                read_json(record, "video"),
+                video_settings(
+                    self.config,
+                    video,
+                    self.source,
+                    0,
+                    is_stochastic=self.config.validation_eta > 0,
+                ),
             )
-            changed = [
+            if changed := [
                 f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]
-            ]
-            if changed:
+            ]:
                 raise ValueError(
                     f"{video.path} has other settings: {'; '.join(changed)}. Choose another "
                     "--output_dir"

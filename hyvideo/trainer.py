@@ -15,6 +15,7 @@ Stages of an iteration and the files that implement them:
 8. Anchor refresh every ``update_ref_model_step`` updates (SAGE) training/anchor.py
 """
 
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -228,6 +229,11 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
+        if not is_common and self.mesh.world_size > 1:
+            sys.stderr.write(
+                f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
+                f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
+            )
         if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"

@@ -114,17 +114,18 @@ def raise_on_all_ranks(
     group: "dist.ProcessGroup | None" = None,
     errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> Iterator[None]:
-    """Raise ``errors[0]`` on all ranks if the body raises one of ``errors`` on any rank, so that no
-    rank waits.
+    """Raise an error on all ranks if the body raises one of ``errors`` on any rank, so that no rank
+    waits: that of the first rank, as the class in ``errors`` that it belongs to.
     """
     problem = None
     try:
         yield
     except errors as error:
-        problem = str(error)
-    shared = first_reason(problem, mesh, group)
+        kind = next(number for number, each in enumerate(errors) if isinstance(error, each))
+        problem = (kind, str(error))
+    shared = next((each for each in all_objects(problem, mesh, group) if each), None)
     if shared:
-        raise errors[0](shared)
+        raise errors[shared[0]](shared[1])
 
 
 def agree(name: str, value: object, mesh: Mesh) -> None:

@@ -16,14 +16,9 @@ from hyvideo.distributed.mesh import Mesh
 PACKAGES = ("torch", "diffusers", "transformers")
 
 
-def require_same_start(
-    settings: Mapping[str, Any],
-    files: Mapping[str, list[Path]],  # that settings name, by setting
-    device: torch.device,
-    mesh: Mesh,
-) -> None:
-    """Raise ValueError on all ranks if they have other code, versions, settings or files, or share
-    a GPU. Collective.
+def require_same_start(settings: Mapping[str, Any], device: torch.device, mesh: Mesh) -> None:
+    """Raise ValueError on all ranks if they have other code, versions or settings, or share a GPU.
+    Collective.
     """
     agree("the Python code of the project:", code_digest(ROOT), mesh)
     versions = {name: metadata.version(name) for name in PACKAGES}
@@ -32,8 +27,6 @@ def require_same_start(
     agree("the version of", versions, mesh)
     agree("the kind of device", device.type, mesh)
     agree("the setting", settings, mesh)
-    contents = {name: _digest_files(paths) for name, paths in files.items()}
-    agree("the contents of the file of", contents, mesh)
     require_own_gpu(device, mesh)
 
 
@@ -56,8 +49,3 @@ def code_digest(root: Path) -> str:
     """Return a digest of the names and contents of the project's Python files."""
     files = [*root.glob("*.py"), *root.glob("hyvideo/**/*.py"), *root.glob("scripts/**/*.py")]
     return digest_of([[str(file.relative_to(root)), digest_file(file)] for file in sorted(files)])
-
-
-def _digest_files(paths: list[Path]) -> str:
-    # A file that is missing on one node gives another digest there.
-    return digest_of([digest_file(path) for path in paths if path.is_file()])

@@ -11,11 +11,11 @@ import math
 import pytest
 import torch
 import yaml
+from hyvideo.rewards.scorer_check import check_scorer, has_failed
+from hyvideo.rewards.trial_clips import Trial
 from PIL import Image
 
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.scorer_check import check_scorer, has_failed
-from hyvideo.rewards.trial_clips import Trial
 from hyvideo.rewards.vlm_judge import RUBRIC
 from tests.rewards.chat_server import completion
 

@@ -225,9 +225,8 @@ class Trainer:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
         A run that ends early saves its last finished iteration, after any error that all ranks have
-        in common. Raises Stopped
-        after a signal, RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any
-        error of a part of the run.
+        in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        OffPolicyError, and any error of a part of the run.
         """
         end = "finished"
         try:

@@ -15,6 +15,7 @@ Stages of an iteration and the files that implement them:
 8. Anchor refresh every ``update_ref_model_step`` updates (SAGE) training/anchor.py
 """
 
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -223,9 +224,9 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration, after any error. Raises Stopped
-        after a signal, RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any
-        error of a part of the run.
+        A run that ends early saves its last finished iteration, after any error that all ranks have
+        in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        OffPolicyError, and any error of a part of the run.
         """
         end = "finished"
         try:
@@ -320,6 +321,11 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
+        if not is_common and self.mesh.world_size > 1:
+            sys.stderr.write(
+                f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
+                f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
+            )
         if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"

@@ -171,15 +171,23 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 def all_arrive(mesh: Mesh, *, timeout_s: float = _SAME_ERROR_S) -> bool:
     """Return whether all ranks call this within ``timeout_s`` seconds, such as after an error that
-    all have in common.
+    all of them have.
 
-    Another rank may be waiting in any other collective, so this one has a group of its own.
+    The ranks meet in the store of the process group, because after an error another rank may be
+    waiting in a collective. Once all have arrived, later calls return True.
     """
     if mesh.world_size == 1:
         return True
+    store = dist.PrefixStore("arrived", dist.distributed_c10d._get_default_store())
     try:
-        dist.monitored_barrier(mesh.after_errors, timeout=timedelta(seconds=timeout_s))
-    except RuntimeError:  # a rank has ended, or it waits elsewhere
+        store.set(str(mesh.rank), "")
+        try:
+            everyone = [str(rank) for rank in range(mesh.world_size)]
+            store.wait(everyone, timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            store.delete_key(str(mesh.rank))  # so that no rank that comes later counts this one
+            return False
+    except dist.DistError:  # the process that serves the store has ended
         return False
     return True
 

@@ -504,7 +504,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(
     assert code == 0, output
     # Rank 1 is stopped, so it prints nothing; rank 0 waits for it in this or a later stage.
     assert re.search(r"watchdog: rank 0 .* has been in stage .* of iteration 2 for 3 s", output)
-    assert re.search(r"watchdog: rank 0 .* ends in stage .* of iteration 2: ", output), output
+    assert re.search(r"rank 0 .* ends in stage .* of iteration 2: ", output), output
     assert "resuming from iteration 1" in output
     assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == [
         "000001",

@@ -40,8 +40,8 @@ from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
 from hyvideo.training import output_folder
+from hyvideo.training.custom_objective import forbid_changes
 from hyvideo.training.machine import resolve_auto
-from hyvideo.training.objective import forbid_changes
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards

@@ -9,7 +9,7 @@ from torch import nn
 
 from hyvideo.config.all_settings import RecordSettings
 from hyvideo.config.config import Config
-from hyvideo.config.objectives import objective_class
+from hyvideo.config.objectives import OBJECTIVES, objective_class
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -27,6 +27,7 @@ from hyvideo.rewards.rewards import Scorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
+from hyvideo.training.custom_objective import try_objective
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -189,6 +190,17 @@ def build_run(
         on_stage=progress.enter,
         check=signals.check,
     )
+    if config.loss.objective not in OBJECTIVES:
+        progress.enter("load", "the objective")
+        condition = encoder([requests[0]], height=config.data.height, width=config.data.width)
+        with raise_on_all_ranks(mesh):
+            try_objective(
+                objective,
+                schedule,
+                condition.to(device),
+                num_columns=plan.num_trained_steps,
+                dimensions=scorer.weights,
+            )
     if config.loss.reward_gradient_weight:
         reward_gradient = _reward_gradient(config, pipeline, scorer, requests)
         objective = WithRewardGradient(objective, reward_gradient)

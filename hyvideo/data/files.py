@@ -4,6 +4,7 @@ absent.
 
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -242,12 +243,14 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
             hidden.unlink(missing_ok=True)
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove what killed processes have left of `publish` in a folder.
+def remove_partial(folder: Path, name: str = "") -> None:
+    """Remove what killed processes have left of `publish` in a folder, of files whose names begin
+    with ``name``.
 
-    Only the process that holds the folder's lease may call this.
+    Only the process that writes these files may call this, such as the one that holds the folder's
+    lease.
     """
-    for hidden in folder.glob(f".*{PARTIAL}"):
+    for hidden in folder.glob(f".{glob.escape(name)}*{PARTIAL}"):
         if hidden.is_dir() and not hidden.is_symlink():
             shutil.rmtree(hidden, ignore_errors=True)
         else:

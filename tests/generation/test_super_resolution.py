@@ -235,7 +235,7 @@ def test_a_family_without_super_resolution_is_rejected():
         ValueError,
         match="--sr needs a family with super-resolution models; wan2.1.* is of wan, which",
     ):
-        Refiner(settings, DistributedSettings(), [], None)
+        Refiner(settings, DistributedSettings(), [])
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,37 @@ def add_samples(digest: hashlib.blake2b, path: Path, name: str) -> None:
             digest.update(file.read(_SAMPLE_BYTES))
 
 
+# of a network file system or a disk that may work again later
+_STORAGE_FAILURES = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.EREMOTEIO,
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+    errno.EHOSTDOWN,
+    errno.ETIMEDOUT,
+    errno.ENOLCK,
+    errno.EBUSY,
+)
+
+
+class StorageFailure(OSError):
+    """A failure of the storage, on this or another rank."""
+
+
+def is_storage_failure(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, is a failure of the storage that may be gone
+    later, and not a mistake of the user.
+    """
+    while error is not None:
+        if isinstance(error, StorageFailure):
+            return True
+        if isinstance(error, OSError) and error.errno in _STORAGE_FAILURES:
+            return True
+        error = error.__cause__
+    return False
+
+
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
     """Return why a path is not a readable regular file of at most ``max_bytes``; None if it is.
 
@@ -138,7 +169,10 @@ _CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")
 
 
 def _status(path: str | Path) -> os.stat_result | str:
-    """Return the status of a path, following links, or the reason why it has none."""
+    """Return the status of a path, following links, or the reason why it has none.
+
+    Raises OSError if the storage fails.
+    """
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -146,6 +180,8 @@ def _status(path: str | Path) -> os.stat_result | str:
     except NotADirectoryError:
         return _CAN_BE_MADE[1]
     except OSError as error:  # too long, a loop of links, no permission on the way
+        if is_storage_failure(error):
+            raise
         return (error.strerror or "it cannot be read").lower()
     except ValueError:  # a zero byte, or a lone surrogate
         return "it has characters that no path can have"

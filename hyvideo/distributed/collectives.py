@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hyvideo.data.files import StorageFailure, is_storage_failure
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
@@ -109,15 +110,17 @@ def raise_on_all_ranks(
     errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> Iterator[None]:
     """Raise ``errors[0]`` on all ranks if the body raises one of ``errors`` on any rank, so that no
-    rank waits.
+    rank waits; StorageFailure if it is one.
     """
     problem = None
     try:
         yield
     except errors as error:
-        problem = str(error)
-    if shared := first_reason(problem, mesh, group):
-        raise errors[0](shared)
+        problem = StorageFailure if is_storage_failure(error) else errors[0], str(error)
+    for found in all_objects(problem, mesh, group):
+        if found:
+            kind, text = found
+            raise kind(text)
 
 
 def from_main(value: T, mesh: Mesh) -> T:

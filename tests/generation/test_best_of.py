@@ -83,7 +83,7 @@ def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
     assert code == 0, error
     alone = make("alone", "--prompt", *PROMPTS)[1]
     assert all("best_of" not in settings for settings in alone)
-    candidates = torch.load(tmp_path / "candidates.pt")
+    candidates = torch.load(tmp_path / "candidates.pt")[-len(PROMPTS) :]  # after the trial
     for number, settings in enumerate(found):
         choice = settings["best_of"]
         totals = [entry["reward"] for entry in choice["rewards"]]

@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.config import Config
+from hyvideo.data.files import optional
 from hyvideo.data.run_folder import remove_after
 from hyvideo.data.text import describe_error
 from hyvideo.distributed import checkpoint_loading
@@ -34,7 +35,7 @@ from hyvideo.distributed.rank_agreement import have_all_failed
 from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import warn_if_unwritable, write_config
+from hyvideo.records.run_files import write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
@@ -349,7 +350,7 @@ class Trainer:
     def _report(self) -> None:
         if self.mesh.is_main and self.config.record.report:
             self._write_timeline()
-            with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):
+            with optional(REPORT_FILE, (OSError, ValueError, OverflowError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:

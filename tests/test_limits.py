@@ -582,7 +582,6 @@ OTHERS = {
     "hyvideo.rewards.rewards:MAX_SCORE": "no score is near it",
     "hyvideo.rewards.service.client:MAX_REQUEST_BYTES": "divides a batch; a larger video is sent alone",
     "hyvideo.rewards.service.client:_CONTINUE_TIMEOUT": "the body is then sent without an answer",
-    "hyvideo.records.metrics_file:MAX_BYTES": "10,000 iterations have 0.2 GB",
     "hyvideo.records.contact_sheet:MAX_PROMPT_LINES": "shortens a caption",
     "hyvideo.training.output_folder:_MAX_NAMES": "shortens a message",
     "hyvideo.schedulers.transitions:MAX_ETA": "a number of the method",

@@ -11,13 +11,14 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hyvideo.data.text import quote
+from hyvideo.data.text import describe_error, quote
 
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 PARTIAL = ".partial"  # end of the hidden names of `publish`
@@ -277,6 +278,28 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
             shutil.rmtree(hidden, ignore_errors=True)
         else:
             hidden.unlink(missing_ok=True)
+
+
+@contextmanager
+def optional(
+    what: str, errors: tuple[type[Exception], ...] = (OSError,), *, is_shown: bool = True
+) -> Iterator[list[Exception]]:
+    """Context manager for what a run can do without, such as its videos: ``errors``, such as a full
+    disk, are printed, and the run continues.
+
+    Yields a list that has the error afterwards.
+    """
+    found: list[Exception] = []
+    try:
+        yield found
+    except errors as error:
+        found.append(error)
+        if is_shown:
+            print(
+                f"\n{what} NOT WRITTEN ({describe_error(error)}); the run continues",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 def remove_partial(folder: Path, name: str = "") -> None:

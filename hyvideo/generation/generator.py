@@ -49,7 +49,7 @@ from hyvideo.training.machine import check_compiler
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the videos of a call are made."""
+    """Settings, policy and options that the videos of a call are made with."""
 
     config: Config
     source: Source  # the policy

@@ -13,6 +13,7 @@ of videos. Fewer than 4 videos give no verdict; fewer than 16 never stop a run.
 docs/reward_hacking.md has the rates of false alarms.
 """
 
+import json
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Literal, NamedTuple
 from hyvideo.config.all_settings import RecordSettings
 from hyvideo.config.without_effect import MIN_VIDEOS_TO_STOP
 from hyvideo.data.text import quote
-from hyvideo.records.metrics_file import complete_lines, iteration_of
+from hyvideo.records.metrics_file import complete_lines
 
 MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
@@ -286,7 +287,7 @@ def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
     own = metrics.with_name("checkpoints")
     if not os.path.exists(metrics.parent) or checkpoint.resolve().parent == own.resolve():
         return
-    iteration = iteration_of((checkpoint / "state.json").read_bytes()) or 0
+    iteration = json.loads((checkpoint / "state.json").read_bytes())["iteration"]
     recorded = [number for number, _ in complete_lines(metrics)] if metrics.is_file() else []
     if any(own.glob("[0-9]*")) or min(recorded, default=iteration + 1) <= iteration:
         raise ValueError(

@@ -243,7 +243,7 @@ class Validation:
                 [self.requests[row] for row in batch], height=height, width=width
             )
             noise = self._noises(batch)
-            latents = self._sample(conditions.to(self.pipeline.device), noise, batch)
+            latents = self.sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
                 self.on_stage("validation", f"decoding {title}")
@@ -262,7 +262,7 @@ class Validation:
         )
         return dict(zip(videos, rewards))
 
-    def _sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
+    def sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
         """Return the final latents of a batch, sampled with the ODE or with the SDE of
         ``validation_eta``.
         """

@@ -334,7 +334,7 @@ def _schedule(config: Config, is_stochastic: bool) -> Schedule:
 
 
 def _check_machine(config: Config) -> torch.device:
-    """Return the device of this process. Raises ValueError if it cannot do what is asked for."""
+    """Return the device of this process. Raises ValueError if it cannot sample with these settings."""
     for problem in layout_problems(processes.world_size(), config.distributed.sp_size):
         raise ValueError(problem)
     if config.distributed.deterministic:

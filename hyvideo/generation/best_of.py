@@ -17,8 +17,8 @@ from hyvideo.generation.stored_latents import Sampled
 from hyvideo.generation.video_sampler import Video
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.run_files import or_none
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.training.rewards import make_async_scorer, try_scorers
 
 

@@ -72,7 +72,7 @@ class Source:
         """Raise ValueError for files that do not fit the model, or a checkpoint trained with
         another negative prompt.
 
-        The files of a checkpoint are compared with its manifest (`saved_policy.verify`).
+        The files of a checkpoint are compared with its digests (`saved_policy.verify`).
         """
         root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:

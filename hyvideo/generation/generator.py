@@ -44,6 +44,7 @@ from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training import model_setup
 from hyvideo.training.gpu_driver import check_allocator
+from hyvideo.training.input_digests import digest_models
 from hyvideo.training.machine import check_compiler
 
 
@@ -139,7 +140,7 @@ class Generator:
                 print(line, file=sys.stderr)
         self.offloading = resolve(self.recipe.offloading, self.device)
         self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
-        self.weights_hash = digest_of(model_setup.weight_hashes(self.config.model, self.kinds))
+        self.weights_hash = digest_of(digest_models(self.config.model, self.kinds))
         share = self.videos[mesh.replica :: mesh.num_replicas]
         pending = [video for video in share if not self._is_complete(video)]
         if len(pending) < len(share):

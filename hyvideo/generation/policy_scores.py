@@ -22,8 +22,8 @@ from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity

@@ -1,47 +1,33 @@
-"""Hashes by which a run notices that a reward model has changed between a stop and a resume."""
+"""Digests by which a run notices that a reward model has changed between a stop and a resume."""
 
-import hashlib
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from hyvideo.data.files import add_samples
-from hyvideo.rewards.rewards import SCORERS, code_files
-
-_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".json")
+from hyvideo.data.custom_code import code_files
+from hyvideo.data.digests import digest_code, digest_of, digest_weights
+from hyvideo.rewards.rewards import SCORERS
 
 
 def files_hash(name: str, root: str | Path, options: Mapping[str, object]) -> str:
-    """Return a hash of the names, sizes and sampled bytes of the weights of a built-in scorer.
+    """Return a digest of the weights of a built-in scorer; "" for a scorer without weights.
 
-    ``root`` is the checkpoint folder. Returns "" for a scorer without weights.
+    ``root`` is the checkpoint folder.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    has_files = False
-    for folder, path in _files(name, root, options):
-        has_files = True
-        add_samples(digest, path, str(path.relative_to(folder)))
-    return digest.hexdigest() if has_files else ""
+    folders = _folders(name, root, options)
+    return digest_weights(folders) if any(path.exists() for path in folders) else ""
 
 
-def _files(
-    name: str, root: str | Path, options: Mapping[str, object]
-) -> Iterator[tuple[Path, Path]]:
-    """Yield the folders of a scorer's weights and, for each of their files, its path.
+def _folders(name: str, root: str | Path, options: Mapping[str, object]) -> list[Path]:
+    """Return the files and folders of a scorer's weights.
 
-    Files beside these folders, such as reference statistics, do not affect the scores.
+    Files beside these, such as reference statistics, do not affect the scores.
     """
     if name not in SCORERS:
-        return
+        return []
     entry = SCORERS[name]
     base = Path(options.get("path") or Path(root) / entry.folder)
-    folders = [base / part for part in entry.files]
-    folders += [Path(value) for key, value in options.items() if key != "path" and _is_dir(value)]
-    for folder in folders:
-        if folder.is_dir():
-            for path in sorted(folder.rglob("*")):
-                if path.suffix in _SUFFIXES and path.is_file():
-                    yield folder, path
+    given = [Path(value) for key, value in options.items() if key != "path" and _is_dir(value)]
+    return [*(base / part for part in entry.files), *given]
 
 
 def _is_dir(value: object) -> bool:
@@ -49,13 +35,9 @@ def _is_dir(value: object) -> bool:
 
 
 def scorer_identity(name: str, root: str | Path, options: Mapping[str, object]) -> str:
-    """Return a hash of all that decides the scores of a scorer: its class, its options, its code
-    if it is a custom class, and its weights. Folders may move.
+    """Return a digest of all that decides the scores of a scorer: its class, its options, its code
+    if it is a custom one, and its weights. Folders may move.
     """
     values = {key: value for key, value in options.items() if key != "path" and not _is_dir(value)}
-    digest = hashlib.blake2b(name.rpartition("/")[2].encode(), digest_size=16)
-    digest.update(json.dumps(values, sort_keys=True, default=str).encode())
-    for path in code_files([name]):
-        digest.update(path.read_bytes())
-    digest.update(files_hash(name, root, options).encode())
-    return digest.hexdigest()
+    code = [digest_code(path) for path in code_files([name])]
+    return digest_of(name.rpartition("/")[2], values, code, files_hash(name, root, options))

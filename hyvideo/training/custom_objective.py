@@ -10,11 +10,12 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from hyvideo.data.custom_code import add_place, check_tensor, restored_state
 from hyvideo.data.randomness import normal
 from hyvideo.data.text import describe_error
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.grpo_pipeline import Trajectories
-from hyvideo.rewards.rewards import Reward, add_place
+from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.objective import Objective, Terms
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
@@ -40,15 +41,18 @@ def try_objective(
     rollouts = _random_rollouts(trial, schedule, condition, num_columns, dimensions)
     rows = list(range(objective.config.rows_per_pass))
     device = objective.pipeline.device
-    random_devices = [device] if device.type == "cuda" else []
-    with forbid_changes(rollouts, trial), torch.random.fork_rng(devices=random_devices):
+    with (
+        restored_state(),
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        forbid_changes(rollouts, trial),
+    ):
         try:
             reference = trial.prepare(rollouts)
             terms = trial.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # a user's code may raise anything
-            add_place(error, type(objective))
+            add_place(error, type(objective).__module__)
             raise ValueError(
                 f"objective {objective.config.loss.objective} failed in a trial on random latents, "
                 f"before the first rollouts: {describe_error(error)}"
@@ -132,14 +136,8 @@ def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
         )
     values = {"loss": terms.loss, "kl": terms.kl, "deviation": terms.deviation} | terms.metrics
     for what, value in values.items():
-        if isinstance(value, Tensor) and value.shape == (len(rows),) and not value.is_complex():
-            continue
-        got = f"{value!r:.80}"
-        if isinstance(value, Tensor):
-            got = f"shape {tuple(value.shape)} of {value.dtype}"
-        raise ValueError(
-            f"`terms` of objective {name} must return one real number per row, a tensor of shape "
-            f"({len(rows)},), as {what}, got {got}"
+        check_tensor(
+            value, (len(rows),), f"`terms` of objective {name}: {what}, one number per row,"
         )
     if not terms.loss.requires_grad:
         raise ValueError(

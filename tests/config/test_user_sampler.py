@@ -15,11 +15,10 @@ from hyvideo.config.rules import check, check_evaluation, check_sampling
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.schedulers import transitions
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
-from hyvideo.training.sampler_check import custom_steps
+from hyvideo.training.run_setup import agree_on_sampler
 from studies.recipes.runs import Run, Study
 from studies.tables.cells import Cell, runs_of_figure
 from studies.tables.study_command import grid_parser
@@ -242,7 +241,7 @@ def problem_of_a_sampler_that_reads_the_rank(file):
 
     config = load_config("configs/smoke.yaml", sde_type=f"{file}:rank")
     try:
-        custom_steps(config.rollout, ranks.start(1, torch.device("cpu")))
+        agree_on_sampler(config.rollout, ranks.start(1, torch.device("cpu")))
     except ValueError as error:
         return str(error)
 
@@ -252,32 +251,7 @@ def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
     first, second = launch(
         f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py")
     )
-    assert first == second and first.endswith(
-        "on rank 0 and rank 1; the arguments alone must decide them"
-    )
-    assert "rank.py:rank returns different values for step 1, (a, b, std) = [0.95, " in first
-
-
-@pytest.mark.slow
-def test_a_resumed_run_must_have_the_same_steps(tiny_config, mesh, tmp_path, monkeypatch):
-    """The function reads an environment variable, so that neither its file nor its arguments
-    change.
-    """
-    import torch
-
-    (tmp_path / "rank.py").write_text(RANK)
-    settings = {"sde_type": f"{tmp_path}/rank.py:rank", "max_steps": 1, "save_interval": 1}
-    Trainer(tiny_config.with_settings(**settings), mesh, torch.device("cpu")).train()
-    config = tiny_config.with_settings(
-        **settings | {"max_steps": 2, "resume_from_checkpoint": "latest"}
-    )
-    Trainer(config, mesh, torch.device("cpu"))
-    monkeypatch.setenv("RANK", "2")
-    transitions._schedule.cache_clear()
-    with pytest.raises(
-        ValueError, match=r"returns different values for step 1, .* in the checkpoint and now"
-    ):
-        Trainer(config, mesh, torch.device("cpu"))
+    assert first == second and "rank.py:rank in step 1 must be the same on all ranks" in first
 
 
 # --- studies -----------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from hyvideo.config.reference_flags import table
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import read_video
-from hyvideo.distributed import manifest
+from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation import generation, generator, video_sampler
@@ -613,9 +613,8 @@ def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
         '{"settings": {"pretrained_model_root": "ckpts"}}'
     )
     save_lora(lora, tmp_path / "checkpoint" / "lora")
-    manifest.write(
-        tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh.single())]
-    )
+    digests = json.dumps(digest_files(tmp_path / "checkpoint"))
+    (tmp_path / "checkpoint" / DIGESTS).write_text(digests)
     flags = [
         "--checkpoint_path",
         tmp_path / "checkpoint",
@@ -881,7 +880,7 @@ def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch):
     )
     with Lease(tmp_path / "videos"):
         code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
-    assert code == 2 and "another process is writing to the folder" in output.err
+    assert code == 2 and f"{tmp_path}/videos' is in use" in output.err
 
 
 def test_rejected_input_creates_no_folder(make, tmp_path):

@@ -402,7 +402,7 @@ def test_an_error_of_a_tracker_of_accelerate_disables_it(tmp_path, monkeypatch, 
         metrics.reports[0].tracker.run.log = None
         metrics.log({"reward/mean": 0.25}, 1)
         metrics.log({"reward/mean": 0.5}, 2)
-    assert "TrackioReport DISABLED" in capsys.readouterr().err
+    assert "TrackioReport NOT WRITTEN" in capsys.readouterr().err
     assert len(lines(tmp_path)) == 2
 
 

@@ -2,21 +2,18 @@
 
 import json
 import math
-import os
 
 import pytest
 import torch
 
 from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.identity import named_files
+from hyvideo.config.identity import code_of
 from hyvideo.config.objectives import OBJECTIVES, Traits, label_of, objective_class, traits_of
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.rewards.rewards import scorer_class
-from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
@@ -268,10 +265,7 @@ def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
 @pytest.mark.parametrize(
     "name, message",
     [
-        (
-            "Absent",
-            "mine.py:Absent must name a class that inherits from StepObjective or LevelObjective",
-        ),
+        ("Absent", "mine.py has no 'Absent'"),
         (
             "number",
             "must name a class that inherits from StepObjective or LevelObjective .*, got 3",
@@ -308,13 +302,10 @@ def test_an_invalid_class_is_reported_once_before_a_run(file, tiny_config, name,
 @pytest.mark.parametrize(
     "text, message",
     [
-        (
-            "import absent_module",
-            "bad.py:Mine cannot be loaded: ModuleNotFoundError: No module named 'absent_module'",
-        ),
-        ("exit(0)", "bad.py:Mine cannot be loaded: SystemExit: 0"),
-        ("def f(:", "bad.py:Mine cannot be loaded: SyntaxError"),
-        (None, "bad.py:Mine cannot be loaded: FileNotFoundError"),
+        ("import absent_module", "bad.py.*ModuleNotFoundError: No module named 'absent_module'"),
+        ("exit(0)", "bad.py.*SystemExit: 0"),
+        ("def f(:", "bad.py.*SyntaxError"),
+        (None, "bad.py.*FileNotFoundError"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_reported(tiny_config, tmp_path, text, message):
@@ -413,23 +404,11 @@ def test_a_gradient_of_zero_is_reported_once(file, tiny_config, mesh, capsys):
 @pytest.mark.system
 def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
     config = tiny_config.with_settings(**LEVELS, objective=f"{file}:Mine", max_steps=1)
-    assert named_files(config.flat())["objective"] == [file]
-    assert "objective" not in named_files(tiny_config.flat())
+    assert code_of(config.flat())["objective"] == [file]
+    assert "objective" not in code_of(tiny_config.flat())
     trainer_of(config, mesh).train()
-    config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
+    config = config.with_settings(max_steps=2, resume_from_checkpoint="auto")
     trainer_of(config, mesh)
     file.write_text(TEXT.replace("velocity - target", "2 * (velocity - target)"))
-    with pytest.raises(
-        ValueError, match=r"contents of objective .*mine.py have changed[^$]*allow_changed_settings"
-    ):
+    with pytest.raises(ValueError, match=r"contents of objective have changed .*mine.py"):
         trainer_of(config, mesh)
-
-
-def test_a_pipe_is_not_imported(tmp_path):
-    os.mkfifo(tmp_path / "pipe.py")
-    with pytest.raises(ValueError, match="cannot be loaded: OSError: .* it is not a regular file"):
-        objective_class(f"{tmp_path}/pipe.py:Mine")
-    with pytest.raises(ValueError, match="cannot be loaded: OSError: it is not a regular file"):
-        sampler_of(f"{tmp_path}/pipe.py:mine")
-    with pytest.raises(ValueError, match="it is not a regular file"):
-        scorer_class(f"{tmp_path}/pipe.py:Mine")

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.distributed import manifest
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, read_lora, save_lora
 from hyvideo.training.saved_policy import load_merged
@@ -47,8 +46,8 @@ def run(root, tmp_path, exit_code, capsys):
     return call
 
 
-def write_manifest(checkpoint):
-    manifest.write(checkpoint, [manifest.hash_share(checkpoint, Mesh.single())])
+def write_digests(checkpoint):
+    (checkpoint / DIGESTS).write_text(json.dumps(digest_files(checkpoint)))
 
 
 def assert_same(model, other):
@@ -150,7 +149,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     }
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
     (checkpoint / "tensors" / ".metadata").touch()
-    write_manifest(checkpoint)
+    write_digests(checkpoint)
     expected = load_transformer(root, VERSION, lora=lora)
     monkeypatch.setattr(
         sys,
@@ -184,7 +183,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     (tmp_path / "run" / "tensors" / ".metadata").touch()
     (tmp_path / "run" / "state.json").write_text("{}")
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
-    write_manifest(tmp_path / "run")
+    write_digests(tmp_path / "run")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
         merged = load_merged(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
         written = merged.get_submodule(name).weight.detach()

@@ -35,7 +35,7 @@ class BestOf:
         self, sample: Callable[[int], Tensor], pipeline: GRPOPipeline, prompt: str
     ) -> Sampled:
         """Return the best of the candidates that ``sample`` returns by number, shape (1, channels,
-        ...) each; candidate 0 with a ``reason`` if none has a reward.
+        ...) each; candidate 0, with a problem, if none has a reward.
         """
         latents = [sample(number) for number in range(self.count)]
         videos = pipeline.decode(torch.cat(latents), batch_size=self.decode_batch_size)
@@ -46,9 +46,8 @@ class BestOf:
         record = {
             "chosen": best,
             "rewards": [_entry(reward) for reward in rewards],
-            "reason": None if scored else rewards[0].reason,
         }
-        return Sampled(latents[best], record)
+        return Sampled(latents[best], record, problem=None if scored else rewards[0].reason)
 
 
 def make_best_of(

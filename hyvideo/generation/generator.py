@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import reward_options
@@ -163,7 +164,7 @@ class Generator:
             files.append(video.latents)
         if self.recipe.sr and self.recipe.save_pre_sr_video:
             files.append(video.before_sr.path)
-        if is_complete(video, self._settings_of(video), files):
+        if is_complete(video, digest_of(self._settings_of(video)), files):
             return True
         remove_partial(video.path.parent, f"{video.path.stem}.")
         return False
@@ -177,7 +178,6 @@ class Generator:
                 "reward_model": self.config.reward.reward_model,
                 "reward_weights": self.config.given_reward_weights,
                 "options_hash": digest_of(reward_options(self.config.reward)),
-                "reason": None,  # why none was chosen
             }
         return settings
 
@@ -253,12 +253,13 @@ class Generator:
         problems = []
         for video, sampled in finals:
             settings = self._settings_of(video)
+            settings |= {"settings_hash": digest_of(settings), "problem": sampled.problem}
             # these change at most the rounding, so a repeated command may have others
             settings |= {"sp_size": self.recipe.sp_size} | asdict(self.offloading)
             if self.best_of:
-                settings["best_of"] |= sampled.record
-                if sampled.record["reason"]:
-                    problems.append(f"{video.path}: {sampled.record['reason']}")
+                settings["best_of"] = settings["best_of"] | sampled.record
+            if sampled.problem:
+                problems.append(f"{video.path}: {sampled.problem}")
             self.sampler.write(
                 self.pipeline,
                 sampled.latents,
@@ -290,7 +291,7 @@ class Generator:
             self.sampler.on_stage(STAGE, video.number)
             base = self._base(video)
             latents = self.refiner.refine(base.latents, video, self.sampler, self.encoder)
-            yield video, Sampled(latents, base.record)
+            yield video, replace(base, latents=latents)
 
     def _base(self, video: Video) -> Sampled:
         """Return the latents of the base model, from their file if there is one."""
@@ -298,14 +299,15 @@ class Generator:
         return stored(video.base_latents, key, lambda: self._sample(video))
 
     def _sample(self, video: Video) -> Sampled:
-        candidate = partial(
-            self.sampler.candidate,
-            self.pipeline,
-            self.schedule,
-            video,
-            self._conditions(video),
-            new_cache=self.new_cache,
-        )
+        conditions = self._conditions(video)
+
+        def candidate(number: int) -> Tensor:
+            # candidate 0 has the noise that the video has without candidates
+            stage = [f"candidate {number}"] if number else []
+            return self.sampler.sample(
+                self.pipeline, self.schedule, video, conditions, *stage, new_cache=self.new_cache
+            )
+
         if self.best_of is None:
             return Sampled(candidate(0))
         return self.best_of.choose(candidate, self.pipeline, video.request.prompt)

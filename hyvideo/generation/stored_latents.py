@@ -21,6 +21,7 @@ class Sampled:
 
     latents: Tensor  # (batch, channels, frames, height, width)
     record: dict[str, Any] = field(default_factory=dict)
+    problem: str | None = None  # why none of the candidates could be chosen
 
 
 def stored(file: Path, key: str, sample: Callable[[], Sampled]) -> Sampled:
@@ -32,9 +33,9 @@ def stored(file: Path, key: str, sample: Callable[[], Sampled]) -> Sampled:
         with safe_open(file, framework="pt") as opened:
             metadata = opened.metadata()
             if metadata["key"] == key:
-                return Sampled(opened.get_tensor("latents"), json.loads(metadata["record"]))
+                return Sampled(opened.get_tensor("latents"), *json.loads(metadata["record"]))
     sampled = sample()
-    metadata = {"key": key, "record": json.dumps(sampled.record)}
+    metadata = {"key": key, "record": json.dumps([sampled.record, sampled.problem])}
     with publish(file) as hidden:
         save_file({"latents": sampled.latents.contiguous()}, hidden, metadata=metadata)
     return sampled

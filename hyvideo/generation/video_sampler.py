@@ -1,6 +1,5 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,26 +63,17 @@ class Video:
         return self.path.with_name(f".{self.path.stem}.base{LATENTS_SUFFIX}")
 
 
-def is_complete(video: Video, settings: dict, files: Iterable[Path] = ()) -> bool:
-    """Return whether an earlier call has written a video with these settings, and ``files``."""
+def is_complete(video: Video, settings_hash: str, files: Iterable[Path] = ()) -> bool:
+    """Return whether an earlier call has written a video with these settings, and ``files``; not
+    one of whose candidates best of n could not choose the best.
+    """
     if not all(file.is_file() for file in (video.path, *files)):
         return False
     try:
         record = parse_json(read_regular(video.record))
-    except (OSError, ValueError):  # it was not finished
+        return record["settings_hash"] == settings_hash and not record["problem"]
+    except (OSError, ValueError, LookupError, TypeError):  # it was not finished
         return False
-    return _has(record, json.loads(json.dumps(settings)))
-
-
-def _has(record: object, settings: dict) -> bool:
-    """Return whether a record has these settings, perhaps among others."""
-    if not isinstance(record, dict):
-        return False
-    for name, value in settings.items():
-        found = record.get(name)
-        if not (_has(found, value) if isinstance(value, dict) else found == value):
-            return False
-    return True
 
 
 def is_own(file: Path) -> bool:
@@ -154,22 +144,6 @@ class VideoSampler:
                 latents = pipeline.sample_ode(conditions, noise(), schedule)
         pipeline.transformer.step_cache = None  # frees its tokens
         return latents
-
-    def candidate(
-        self,
-        pipeline: GRPOPipeline,
-        schedule: Schedule,
-        video: Video,
-        conditions: Conditions,
-        number: int,
-        *,
-        new_cache: Callable[[], StepCache] | None = None,
-    ) -> Tensor:
-        """Return the final latents of a candidate of a video; candidate 0 is the video without
-        further candidates, each of the others has other noise.
-        """
-        stage = [f"candidate {number}"] if number else []
-        return self.sample(pipeline, schedule, video, conditions, *stage, new_cache=new_cache)
 
     def noise(self, pipeline: GRPOPipeline, video: Video, *key: int | str) -> Tensor:
         """Return the initial noise of a stage, or the noise of a step; a request's own seed is all

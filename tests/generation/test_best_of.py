@@ -124,13 +124,13 @@ def test_a_failed_score_keeps_the_first_candidate_and_a_repeat_makes_that_video_
     (tmp_path / "dark").touch()
     code, (red, green), error = make("videos", *flags, name="Failing")
     assert code == 1 and "0001.mp4: " in error and "0000.mp4: " not in error
-    assert red["best_of"]["reason"] is None
-    assert green["best_of"]["chosen"] == 0 and "it is dark" in green["best_of"]["reason"]
+    assert red["problem"] is None
+    assert green["best_of"]["chosen"] == 0 and "it is dark" in green["problem"]
     (tmp_path / "dark").unlink()
     first, second = (tmp_path / "videos" / f"000{number}.mp4" for number in (0, 1))
     before = first.stat().st_mtime_ns, second.stat().st_mtime_ns
     code, (red, green), error = make("videos", *flags, name="Failing")
-    assert code == 0 and green["best_of"]["reason"] is None, error
+    assert code == 0 and green["problem"] is None, error
     assert first.stat().st_mtime_ns == before[0] and second.stat().st_mtime_ns > before[1]
 
 

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -312,15 +311,6 @@ def test_a_corrupted_scores_file_beside_videos_is_named(folder, content):
         ValueError, match="videos/scores.json must be a list of videos with file, prompt and group"
     ):
         find_clips(folder, [])
-
-
-def test_a_pipe_among_the_videos_is_not_waited_for(score, folder, capsys):
-    (folder / "0001.mp4").unlink()
-    os.mkfifo(folder / "0001.mp4")
-    csv = folder.with_name("one.csv")
-    csv.write_text("prompt\na red circle moves up\n")
-    code, _ = score("--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csv)
-    assert code == 2 and "0001.mp4 must be a regular file" in capsys.readouterr().err
 
 
 def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):

@@ -18,7 +18,8 @@ from hyvideo.generation.generator import Generator, Recipe
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 
-BASE, SHEET = "base", "policies.png"
+BASE = "base"
+SHEET = "policies.png"
 Policies = dict[str, tuple[Source, Config]]  # by name
 
 

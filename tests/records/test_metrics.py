@@ -15,7 +15,7 @@ import torch
 
 from hyvideo.config.machine_rules import REPORTS as REPORT_NAMES
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.trackers import REPORTS, WandbReport, check_login
+from hyvideo.records.trackers import REPORTS, check_login
 
 
 def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWriter:
@@ -268,20 +268,6 @@ def test_wandb_receives_metrics_by_iteration_and_video_files(tmp_path, monkeypat
         {"samples/0": ("video", str(tmp_path / "clip.mp4"), "mp4"), "iteration": 1},
     ]
     assert wandb.finished == 1
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff a/b"])
-def test_a_damaged_wandb_id_starts_a_new_wandb_run(tmp_path, monkeypatch, content):
-    """Such as that of a run whose disk was full."""
-    wandb = FakeWandb()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
-    (tmp_path / "wandb").mkdir()
-    (tmp_path / "wandb" / "run_id").write_bytes(content)
-    with pytest.warns(UserWarning, match="run_id has no id of a W&B run"):
-        report = WandbReport(tmp_path, run_name="test", config={}, resume_iteration=3)
-    report.close()
-    assert wandb.started[0]["id"] is None and wandb.started[0]["resume"] is None
-    assert (tmp_path / "wandb" / "run_id").read_text() == "run-1"
 
 
 def test_settings_that_wandb_rejects_are_an_error_before_loading(monkeypatch):

@@ -991,16 +991,6 @@ def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypa
     assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
 
 
-@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "0001.safetensors", "index.html"])
-def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
-    (tmp_path / name).mkdir()
-    request = Request("one")
-    with pytest.raises(
-        ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"
-    ):
-        generation.list_videos({request: (32, 48)}, [request, request], tmp_path)
-
-
 @pytest.mark.parametrize("name", ["cat.safetensors", "cat.json"])
 def test_files_that_do_not_belong_to_a_video_are_not_replaced(name, tmp_path):
     """The name of a video may also be that of a LoRA or of notes."""

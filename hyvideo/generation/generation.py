@@ -197,8 +197,7 @@ def list_videos(
     """List the videos of the requests in order: 0000.mp4, 0001.mp4, ... in a folder, or one mp4
     file by name.
 
-    Raises ValueError if a folder or a file that is not of a video has the name of a file that is
-    written.
+    Raises ValueError if a file that is not of a video has the name of a file that is written.
     """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
@@ -212,12 +211,6 @@ def list_videos(
         )
         for number, request in enumerate(requests)
     ]
-    written = [file for video in videos for file in (video.path, video.record, video.latents)]
-    for file in [output / PAGE_FILE, *written]:
-        if file.is_dir():
-            raise ValueError(
-                f"a file cannot replace the folder {quote(file)}; move it, or choose another folder"
-            )
     for video in videos:
         for file in (video.record, video.latents):
             if not is_own(file):

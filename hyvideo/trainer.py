@@ -26,6 +26,7 @@ import torch
 
 from hyvideo.config.config import Config
 from hyvideo.config.run_plan import make_plan
+from hyvideo.data.files import optional
 from hyvideo.data.run_folder import (
     METRICS,
     RECORD,
@@ -43,13 +44,13 @@ from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import warn_if_unwritable, write_config
+from hyvideo.records.run_files import write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
+from hyvideo.training.custom_objective import forbid_changes
 from hyvideo.training.machine import resolve_auto
-from hyvideo.training.objective import forbid_changes
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.output_folder import find_start
 from hyvideo.training.preemption import Stopped
@@ -446,7 +447,7 @@ class Trainer:
     def _report(self) -> None:
         if self.mesh.is_main and self.config.record.report:
             self._write_timeline()
-            with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):
+            with optional(REPORT_FILE, (OSError, ValueError, OverflowError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:

@@ -123,7 +123,7 @@ def _ended_runs():
 
     leases, enter = [], Lease.__enter__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lease, "__enter__", lambda lease: (leases.append(lease), enter(lease))[1])
+        patch.setattr(Lease, "__enter__", lambda lease: (enter(lease), leases.append(lease))[0])
         yield
     for lease in leases:
         lease.__exit__()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.records.run_files import warn_if_unwritable, write_json
+from hyvideo.data.files import optional
+from hyvideo.records.run_files import write_json
 
 TIMELINE_FILE = "timeline.json"
 
@@ -105,7 +106,7 @@ def write_timeline(
         for stage, span in spans
         if span[1] > start
     ]
-    with warn_if_unwritable("TIMELINE"):
+    with optional(TIMELINE_FILE):
         write_json(output_dir / TIMELINE_FILE, {"iteration": iteration, "spans": relative})
 
 

@@ -91,7 +91,7 @@ def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint
     (main, *first), (other, *second) = launch(
         "tests.distributed.test_checkpoint:save_without_shared_folder", 2, str(tmp_path)
     )
-    assert "CHECKPOINT NOT WRITTEN" in main and not other  # printed once
+    assert "checkpoint NOT WRITTEN" in main and not other  # printed once
     assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 
@@ -307,10 +307,7 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
         patch.setattr(checkpoint_writer.dcp, "save", crash)
         save(tmp_path, 4, keep=1)
     assert not list((tmp_path / "checkpoints").glob(".*"))  # partial files are removed
-    assert (
-        "CHECKPOINT NOT WRITTEN (disk full); keeping earlier ones, training continues"
-        in capsys.readouterr().err
-    )
+    assert "checkpoint NOT WRITTEN (OSError: disk full)" in capsys.readouterr().err
     assert checkpoint_loading.find(tmp_path, "latest").name == "000002"
     save(tmp_path, 4)
     assert checkpoint_loading.find(tmp_path, "latest").name == "000004"
@@ -607,7 +604,7 @@ def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupte
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fail)
         with pytest.raises(
-            ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"
+            OSError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"
         ):
             checkpoint_loading.find_intact(tmp_path, "latest", ALONE)
     assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000004"
@@ -621,7 +618,7 @@ def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monk
 
     monkeypatch.setattr(os, "listdir", fail)
     monkeypatch.setattr(os, "scandir", fail)
-    with pytest.raises(ValueError, match="Input/output error"):
+    with pytest.raises(OSError, match="Input/output error"):
         checkpoint_loading.find_intact(tmp_path, "latest", ALONE)
 
 
@@ -657,7 +654,7 @@ def find_with_a_fault(folder):
         Path.stat = fail
         try:
             checkpoint_loading.find_intact(Path(folder), "latest", mesh)
-        except ValueError as error:
+        except (ValueError, OSError) as error:  # the second is a failure of the storage
             messages.append(str(error))
         finally:
             Path.stat = stat

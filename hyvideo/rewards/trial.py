@@ -28,8 +28,8 @@ def trial_videos(num_frames: int, height: int, width: int) -> list[Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     videos = []
-    for _ in range(2):
-        coarse = torch.rand(1, 3, 8, 8, generator=generator)
+    for brightness in (1.0, 0.6):
+        coarse = brightness * torch.rand(1, 3, 8, 8, generator=generator)
         picture = (255 * F.interpolate(coarse, (height, width), mode="bilinear")[0]).byte()
         frames = [picture.roll(2 * frame, dims=-1) for frame in range(num_frames)]
         videos.append(torch.stack(frames))

@@ -3,8 +3,6 @@ resume.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -91,7 +89,7 @@ def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_confi
 @pytest.mark.parametrize(
     "name, eta, message",
     [
-        ("absent", 0.5, "my.py:absent must name a function or a Sampler in the file, got None"),
+        ("absent", 0.5, "my.py has no 'absent'"),
         (
             "broken",
             0.5,
@@ -141,7 +139,7 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
     ).resolved()
     check_evaluation(config, output=tmp_path, has_model=True)
     check_sampling(config, output=tmp_path, is_stochastic=False)
-    with pytest.raises(ValueError, match="gone.py:f cannot be loaded: FileNotFoundError"):
+    with pytest.raises(ValueError, match="gone.py' cannot be imported: FileNotFoundError"):
         check_sampling(config, output=tmp_path)
 
 
@@ -157,18 +155,6 @@ def test_a_sampler_file_that_exits_ends_post_train_with_code_2(
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags, f"{tmp_path}/my.py:f", *more])
     assert post_train.main() == 2
     assert "SystemExit: 0" in capsys.readouterr().err
-
-
-def test_checking_a_sampler_file_imports_no_torch(file, tiny_config):
-    code = f"""
-import sys
-from hyvideo.config.command_line import load_config
-from hyvideo.config.rules import check_sampling
-config = load_config("configs/smoke.yaml", sde_type={str(file)!r} + ":linear", match_noise="sage_grpo:0.5")
-check_sampling(config, output={str(file.parent)!r})
-assert "torch" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # --- noise matching ----------------------------------------------------------------------------
@@ -188,7 +174,7 @@ def test_a_sampler_file_can_be_matched_and_be_a_target(file, tiny_config):
 
 
 def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="gone.py:f cannot be loaded"):
+    with pytest.raises(ValueError, match="gone.py' cannot be imported"):
         check(tiny_config.with_settings(match_noise=f"{tmp_path}/gone.py:f:0.5").resolved())
 
 

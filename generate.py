@@ -29,7 +29,7 @@ from hyvideo.config.command_line import flag_options, read_settings
 from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.config.values import truth
 from hyvideo.data.cli import Parser
-from hyvideo.data.files import locked
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote, shorten
 
 # Flags of this program and the settings of a run that they set.
@@ -502,7 +502,7 @@ def run(options: argparse.Namespace) -> None:
     owns_folder = output == folder and processes.rank() == 0
     if owns_folder:
         print_other_videos(folder, videos)
-    with locked(folder) if owns_folder else nullcontext():
+    with Lease(folder) if owns_folder else nullcontext():
         generate(videos)
     ranks.stop()
     # an idle replica may end before there is a video

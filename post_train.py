@@ -10,13 +10,13 @@ import shlex
 import sys
 from collections.abc import Collection
 from contextlib import ExitStack
+from pathlib import Path
 
 import yaml
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.config import Config
-from hyvideo.config.identity import named_files
 from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
@@ -68,6 +68,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_output_dir(config.record)
         processes.check_environment()
         trainer = build(config, at_end)
+        if trainer is None:
+            return 0
     except ValueError as error:  # user errors; later errors keep their traceback
         processes.wait_for_rank_0()
         hint = "\nwithout --config, a run needs several GPUs; try --config configs/miniature.yaml"
@@ -79,8 +81,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         return 2
 
     from hyvideo.checks.pilot import print_pilot
+    from hyvideo.data.run_folder import NotOwner
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.ownership import NotOwner
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
@@ -192,16 +194,18 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
 
 
 def build(config: Config, at_end: ExitStack):
-    """Join the other processes and return the trainer.
+    """Join the other processes and return the trainer; None, after a summary, if the run is
+    finished.
 
     The watchdog runs until ``at_end`` closes.
     """
     import torch
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.preflight import preflight
+    from hyvideo.distributed.same_start import require_same_start
     from hyvideo.distributed.watchdog import Watchdog
-    from hyvideo.trainer import Trainer
+    from hyvideo.report.run_summary import print_summary
+    from hyvideo.trainer import Finished, Trainer
     from hyvideo.training.gpu_driver import check_allocator
     from hyvideo.training.model_setup import choose_device, make_deterministic
 
@@ -212,9 +216,10 @@ def build(config: Config, at_end: ExitStack):
         make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
     check_allocator(device)
-    if processes.world_size() > 1:  # before a rank that hangs can block the others
-        place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(config.flat(), named_files(config.flat()), place, device)
+    if processes.world_size() > 1:  # before groups whose sizes the settings decide
+        ranks.join(device, timeout=settings.collective_timeout)
+        everyone = ranks.Mesh(processes.rank(), processes.world_size(), sp_size=1)
+        require_same_start(config.flat(), device, everyone)
     mesh = ranks.start(
         settings.sp_size,
         device,
@@ -222,10 +227,16 @@ def build(config: Config, at_end: ExitStack):
         timeout=settings.collective_timeout,
     )
     watchdog = at_end.enter_context(Watchdog(mesh, settings.watchdog_seconds))
-    return Trainer(config, mesh, device, on_stage=watchdog.enter)
+    try:
+        return Trainer(config, mesh, device, on_stage=watchdog.enter)
+    except Finished as finished:
+        if mesh.is_main:
+            print(f"{finished}; to train on, increase max_steps")
+            print_summary(Path(config.record.output_dir), config.optimizer.max_steps, None)
+        ranks.stop()
+        return None
 
 
 if __name__ == "__main__":
-    processes.continue_without_output()
     processes.exit_on_signals()
     sys.exit(processes.end_soon(main()))

@@ -24,33 +24,45 @@ from pathlib import Path
 import torch
 
 from hyvideo.config.config import Config
-from hyvideo.data.run_folder import remove_after
+from hyvideo.config.run_plan import make_plan
+from hyvideo.data.run_folder import (
+    METRICS,
+    RECORD,
+    Lease,
+    NotOwner,
+    RunRecord,
+    remove_after,
+    update_record,
+    write_record,
+)
 from hyvideo.data.text import describe_error
-from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import all_arrive, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.ownership import NotOwner, Ownership
-from hyvideo.distributed.rank_agreement import have_all_failed
 from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import warn_if_unwritable, write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
-from hyvideo.training import output_folder
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.objective import forbid_changes
 from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.output_folder import find_start
 from hyvideo.training.preemption import Stopped
 from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.rollout_batch import RolloutBatch
 from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.training.run_setup import build_run
-from hyvideo.training.run_state import Progress
+from hyvideo.training.run_state import Progress, SavedState, check_changes, read_saved_state
 from hyvideo.validation.reward_hacking.rule import RewardHacking
 from hyvideo.validation.validation import Validation
+
+
+class Finished(Exception):
+    """The run in the output folder has reached ``max_steps``."""
 
 
 class Trainer:
@@ -79,11 +91,15 @@ class Trainer:
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
         self.progress = Progress(on_stage, self.bar.stage)
         self.progress.enter("load")
-        self.owner = Ownership(self.output_dir, mesh)
+        self.lease = Lease(self.output_dir)  # of the main rank
         with ExitStack() as on_error:
             # first, so that no other process can write a newer checkpoint
-            on_error.enter_context(self.owner)
-            self._choose_checkpoint(config.record.resume_from_checkpoint)
+            with raise_on_all_ranks(mesh, errors=(NotOwner, ValueError)):
+                if mesh.is_main:
+                    on_error.enter_context(self.lease)
+            self.start = find_start(self.output_dir, config.record.resume_from_checkpoint, mesh)
+            if self._is_finished():
+                raise Finished(f"the run in {self.output_dir} is finished")
             with raise_on_all_ranks(mesh):
                 if mesh.is_main:
                     check_login(config.record.report_to)
@@ -92,8 +108,8 @@ class Trainer:
                 mesh,
                 device,
                 progress=self.progress,
-                owner=self.owner,
-                run_id=self.run_id,
+                check_owner=self.lease.check,
+                run_id=self.start.run,
                 recorded=self.recorded,
                 scorers=scorers,
             )
@@ -110,32 +126,90 @@ class Trainer:
                     self.progress.enter,
                     self.run.signals.all_ready,
                     trained_on=self.run.collector.requests,
-                    run_id=self.run_id,
+                    run_id=self.start.run,
                 )
-            self.resumed = self.run.state.resume(self._checkpoint)
+            self._resume()
             on_error.pop_all()
 
-    def _choose_checkpoint(self, resume_from: str) -> None:
-        """Choose the checkpoint to resume from, and the identity of the run.
+    def _resume(self) -> None:
+        """Load the checkpoint, if the run starts from one. Collective."""
+        if self.start.checkpoint:
+            with raise_on_all_ranks(self.mesh):
+                self.run.state.resume(self.start.checkpoint)
+            if from_main(self._is_recorded(self.iteration), self.mesh):
+                self.run.state.unvalidated = {}
+        elif self.start.record:  # it ended before its first checkpoint
+            with raise_on_all_ranks(self.mesh):
+                if self.mesh.is_main:
+                    self._check_same_run(self.start.record)
 
-        Collective; changes no file.
+    @property
+    def resumed(self) -> bool:
+        """True if the run starts from a checkpoint."""
+        return self.start.checkpoint is not None
+
+    def _is_finished(self) -> bool:
+        """Return whether the run in the folder has reached ``max_steps``, with its validation.
+
+        Raises ValueError, before models are loaded, if settings of the run differ. Collective.
         """
-        self._corrupted: list[Path] = []
-        self._checkpoint: Path | None = None
-        if resume_from:
-            self._checkpoint = checkpoint_loading.find_intact(
-                self.output_dir, resume_from, self.mesh, self._corrupted
+        is_finished = False
+        with raise_on_all_ranks(self.mesh):
+            if self.mesh.is_main and self.start.checkpoint:
+                state = read_saved_state(self.start.checkpoint)
+                self._check_settings(state)
+                is_finished = self._is_last(state)
+        return from_main(is_finished, self.mesh)
+
+    def _check_settings(self, state: SavedState) -> None:
+        num_rollouts = make_plan(self.config, self.mesh.world_size).rollouts
+        check_changes(
+            state.settings,
+            {},
+            self.recorded.flat(),
+            {},
+            same_rollouts=state.rollouts == num_rollouts,
+        )
+
+    def _is_last(self, state: SavedState) -> bool:
+        if state.iteration < self.config.optimizer.max_steps:
+            return False
+        if not self.start.record:
+            raise ValueError(
+                "max_steps must be greater than the iteration of the checkpoint: got "
+                f"max_steps={self.config.optimizer.max_steps} and iteration {state.iteration}; "
+                "increase max_steps"
             )
-        run = ""
-        with raise_on_all_ranks(self.mesh, errors=(ValueError, OSError)):
+        return not state.unvalidated or self._is_recorded(state.iteration)
+
+    def _is_recorded(self, iteration: int) -> bool:
+        """Return whether metrics.jsonl has the line of an iteration, which follows its validation."""
+        return iteration in self._recorded_iterations()
+
+    def _recorded_iterations(self) -> list[int]:
+        metrics = self.output_dir / METRICS
+        if not metrics.is_file():
+            return []
+        return [number for number, _ in complete_lines(metrics)]
+
+    def _check_same_run(self, record: RunRecord) -> None:
+        """Raise ValueError if a run that starts over would remove recorded iterations of a run with
+        other settings or inputs.
+        """
+        if any(self._recorded_iterations()):
+            check_changes(
+                record.settings,
+                record.inputs,
+                self.recorded.flat(),
+                self.run.state.inputs,
+                same_rollouts=True,
+            )
+
+    def _check_owner(self) -> None:
+        """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
+        with raise_on_all_ranks(self.mesh, errors=(NotOwner,)):
             if self.mesh.is_main:
-                run = output_folder.identity(
-                    self.output_dir,
-                    resume_from=resume_from,
-                    resumed=self._checkpoint,
-                    last_iteration=self.config.optimizer.max_steps,
-                )
-        self.run_id = from_main(run, self.mesh)
+                self.lease.check()
 
     @property
     def iteration(self) -> int:
@@ -153,15 +227,32 @@ class Trainer:
         after a signal, RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any
         error of a part of the run.
         """
-        # checks the ownership again before the first write
-        with self.owner, self.bar.begin(self.iteration):
-            self._train()
+        end = "finished"
+        try:
+            self._check_owner()  # again, before the first write
+            with self.bar.begin(self.iteration):
+                self._train()
+        except BaseException as error:
+            end = describe_error(error)
+            raise
+        finally:
+            if self.mesh.is_main:
+                self._end(end)
         self.progress.enter("end")
         if self.run.checkpoints.last_failed:
             raise OSError(
                 f"could not write the checkpoint of iteration {self.iteration}; earlier "
                 "checkpoints are kept"
             )
+
+    def _end(self, end: str) -> None:
+        """Record how the run has ended, and give up the lease."""
+        try:
+            self.lease.check()
+            update_record(self.output_dir, end=end)
+        except (NotOwner, OSError, ValueError) as error:
+            print(f"\n{RECORD} NOT WRITTEN ({error})", file=sys.stderr, flush=True)
+        self.lease.__exit__()
 
     def _train(self) -> None:
         max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
@@ -197,7 +288,7 @@ class Trainer:
         the metrics, and a checkpoint that is written earlier, after an error, has the metrics for
         the resumed run.
         """
-        self.owner.check()
+        self._check_owner()
         self.run.checkpoints.check()
         metrics = self.run.state.unvalidated | {"time/since_start": time.perf_counter() - started}
         if self._is_due(self.config.record.validation_interval) and (
@@ -229,7 +320,7 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
-        if not is_common and not have_all_failed(error, self.mesh):
+        if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
         try:
@@ -357,17 +448,17 @@ class Trainer:
         config.yaml.
         """
         record = self.config.record
-        output_folder.begin(self.output_dir, self.run_id, resumed=self._checkpoint)
-        last_line = None
-        # the line of this iteration is written again
+        self._write_record()
         if self.resumed and self.run.state.unvalidated:
-            # that of iteration 1 with the line of the base model (0)
+            # The line of this iteration is written again; that of iteration 1 with the line of the
+            # base model (0).
             last_line = self.iteration - 1 or -1
         elif self.resumed:
             last_line = self.iteration
-        # a previous run that ended before its first checkpoint starts over
-        elif record.resume_from_checkpoint:
+        elif self.start.record:  # a run that starts over
             last_line = -1
+        else:
+            last_line = None
         writer = MetricsWriter(
             self.output_dir,
             report_to=[name for name in record.report_to if name != "none"],
@@ -375,10 +466,25 @@ class Trainer:
             config=self.recorded.flat(),
             resume_iteration=last_line,
         )
-        if record.resume_from_checkpoint:
-            remove_after(self.output_dir, self.iteration, self.run_id, self._corrupted)
+        remove_after(self.output_dir, self.iteration, self.start.run)
         write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)
         return writer
+
+    def _write_record(self) -> None:
+        """Write run.json of this start."""
+        before = self.start.record
+        checkpoint = self.start.checkpoint
+        started_from = before.started_from if before else ""
+        if before is None and checkpoint:
+            started_from = str(checkpoint)
+        record = RunRecord(
+            run=self.start.run,
+            started_from=started_from,
+            settings=self.recorded.flat(),
+            inputs=self.run.state.inputs,
+            has_checkpoint=before is not None and (before.has_checkpoint or self.resumed),
+        )
+        write_record(self.output_dir, record)
 
     def _is_due(self, interval: int) -> bool:
         return self.iteration % interval == 0 or self.iteration == self.config.optimizer.max_steps

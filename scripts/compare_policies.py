@@ -23,7 +23,7 @@ from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.config.rules import check_sampling
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import locked
+from hyvideo.data.run_folder import Lease
 
 
 @exit_on_error("compare_policies.py")
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
     # from two calls, the image would mix the videos
-    with locked(out) if mesh.is_main else nullcontext():
+    with Lease(out) if mesh.is_main else nullcontext():
         sample_policies(policies, requests, out)
         barrier(mesh)
         if mesh.is_main:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import locked, new_folder_problem
+from hyvideo.data.files import new_folder_problem
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 
 PARTIAL = ".partial"  # in the output folder while it is written
@@ -158,7 +159,7 @@ def complete_or_empty(out: Path) -> Iterator[Path]:
     at an error.
     """
     partial = out / PARTIAL
-    with locked(out):
+    with Lease(out):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:

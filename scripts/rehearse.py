@@ -29,8 +29,9 @@ from hyvideo.config.command_line import MAX_WORLD_SIZE, parse
 from hyvideo.config.config import Config
 from hyvideo.config.rules import check, planned_world_size
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import locked, new_folder_problem
+from hyvideo.data.files import new_folder_problem
 from hyvideo.data.prompts import Request, write_requests
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 
@@ -86,7 +87,7 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
             "remove it or give another"
         )
     folder = folder.resolve()
-    with locked(folder):
+    with Lease(folder):
         if problem := new_folder_problem(folder):  # another rehearsal was faster
             raise ValueError(
                 f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import locked
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import align_columns
 
 MIN_PREFERENCES = 30  # the 95 % interval of an accuracy of 0.7 is then about 0.3 wide
@@ -64,7 +64,7 @@ def main() -> int:
         name for token, name in enumerate(names) if token >= len(known) or known[token] != name
     ]
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
-    with locked(options.output_dir):
+    with Lease(options.output_dir):
         reject_model(options.output_dir)  # of a process that has ended since
         check_videos(pairs)  # before hours of training
         training = PairTraining(options.reward_path, split, names, options.batch_size)

@@ -47,7 +47,7 @@ LONGEST = (
     "schedulers/samplers/test_tables.py",
     "scripts/test_launchers.py",
     "distributed/test_watchdog.py",
-    "distributed/test_preflight.py",
+    "distributed/test_same_start.py",
     "models/test_fp8.py",
     "models/test_loading.py",
     "models/wan/test_vae.py",
@@ -119,14 +119,14 @@ def _one_thread():
 @pytest.fixture(autouse=True)
 def _ended_runs():
     """End the threads of a test's runs: a stack trace shows at most 100."""
-    from hyvideo.distributed.ownership import Ownership
+    from hyvideo.data.run_folder import Lease
 
-    owners, enter = [], Ownership.__enter__
+    leases, enter = [], Lease.__enter__
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ownership, "__enter__", lambda owner: (owners.append(owner), enter(owner))[1])
+        patch.setattr(Lease, "__enter__", lambda lease: (leases.append(lease), enter(lease))[1])
         yield
-    for owner in owners:
-        owner.__exit__()
+    for lease in leases:
+        lease.__exit__()
     if threading.active_count() > 40:
         gc.collect()  # ends the threads that score the rewards of deleted runs
 

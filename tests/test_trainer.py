@@ -9,11 +9,11 @@ import time
 
 import pytest
 import torch
+from hyvideo.distributed.ownership import NotOwner
 
 from hyvideo.config.run_plan import make_plan
 from hyvideo.data.run_folder import claim
 from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.ownership import NotOwner
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun

@@ -452,14 +452,15 @@ class RecordSettings:
         "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
     )
     report_to: list[str] = records(
-        ["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none."
+        ["tensorboard"],
+        "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
     )
     report: bool = records(True, "Write report.html at every validation and at the end of the run.")
     save_interval: int = records(
         50, "Iterations between checkpoints; the last iteration is always saved.", at_least=1
     )
     save_minutes: float = records(
-        0.0, "Also save after this many minutes, at the end of an iteration; 0: never."
+        60.0, "Also save after this many minutes, at the end of an iteration; 0: never."
     )
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.")
     keep_every: int = records(0, "Also keep the checkpoints of every N-th iteration; 0: none.")
@@ -467,10 +468,15 @@ class RecordSettings:
         True, "Write checkpoints in the background, from a copy on the CPU."
     )
     resume_from_checkpoint: str = start(
-        "", "Checkpoint to resume: a folder, or `latest` for the newest complete one.", is_path=True
+        "auto",
+        "auto (or latest): continue the run in output_dir from its newest complete checkpoint, or "
+        "start one; a folder: start from this checkpoint; empty: start a new run only.",
+        is_path=True,
     )
-    allow_changed_settings: bool = start(
-        False, "Resume although settings that affect learning have changed."
+    allow_changed_settings: list[str] = start(
+        [],
+        "Settings and inputs that affect learning and may differ from those of the run that is "
+        "resumed, by name; all: any.",
     )
     log_video_interval: int = records(10, "Iterations between saved rollout videos; 0 saves none.")
     log_num_videos: int = records(4, "Videos to save per iteration or validation.")

@@ -5,6 +5,7 @@ and of the contents that a cache is keyed by.
 import hashlib
 import json
 import os
+import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -40,26 +41,47 @@ def digest_large_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
+def digest_code(path: str | Path) -> str:
+    """Return a digest of the tokens of a Python file without comments and blank lines, and of all
+    bytes of other files.
+
+    Raises OSError if the file cannot be read.
+    """
+    if Path(path).suffix != ".py":
+        return digest_file(path)
+    ignored = (tokenize.COMMENT, tokenize.NL)
+    with open(path, "rb") as file:
+        try:
+            tokens = [
+                (token.type, token.string)
+                for token in tokenize.tokenize(file.readline)
+                if token.type not in ignored
+            ]
+        except (tokenize.TokenError, SyntaxError):  # importing it says what is wrong
+            return digest_file(path)
+    return digest_of(tokens)
+
+
 def digest_weights(paths: Iterable[Path]) -> str:
-    """Return a digest of files of weights, and of all visible files below folders, with their
-    names; paths that do not exist are left out.
+    """Return a digest of large files, and of all files below folders, with their names.
+
+    Paths that do not exist, hidden files and model cards are left out.
     """
     entries = []
     for path in paths:
-        for file in files_below(path):
+        if path.is_file():
+            entries.append([path.name, digest_large_file(path)])
+        for file in _files_below(path):
             entries.append([file.relative_to(path).as_posix(), digest_large_file(file)])
     return digest_of(entries)
 
 
-def files_below(path: Path) -> list[Path]:
-    """Return a file itself, or the files below a folder, sorted, without hidden ones."""
-    if path.is_file():
-        return [path]
+def _files_below(folder: Path) -> list[Path]:
     found = []
-    for folder, below, names in os.walk(path, followlinks=True):
+    for place, below, names in os.walk(folder, followlinks=True):
         below[:] = [name for name in below if not name.startswith(".")]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(found)
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(path for path in found if path.suffix != ".md" and path.is_file())
 
 
 def _hexdigest(content: bytes) -> str:

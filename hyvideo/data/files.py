@@ -3,8 +3,6 @@ absent.
 """
 
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import secrets
@@ -21,24 +19,6 @@ from hyvideo.data.text import quote
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 PARTIAL = ".partial"  # end of the hidden names of `publish`
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
-
-
-_SAMPLE_BYTES = 2**16
-_NUM_SAMPLES = 64  # of a file of weights
-
-
-def add_samples(digest: hashlib.blake2b, path: Path, name: str) -> None:
-    """Add the name, the size and samples of the bytes of a large file to a hash.
-
-    The samples are evenly spaced, so that other weights of the same shapes differ in some of them,
-    also if only some matrices differ.
-    """
-    size = path.stat().st_size
-    digest.update(f"{name} {size}\n".encode())
-    with open(path, "rb") as file:
-        for number in range(_NUM_SAMPLES):
-            file.seek(max(0, size - _SAMPLE_BYTES) * number // (_NUM_SAMPLES - 1))
-            digest.update(file.read(_SAMPLE_BYTES))
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
@@ -252,36 +232,6 @@ def remove_partial(folder: Path) -> None:
             shutil.rmtree(hidden, ignore_errors=True)
         else:
             hidden.unlink(missing_ok=True)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Context manager that creates a folder and locks it.
-
-    The lock ends with the process, also if it is killed.
-
-    A new folder is removed at the end if it is still empty. Raises ValueError if another process
-    has the lock. File systems that cannot lock folders, such as NFS, are used without a lock.
-    """
-    is_new = not folder.exists()
-    make_folder(folder)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(
-                f"another process is writing to the folder {quote(folder)}; wait until it ends, or "
-                "choose another one"
-            ) from error
-        except OSError:
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-        if is_new:
-            with suppress(OSError):  # it has files
-                folder.rmdir()
 
 
 def sync(path: Path) -> None:

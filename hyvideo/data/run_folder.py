@@ -1,179 +1,233 @@
-"""Which files in the output folder of a run belong to the run: it replaces and removes these, and
-no others.
+"""The output folder of a run: which run it holds, which process writes it, and which of its folders
+the run may delete.
 
-    output_dir/.run                  {"run": "9f2c61d0", "has_saved": true}: identity of the run
-    output_dir/samples/000050/.run   {"run": "9f2c61d0", "folder": "samples/000050"}: mark of a folder that it made
+    output_dir/run.json            the run: identity, settings, inputs, whether it has saved, how it ended
+    output_dir/.lease              the process that writes here, which refreshes the file while it lives
+    output_dir/samples/000050/.run the identity of the run that made this folder
 
-A run writes its identity at its first start, before any other file, in a folder without files of
-the same names. It marks every numbered folder that it makes. A folder without its mark is never
-written to, replaced or removed. A marked folder that also has files of other names is set aside
-under another name instead of being removed.
+A new run starts where no results are. Only folders with the mark of the run are deleted.
 """
 
 import errno
-import json
 import os
 import re
-import secrets
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator
+import time
+import uuid
+import weakref
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from hyvideo.data.files import parse_json, publish, read_regular, sync
+from filelock import SoftFileLease, Timeout
+from pydantic import BaseModel, ValidationError
+
+from hyvideo.data.files import PARTIAL, make_folder, publish, remove_partial, sync
 from hyvideo.data.text import quote
 
+RECORD = "run.json"
 MARK = ".run"
+LEASE = ".lease"
+METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 ROLLOUTS = "rollouts"
 NUMBERED = (CHECKPOINTS, SAMPLES, ROLLOUTS)  # folders of numbered folders, one for each iteration
-LATEST = "latest"
-METRICS = "metrics.jsonl"
-# Single files that a run replaces.
-FILES = (
-    "config.yaml",
-    METRICS,
-    "report.html",
-    "timeline.json",
-    "before_after.png",
-    "reward_hacking.json",
-    "wandb/run_id",
-    f"{CHECKPOINTS}/{LATEST}",
+# A folder with one of these has the results of a run. A log or a note is no result.
+RESULTS = (RECORD, METRICS, *NUMBERED)
+CORRUPTED = ".corrupted"  # end of the name of a corrupted checkpoint, which is kept
+KEPT = ".kept"  # end of the name of a folder with files of others, which would be deleted otherwise
+_OWN_FILES = re.compile(
+    r"\d+\.mp4|(scores|measures|state|digests|model)\.json|\.run|tensors/.*|lora/.*"
 )
-_MAX_BYTES = 2**20
-_PARTIAL = r"\.[\w.-]+\.[0-9a-f]+\.partial"  # temporary files of `publish`
-_VIDEO_FILES = re.compile(
-    rf"\d{{3,}}\.mp4|scores\.json|measures\.json|{re.escape(MARK)}|{_PARTIAL}"
-)
-_CHECKPOINT_FILES = re.compile(
-    r"tensors/(__\d+_\d+\.distcp|\.metadata(\.tmp)?)|lora/[\w.-]+\.(safetensors|json|partial)"
-    rf"|(model|state|manifest)\.json|{re.escape(MARK)}"
-)
-# unfinished, or about to be deleted
-_HIDDEN = re.compile(r"\.(\d{6,})(\.[0-9a-f]+)?\.(partial|removed|replaced)")
+LEASE_S = 60.0  # without a sign of life, after which another process may write the folder
 
 
-@dataclass(frozen=True)
-class RunRecord:
-    """Identity of the run in an output folder."""
+class RunRecord(BaseModel):
+    """The run in an output folder."""
 
-    run: str
-    has_saved: bool = False  # whether the run has written a checkpoint, which a restart then needs
+    run: str  # identity
+    started_from: str = ""  # checkpoint outside the folder that the run began with
+    settings: dict[str, Any] = {}  # of its last start, by flag
+    inputs: dict[str, str] = {}  # digests of what its last start read, by setting
+    has_checkpoint: bool = False  # whether one was ever written, which a restart then needs
+    end: str | None = None  # how the last start ended; None while it runs, and after a kill
 
 
 def new_run() -> str:
     """Return the identity of a new run."""
-    return secrets.token_hex(8)
+    return uuid.uuid4().hex[:16]
 
 
 def read_record(output_dir: Path) -> RunRecord | None:
-    """Return the record of an output folder, or None without one.
+    """Return the record of a folder, None without one.
 
-    Raises ValueError for an unreadable record.
+    Raises ValueError for an invalid record, and OSError for one that cannot be read.
     """
-    path = output_dir / MARK
-    if not os.path.lexists(path):
-        return None
+    path = output_dir / RECORD
     try:
-        record = RunRecord(**_read(path))
-        if not (isinstance(record.run, str) and isinstance(record.has_saved, bool)):
-            raise ValueError("its values have the wrong types")
-        return record
-    except (OSError, ValueError, TypeError) as error:
+        return RunRecord.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValidationError as error:
         raise ValueError(
-            f"{quote(path)} must be the record of the run in this folder, got: {error}; delete it "
-            "if all other files in the folder belong to the run, or choose another output_dir"
+            f"{quote(path)} is not the record of a run; restore it, or choose another output_dir"
         ) from error
 
 
 def write_record(output_dir: Path, record: RunRecord) -> None:
     """Write the record. Raises OSError if this fails."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    with publish(output_dir / MARK) as partial:
-        partial.write_text(json.dumps(asdict(record)) + "\n")
+    with publish(output_dir / RECORD) as path:
+        path.write_text(record.model_dump_json(indent=1) + "\n")
 
 
-def record_saved(output_dir: Path) -> None:
-    """Record that the run has written a checkpoint; without a record of the run, write nothing."""
+def update_record(output_dir: Path, **changes: object) -> None:
+    """Change fields of the record; do nothing in a folder without one."""
     record = read_record(output_dir)
-    if record and not record.has_saved:
-        write_record(output_dir, RunRecord(record.run, has_saved=True))
+    if record is None:
+        return
+    updated = record.model_copy(update=changes)
+    if updated != record:
+        write_record(output_dir, updated)
 
 
-# --- marks of numbered folders --------------------------------------------------------------------
+def results_in(output_dir: Path) -> list[str]:
+    """Return the names of the results in a folder. Empty files and folders are no results."""
+    found = []
+    for name in RESULTS:
+        path = output_dir / name
+        has_content = (
+            any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size
+        )
+        if has_content:
+            found.append(name)
+    return found
+
+
+class NotOwner(ValueError):
+    """Another process writes the folder."""
+
+
+class Lease:
+    """The right of this process to write a folder: a context manager, which creates the folder.
+
+    Another process takes it over if this one has died on its machine, or has given no sign of life
+    for `LEASE_S` seconds. A process that comes back later finds that it has lost the lease.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._lock = SoftFileLease(
+            folder / LEASE,
+            lease_duration=LEASE_S,
+            heartbeat_interval=LEASE_S / 6,
+            thread_local=False,
+        )
+        self._is_new = False
+
+    def __enter__(self) -> "Lease":
+        """Take the folder, after waiting for a process that may have died on another machine.
+
+        Raises NotOwner if the other process lives.
+        """
+        self._is_new = not self.folder.exists()
+        make_folder(self.folder)
+        try:
+            self._acquire()
+        except OSError as error:
+            raise NotOwner(
+                f"{quote(self.folder / LEASE)} must be writable, got: {error.strerror}"
+            ) from error
+        self._finalizer = weakref.finalize(self, self._lock.release)  # also at the program's end
+        return self
+
+    def _acquire(self) -> None:
+        """Acquire the lease, or raise NotOwner as soon as its owner gives a sign of life."""
+        with suppress(Timeout):
+            self._lock.acquire(timeout=0)
+            return
+        owner = self._lock.owner
+        name = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
+        print(f"{self.folder} is in use by {name}; waiting for its sign of life", file=sys.stderr)
+        before = _changed_at(self.folder / LEASE)
+        deadline = time.monotonic() + LEASE_S + 5
+        while time.monotonic() < deadline and _changed_at(self.folder / LEASE) == before:
+            with suppress(Timeout):
+                self._lock.acquire(timeout=LEASE_S / 60)
+                return
+        raise NotOwner(
+            f"{quote(self.folder)} is in use by {name}; stop that program, or choose another folder"
+        )
+
+    def check(self) -> None:
+        """Raise NotOwner if another process has taken the folder, or a user has deleted the lease.
+
+        A disk that does not answer is no sign of another process.
+        """
+        owner = self._lock.owner
+        is_gone = owner is None and not os.path.lexists(self.folder / LEASE)
+        if is_gone or (owner is not None and owner.token != self._lock.token):
+            raise NotOwner(
+                f"another process now writes {self.folder}, or its file {LEASE} was deleted; this "
+                "process stops and writes nothing more"
+            )
+
+    def __exit__(self, *_exception) -> None:
+        self._finalizer()
+        if self._is_new:
+            with suppress(OSError):  # it has files
+                self.folder.rmdir()
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+# --- numbered folders -----------------------------------------------------------------------------
 
 
 def claim(folder: Path, run: str) -> None:
     """Create a numbered folder with the mark of ``run``, unless it exists with this mark.
 
-    Any rank may call this.
-
-    Raises FileExistsError if something else has this name. Without a run (``""``), create the
-    folder without a mark.
+    Any rank may call this. Raises FileExistsError if something else has this name. Without a run
+    (``""``), create the folder without a mark.
     """
     if not run:
         folder.mkdir(parents=True, exist_ok=True)
         return
+    folder.parent.mkdir(parents=True, exist_ok=True)
     if not os.path.lexists(folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.partial")
-        partial.mkdir()
-        mark(partial, folder, run)
-        try:
-            os.rename(partial, folder)
-        except OSError:  # another rank was faster
-            shutil.rmtree(partial, ignore_errors=True)
+        with suppress(FileExistsError), publish(folder, is_folder=True) as hidden:
+            mark(hidden, run)  # unless another rank is faster
     if not is_marked(folder, run):
         raise FileExistsError(
             errno.EEXIST, "this run has not made this folder; move it away", str(folder)
         )
 
 
-def mark(folder: Path, as_folder: Path, run: str) -> None:
-    """Write the mark of ``run`` into a folder that has, or will get, the name ``as_folder``."""
-    (folder / MARK).write_text(json.dumps({"run": run, "folder": _name(as_folder)}) + "\n")
+def mark(folder: Path, run: str) -> None:
+    """Write the mark of ``run`` into a folder."""
+    (folder / MARK).write_text(f"{run}\n")
 
 
 def is_marked(folder: Path, run: str) -> bool:
-    """Return whether ``run`` has made a folder; False for a copy under another number."""
-    found = mark_of(folder)
-    return found is not None and found == run
-
-
-def mark_of(folder: Path) -> str | None:
-    """Return the run that has made a folder; None without a mark that fits the name of the
-    folder.
-    """
+    """Return whether ``run`` has made a folder."""
     try:
-        found = _read(folder / MARK)
-        return str(found["run"]) if found["folder"] == _name(folder) else None
-    except (OSError, ValueError, KeyError):
-        return None
-
-
-def other_contents(folder: Path) -> list[str]:
-    """Return the files in a numbered or hidden folder that have none of the names that a run writes
-    there.
-    """
-    known = _CHECKPOINT_FILES if folder.parent.name == CHECKPOINTS else _VIDEO_FILES
-    found = []
-    for place, folders, files in os.walk(folder):
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        for name in files + links:
-            path = Path(place, name)
-            relative = path.relative_to(folder).as_posix()
-            if not known.fullmatch(relative) or path.is_symlink():
-                found.append(relative)
-    return sorted(found)
+        return (folder / MARK).read_text().strip() == run
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
-    """Yield number and path of each folder or link with the name of an iteration.
+    """Yield number and path of each folder with the name of an iteration, the smallest first.
 
-    Raises OSError if unreadable.
+    Raises OSError if they cannot be listed.
     """
     found: list[Path] = []
     with suppress(FileNotFoundError):  # unlike iterdir, glob treats an unreadable folder as empty
@@ -183,119 +237,53 @@ def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
             yield int(path.name), path
 
 
-# --- removing and setting aside -------------------------------------------------------------------
-
-
-def remove_after(
-    output_dir: Path, iteration: int, run: str, corrupted: Collection[Path] = ()
-) -> None:
-    """Remove partial files of the run and its results after ``iteration``; ``corrupted``
-    checkpoints are set aside.
-    """
+def remove_after(output_dir: Path, iteration: int, run: str) -> None:
+    """Remove what killed processes have left, and the results of the run after ``iteration``."""
+    remove_partial(output_dir)
     for parent in NUMBERED:
-        for hidden in (output_dir / parent).glob(".*"):
-            if (
-                _HIDDEN.fullmatch(hidden.name)
-                and not hidden.is_symlink()
-                and not other_contents(hidden)
-            ):
-                shutil.rmtree(hidden, ignore_errors=True)
-    for name in FILES:
-        path = output_dir / name
-        for partial in path.parent.glob(f".{path.name}.*.partial"):
-            # A folder may have files that another process has open.
-            if re.fullmatch(_PARTIAL, partial.name) and not partial.is_dir():
-                delete(partial, Path.unlink)
-    for parent in NUMBERED:
+        remove_partial(output_dir / parent)
         for number, path in numbered(output_dir, parent):
-            if path in corrupted:
-                delete(path, _keep_corrupted)
-            elif number > iteration and is_marked(path, run):
-                delete(path, remove)
+            if number > iteration and is_marked(path, run):
+                delete(path)
 
 
-def _keep_corrupted(folder: Path) -> None:
-    kept = set_aside(folder, "-damaged")
-    print(
-        f"corrupted checkpoint {folder} is kept as {kept.name}; delete it manually",
-        file=sys.stderr,
-        flush=True,
-    )
+def delete(folder: Path) -> None:
+    """Delete a numbered folder that the run has made; a failure is reported and not raised.
 
-
-def delete(path: Path, function: Callable[[Path], object]) -> None:
-    """Delete a path with ``function``, such as `discard` or `remove`.
-
-    A failure is reported and not raised.
+    It is hidden first, so that no half of a checkpoint is left under its name. A folder in which
+    somebody has put other files is renamed instead.
     """
     try:
-        function(path)
+        others = [path for path in folder.rglob("*") if not _is_own(path, folder)]
+        if others:
+            kept = _free_name(folder, KEPT)
+            os.rename(folder, kept)
+            print(
+                f"{folder} has files of others ({others[0].name}); kept as {kept}", file=sys.stderr
+            )
+            return
+        hidden = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}{PARTIAL}")
+        os.rename(folder, hidden)
+        sync(folder.parent)
+        shutil.rmtree(hidden)
     except OSError as error:
-        print(f"\n{path} NOT DELETED ({error}); training continues", file=sys.stderr, flush=True)
+        print(f"\n{folder} NOT DELETED ({error}); the run continues", file=sys.stderr, flush=True)
 
 
-def remove(folder: Path) -> None:
-    """Hide a folder, then delete it, so that a crash leaves no partial checkpoint that looks
-    complete.
-    """
-    discard(hide(folder))
+def _is_own(path: Path, folder: Path) -> bool:
+    """Return whether a path in a numbered folder has a name that a run writes."""
+    return path.is_dir() or _OWN_FILES.fullmatch(path.relative_to(folder).as_posix()) is not None
 
 
-def hide(folder: Path, suffix: str = "removed") -> Path:
-    """Rename a folder to a hidden name, which checkpoint searches ignore."""
-    hidden = folder.with_name(f".{folder.name}.{suffix}")
-    if os.path.lexists(hidden):
-        delete(hidden, discard)
-    os.rename(folder, hidden)
-    sync(folder.parent)
-    return hidden
+def keep_corrupted(checkpoint: Path) -> None:
+    """Rename a corrupted checkpoint, so that it is kept and not looked at again."""
+    kept = _free_name(checkpoint, CORRUPTED)
+    os.rename(checkpoint, kept)
+    print(f"corrupted checkpoint {checkpoint} is kept as {kept.name}", file=sys.stderr, flush=True)
 
 
-def discard(folder: Path) -> None:
-    """Delete a hidden folder, or set it aside if it also has files that no run writes.
-
-    Of a link, delete the link.
-    """
-    if folder.is_symlink():
-        folder.unlink()
-        return
-    if others := other_contents(folder):
-        kept = set_aside(folder, "-kept")
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        raise OSError(
-            errno.ENOTEMPTY,
-            f"it has files that no run writes, {others[0]}{more}; kept as {kept.name}",
-        )
-    shutil.rmtree(folder)
-
-
-def set_aside(folder: Path, suffix: str) -> Path:
-    """Rename a numbered or hidden folder to NUMBER + ``suffix``, or with -2 etc. added, and return
-    the new path.
-    """
-    hidden = _HIDDEN.fullmatch(folder.name)
-    name = hidden[1] if hidden else folder.name
-    target = folder.with_name(f"{name}{suffix}")
-    count = 1
-    while os.path.lexists(target):
-        count += 1
-        target = folder.with_name(f"{name}{suffix}-{count}")
-    os.rename(folder, target)
-    sync(folder.parent)
-    return target
-
-
-def _name(folder: Path) -> str:
-    """Return the name of a numbered folder in its mark, such as ``samples/000050``, also while it
-    is hidden.
-    """
-    hidden = _HIDDEN.fullmatch(folder.name)
-    return f"{folder.parent.name}/{hidden[1] if hidden else folder.name}"
-
-
-def _read(path: Path) -> dict:
-    """Return the JSON object in a small file. Raises OSError or ValueError if there is none."""
-    content = parse_json(read_regular(path, _MAX_BYTES))
-    if not isinstance(content, dict):
-        raise ValueError(f"it contains {type(content).__name__} instead of a JSON object")
-    return content
+def _free_name(folder: Path, end: str) -> Path:
+    free = folder.with_name(folder.name + end)
+    if os.path.lexists(free):
+        free = free.with_name(f"{free.name}-{uuid.uuid4().hex[:8]}")
+    return free

@@ -1,14 +1,12 @@
 """Asynchronous checkpoint writing by all ranks; a checkpoint becomes visible by one rename."""
 
 import json
-import os
-import shutil
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -17,14 +15,12 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data import run_folder
-from hyvideo.data.files import publish, sync
-from hyvideo.data.run_folder import CHECKPOINTS, LATEST
-from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint_loading import TENSORS, complete
+from hyvideo.data.files import publish
+from hyvideo.data.run_folder import CHECKPOINTS
+from hyvideo.distributed.checkpoint_loading import DIGESTS, STATE, TENSORS, complete, digest_files
 from hyvideo.distributed.checkpoint_reader import read_metadata
 from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.ownership import Ownership
 
 _FAILURES = (Exception, dcp.api.CheckpointException)  # training continues after all of them
 
@@ -41,7 +37,8 @@ class CheckpointWriter:
         is_asynchronous: bool,  # write in a thread, from a CPU copy, while training continues
         keep_every: int = 0,  # also keep the checkpoints of every N-th iteration
         timeout: float = 1800.0,  # seconds that ranks wait for each other
-        owner: Ownership | None = None,  # checked before anything is renamed or deleted
+        # called on the main rank before anything is renamed or deleted; raises NotOwner
+        check_owner: Callable[[], None] = lambda: None,
         run: str,  # marks the checkpoints; others are not deleted
     ):
         self.output_dir = output_dir
@@ -49,12 +46,12 @@ class CheckpointWriter:
         self.is_asynchronous = is_asynchronous
         self.keep = keep
         self.keep_every = keep_every
-        self.owner = owner
+        self.check_owner = check_owner
         self.run = run
         self.last_failed = False  # whether the newest checkpoint could not be written
         # start and, once it has ended, end of the newest write (`perf_counter`)
         self.spans: list[list[float]] = []
-        # A separate group, so that the thread's collectives cannot mix with the collectives of the training.
+        # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
         # named in config/processes.py
@@ -71,14 +68,17 @@ class CheckpointWriter:
     ) -> Path:
         """Wait for the previous checkpoint, then start writing this one and return its folder.
 
-        Collective.
+        An iteration that is saved is not saved again. Collective.
         """
         self.wait()
+        target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
+        is_saved = (target / DIGESTS).is_file() and run_folder.is_marked(target, self.run)
+        if all_objects(is_saved, self.mesh)[0]:
+            return target
         copied = {
             name: tensor.detach().to("cpu", copy=self.is_asynchronous)
             for name, tensor in tensors.items()
         }
-        target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
         self.spans = [[time.perf_counter()]]
         self._pending = self._thread.submit(
             self._write, target, copied, json.dumps(state, indent=2), files
@@ -115,90 +115,67 @@ class CheckpointWriter:
     def _write(
         self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
     ) -> None:
-        token = f".{self.owner.token}" if self.owner else ""
-        partial = target.with_name(f".{target.name}{token}.partial")
         try:
-            with _warnings_are_no_errors():
-                shares = self._write_partial(partial, target, tensors, state, files)
+            with _warnings_are_no_errors(), self._published(target) as partial:
+                dcp.save(
+                    tensors,
+                    # All tensors are on the CPU. With copy-ahead, the library would request a CUDA
+                    # stream, which in this thread would be on the first GPU, so that every process
+                    # of the node would allocate memory there.
+                    storage_writer=dcp.FileSystemWriter(partial / TENSORS, per_thread_copy_ahead=0),
+                    process_group=self._group,
+                    no_dist=self._group is None,
+                )
+                with self._raise_on_all_ranks():
+                    if self.mesh.is_main:
+                        _check_files(partial / TENSORS)
+                        files(partial)
+                        (partial / STATE).write_text(state)
+                self._write_digests(partial)
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
-                    manifest.write(partial, shares)
-                    self._publish(partial, target)
-        except _FAILURES:
-            if self.mesh.is_main:  # a partial checkpoint must not fill the disk
-                shutil.rmtree(partial, ignore_errors=True)
-            raise
+                    self._delete_excess(target)
         finally:
             self.spans[0].append(time.perf_counter())
 
-    def _write_partial(
-        self,
-        partial: Path,
-        target: Path,
-        tensors: dict[str, Tensor],
-        state: str,
-        files: Callable[[Path], None],
-    ) -> list[dict[str, dict]]:
-        """Write everything except the manifest and return every rank's share of the manifest."""
-        with self._raise_on_all_ranks():  # no rank continues before the folder exists
-            if self.mesh.is_main:
-                shutil.rmtree(partial, ignore_errors=True)
-                partial.mkdir(parents=True)
-                run_folder.mark(partial, target, self.run)
-        dcp.save(
-            tensors,
-            # All tensors are on the CPU. With copy-ahead, the library would request a CUDA stream,
-            # which in this thread would be on the first GPU, so that every process of the node
-            # would allocate memory there.
-            storage_writer=dcp.FileSystemWriter(partial / TENSORS, per_thread_copy_ahead=0),
-            process_group=self._group,
-            no_dist=self._group is None,
-        )
-        with self._raise_on_all_ranks():
-            if self.mesh.is_main:
-                _check_files(partial / TENSORS)
-                files(partial)
-                (partial / "state.json").write_text(state)
-        hashed: dict[str, dict] = {}
+    @contextmanager
+    def _published(self, target: Path) -> Iterator[Path]:
+        """Context manager on all ranks that yields the hidden folder, which the main rank publishes
+        as ``target``.
+        """
+        with ExitStack() as stack:
+            partial = None
+            with self._raise_on_all_ranks():
+                if self.mesh.is_main:
+                    partial = stack.enter_context(publish(target, is_folder=True))
+                    run_folder.mark(partial, self.run)
+            partial = all_objects(partial, self.mesh, self._group)[0]
+            yield partial
+            with self._raise_on_all_ranks():
+                if self.mesh.is_main:
+                    self.check_owner()
+                    stack.close()
+                    run_folder.update_record(self.output_dir, has_checkpoint=True)
+
+    def _write_digests(self, partial: Path) -> None:
+        """Write the digests of all files, each rank's share of which it computes."""
+        digests: dict[str, str] = {}
         # before the next collective, which a rank that fails would miss
         with self._raise_on_all_ranks():
-            hashed = manifest.hash_share(partial, self.mesh)
-        return all_objects(hashed, self.mesh, self._group)
+            digests = digest_files(partial, rank=self.mesh.rank, num_ranks=self.mesh.world_size)
+        shares = all_objects(digests, self.mesh, self._group)
+        with self._raise_on_all_ranks():
+            if self.mesh.is_main:
+                merged = {name: digest for share in shares for name, digest in share.items()}
+                (partial / DIGESTS).write_text(json.dumps(merged, indent=1, sort_keys=True))
 
     def _raise_on_all_ranks(self) -> AbstractContextManager:
         return raise_on_all_ranks(self.mesh, self._group, (RuntimeError, Exception))
 
-    def _publish(self, partial: Path, target: Path) -> None:
-        """Make a complete checkpoint visible and delete those beyond ``keep``."""
-        for path in (*partial.rglob("*"), partial):
-            sync(path)
-        self._check_ownership()
-        run_folder.record_saved(self.output_dir)
-        replaced = []
-        if run_folder.is_marked(target, self.run):
-            replaced = [run_folder.hide(target, "replaced")]
-        elif os.path.lexists(target):
-            kept = run_folder.set_aside(target, "-kept")
-            print(
-                f"\n{target} is not a checkpoint of this run; it is kept as {kept.name}",
-                file=sys.stderr,
-                flush=True,
-            )
-        os.rename(partial, target)
-        sync(target.parent)
-        sync(self.output_dir)  # the checkpoints folder itself may be new
-        self._check_ownership()
-        with publish(target.parent / LATEST) as pointer:
-            pointer.write_text(target.name + "\n")
-        excess = self._excess(target) if self.keep else []
-        self._check_ownership()
-        for folder in replaced:
-            run_folder.delete(folder, run_folder.discard)
-        for folder in excess:
-            run_folder.delete(folder, run_folder.remove)
-
-    def _excess(self, newest: Path) -> list[Path]:
-        """Return the checkpoints of this run beyond ``keep``, the oldest first."""
+    def _delete_excess(self, newest: Path) -> None:
+        """Delete the checkpoints of this run beyond ``keep``, the oldest first."""
+        if not self.keep:
+            return
         others = [
             path
             for path in complete(self.output_dir)
@@ -206,14 +183,9 @@ class CheckpointWriter:
         ]
         if self.keep_every:
             others = [path for path in others if int(path.name) % self.keep_every]
-        return others[: max(0, len(others) - (self.keep - 1))]
-
-    def _check_ownership(self) -> None:
-        """Raise RuntimeError if another process owns the folder, whose checkpoints must then not be
-        changed.
-        """
-        if self.owner and not self.owner.is_held():
-            raise RuntimeError(f"another process now owns {self.output_dir}")
+        for path in others[: max(0, len(others) - (self.keep - 1))]:
+            self.check_owner()
+            run_folder.delete(path)
 
 
 def _check_files(tensors: Path) -> None:

@@ -26,12 +26,13 @@ from hyvideo.config.config import Config
 from hyvideo.config.offloading import AUTO, Offloading
 from hyvideo.config.rules import layout_problems
 from hyvideo.config.version_notes import generation_notes
+from hyvideo.data.digests import digest_weights
 from hyvideo.data.files import make_folder
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.text import lines_of, quote
-from hyvideo.distributed import manifest
 from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.offloading import place, resolve
@@ -80,15 +81,15 @@ class Source:
 
     @cached_property
     def policy_hash(self) -> str | None:
-        """Hash of the checkpoint or LoRA that was given by path; None for the base model and for
-        unhashed weights.
+        """Digest of the checkpoint or LoRA that was given by path; None for the base model and for
+        a folder of ``save_pretrained``.
         """
         paths = []
-        if self.checkpoint and (self.checkpoint / manifest.NAME).is_file():
-            paths.append(self.checkpoint / manifest.NAME)
+        if self.checkpoint and (self.checkpoint / DIGESTS).is_file():
+            paths.append(self.checkpoint / DIGESTS)
         if self.lora:
             paths.append(self.lora)
-        return manifest.fingerprint(paths) if paths else None
+        return digest_weights(paths) if paths else None
 
     def with_initial_lora(self, lora_path: str) -> "Source":
         """Return the source; if it is the base model, with the initial LoRA of the run's settings,
@@ -104,7 +105,7 @@ class Source:
         """Raise ValueError for files that do not fit the model, or a checkpoint trained with
         another negative prompt.
 
-        The files of a checkpoint are compared with its manifest (`saved_policy.verify`).
+        The files of a checkpoint are compared with its digests (`saved_policy.verify`).
         """
         root, version = model.pretrained_model_root, model.transformer_version
         if self.checkpoint:

@@ -100,11 +100,6 @@ def module_of(family: str, part: str) -> ModuleType:
     return _import(name)
 
 
-def folder_of(family: str) -> Path:
-    """Return the folder of a family's package."""
-    return _FOLDERS[family]
-
-
 def family_files(location: str) -> list[Path]:
     """Return the source files of a family outside the repository, also those of its subpackages, in
     the order of their names.

@@ -5,11 +5,10 @@ memory, of which they use at most 1 GiB: about 700 prompts of 200 tokens with 35
 """
 
 import gc
-import hashlib
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.data.files import publish
 from hyvideo.data.prompts import Request
-from hyvideo.data.text import quote
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 from hyvideo.models.stored_tensors import load_tensors, save_tensors
@@ -123,17 +122,6 @@ class ConditionEncoder:
         conditions = {request: Condition.from_parts(parts) for request, parts in found.items()}
         return Conditions(tuple(conditions[request] for request in requests))
 
-    def hash_images(self, requests: Iterable[Request]) -> str | None:
-        """Return a hash of the contents of the requests' images, None without images.
-
-        An image that changes afterwards, and has not been encoded, is an error.
-        """
-        images = dict.fromkeys(request.image for request in requests if request.image)
-        if not images:
-            return None
-        hashes = "\n".join(map(self._file_hash, images))
-        return hashlib.blake2b(hashes.encode(), digest_size=16).hexdigest()
-
     def release(self) -> None:
         """Free the encoders. They are loaded again if a new part must be encoded."""
         self._loaded.clear()
@@ -164,8 +152,6 @@ class ConditionEncoder:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
             all_encoded = self._loaded[part.kind](missing, height, width)
-            if part.is_file:
-                self._check_unchanged(missing)
             for content, encoded in zip(missing, all_encoded):
                 # Image latents are combined with the sampled latents, which stay float32.
                 part = {
@@ -180,28 +166,12 @@ class ConditionEncoder:
         again.
         """
         if path not in self._file_hashes:
-            self._file_hashes[path] = _hash_file(path)
+            self._file_hashes[path] = digest_file(path)
         return self._file_hashes[path]
 
-    def _check_unchanged(self, paths: list[str]) -> None:
-        """Raise ValueError if a file has changed since it was hashed, so that no part is stored
-        under the hash of another file.
-        """
-        for path in paths:
-            if _hash_file(path) != self._file_hash(path):
-                raise ValueError(
-                    f"{quote(path)} has changed since the start of the program; start it again "
-                    "when no program writes its images"
-                )
-
     def _key(self, kind: str, content: str) -> str:
-        text = f"{kind}\0{self.identity}\0{self.dtype}\0{content}".encode(errors="surrogatepass")
-        return f"{kind}-{hashlib.blake2b(text, digest_size=16).hexdigest()}"
+        return f"{kind}-{digest_of(kind, self.identity, str(self.dtype), content)}"
 
 
 def _num_bytes(part: Encoded) -> int:
     return sum(tensor.untyped_storage().nbytes() for tensor in part.values())
-
-
-def _hash_file(path: str) -> str:
-    return hashlib.blake2b(Path(path).read_bytes(), digest_size=16).hexdigest()

@@ -1,13 +1,11 @@
 """Digests by which a run notices that a reward model has changed between a stop and a resume."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hyvideo.data.custom_code import code_files
-from hyvideo.data.digests import digest_file, digest_of, digest_weights, files_below
+from hyvideo.data.digests import digest_code, digest_of, digest_weights
 from hyvideo.rewards.rewards import SCORERS
-
-_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".json")
 
 
 def files_hash(name: str, root: str | Path, options: Mapping[str, object]) -> str:
@@ -15,24 +13,21 @@ def files_hash(name: str, root: str | Path, options: Mapping[str, object]) -> st
 
     ``root`` is the checkpoint folder.
     """
-    files = list(_files(name, root, options))
-    return digest_weights(files) if files else ""
+    folders = _folders(name, root, options)
+    return digest_weights(folders) if any(path.exists() for path in folders) else ""
 
 
-def _files(name: str, root: str | Path, options: Mapping[str, object]) -> Iterator[Path]:
-    """Yield the files of a scorer's weights.
+def _folders(name: str, root: str | Path, options: Mapping[str, object]) -> list[Path]:
+    """Return the files and folders of a scorer's weights.
 
-    Files beside their folders, such as reference statistics, do not affect the scores.
+    Files beside these, such as reference statistics, do not affect the scores.
     """
     if name not in SCORERS:
-        return
+        return []
     entry = SCORERS[name]
     base = Path(options.get("path") or Path(root) / entry.folder)
-    folders = [base / part for part in entry.files]
-    folders += [Path(value) for key, value in options.items() if key != "path" and _is_dir(value)]
-    for folder in folders:
-        if folder.is_dir():
-            yield from (path for path in files_below(folder) if path.suffix in _SUFFIXES)
+    given = [Path(value) for key, value in options.items() if key != "path" and _is_dir(value)]
+    return [*(base / part for part in entry.files), *given]
 
 
 def _is_dir(value: object) -> bool:
@@ -44,5 +39,5 @@ def scorer_identity(name: str, root: str | Path, options: Mapping[str, object]) 
     if it is a custom one, and its weights. Folders may move.
     """
     values = {key: value for key, value in options.items() if key != "path" and not _is_dir(value)}
-    code = [digest_file(path) for path in code_files([name])]
+    code = [digest_code(path) for path in code_files([name])]
     return digest_of(name.rpartition("/")[2], values, code, files_hash(name, root, options))

@@ -1,9 +1,8 @@
 """Loading and checking of the models of a run, for training, generation and scripts."""
 
-import hashlib
 import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from hyvideo.config.config import Config
 from hyvideo.config.machine_rules import image_problems, problem_of
 from hyvideo.config.rules import head_problems
 from hyvideo.config.run_plan import levels_of, parse_interval, transitions
-from hyvideo.data.files import add_samples
+from hyvideo.data.digests import digest_of, digest_weights
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import nearest
 from hyvideo.distributed.collectives import barrier
@@ -111,15 +110,12 @@ def load_encoder(
             random_weights_seed=seed,
         ),
         dtype=DTYPES[model.dtype],
-        identity=_encoder_hash(
-            root,
-            family.folders,
+        identity=digest_of(
+            digest_weights([root / name for name in family.folders]),
             model.encoder_dtype,
             model.vae_dtype,
             model.random_weights,
-            # Without rounding, the identity is the one under which earlier runs stored their
-            # conditions.
-            *([f"rotary frequencies in {rotary_dtype}"] if rotary_dtype != torch.float32 else []),
+            str(rotary_dtype),
         ),
         store=PartStore(folder) if folder else None,
     )
@@ -364,60 +360,12 @@ def check_checkpoint(
     return family.kinds(all_requests)
 
 
-_SAMPLE_BYTES = 2**16
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-
-
 def vae_identity(model: ModelSettings) -> str:
-    """Return a hash of the VAE and of the settings on which the latents of a video depend."""
-    root = Path(model.pretrained_model_root)
-    return _encoder_hash(
-        root,
-        ["vae"],
+    """Return a digest of the VAE and of the settings on which the latents of a video depend."""
+    return digest_of(
+        digest_weights([Path(model.pretrained_model_root) / "vae"]),
         model.vae_dtype,
         model.vae_tile_size,
         model.vae_tile_overlap,
         model.random_weights,
     )
-
-
-def weight_hashes(model: ModelSettings, kinds: Collection[str]) -> dict[str, str]:
-    """Return hashes of the weights that a run starts from, by model: the transformer, the VAE, and
-    the encoders of ``kinds``; empty for random weights.
-    """
-    if model.random_weights:
-        return {}
-    root = Path(model.pretrained_model_root)
-    transformer = loading.transformer_folder(root, model.transformer_version)
-    folders = {"transformer": [transformer.path], "vae": [root / "vae"]}
-    for part in loading.read_family(transformer).parts:
-        if part.kind in kinds:
-            folders[part.kind] = [root / folder for folder in part.folders]
-    return {name: _weights_hash(found) for name, found in folders.items()}
-
-
-def _weights_hash(folders: Iterable[Path]) -> str:
-    """Return a hash of the name, size and sampled bytes of every file of weights in ``folders``."""
-    digest = hashlib.blake2b(digest_size=16)
-    for path in (path for folder in folders for path in sorted(folder.glob("*"))):
-        if path.suffix not in _WEIGHTS or not path.is_file():
-            continue
-        add_samples(digest, path, path.name)
-    return digest.hexdigest()
-
-
-def _encoder_hash(root: Path, folders: Iterable[str], *settings: object) -> str:
-    """Return a hash of ``settings`` and of the name, size and sampled bytes of every file of the
-    encoders.
-    """
-    digest = hashlib.blake2b(repr(settings).encode(), digest_size=16)
-    for path in (
-        path for folder in folders for path in sorted((root / folder).glob("*")) if path.is_file()
-    ):
-        size = path.stat().st_size
-        digest.update(f"{path.relative_to(root)} {size}".encode())
-        with open(path, "rb") as file:
-            for start in (0, size // 2, max(0, size - _SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

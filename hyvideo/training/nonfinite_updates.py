@@ -88,9 +88,10 @@ class NonFiniteUpdates:
         return {
             "bad_in_a_row": self.bad_in_a_row,
             "norms": list(self.norms),
-            "strayed": self.last_outlier,
+            "last_outlier": self.last_outlier,
         }
 
     def load_state_dict(self, state: dict) -> None:
-        self.bad_in_a_row, self.last_outlier = state["bad_in_a_row"], state.get("strayed", 0)
+        self.bad_in_a_row = state["bad_in_a_row"]
+        self.last_outlier = state["last_outlier"]
         self.norms = deque(state["norms"], maxlen=_NORM_WINDOW)

@@ -186,17 +186,17 @@ def make_async_scorer(
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
 
-def reward_hashes(config: Config) -> dict[str, str]:
-    """Return hashes of the weights of the built-in scorers that the run loads, by name; empty with a
-    reward service.
+def reward_digests(config: Config) -> dict[str, str]:
+    """Return digests of the weights of the built-in scorers that the run loads, by name; empty with
+    a reward service.
     """
     settings = config.reward
     if settings.remote_reward_url:
         return {}
     options = reward_options(settings)
     root = config.model.pretrained_model_root
-    hashes = {name: files_hash(name, root, options[name]) for name in settings.reward_model}
-    return {name: digest for name, digest in hashes.items() if digest}
+    digests = {name: files_hash(name, root, options[name]) for name in settings.reward_model}
+    return {f"reward_model/{name}": digest for name, digest in digests.items() if digest}
 
 
 def service_identity(scorer: AsyncScorer) -> str:

@@ -1,5 +1,6 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -11,11 +12,15 @@ from hyvideo.config.all_settings import RecordSettings
 from hyvideo.config.config import Config
 from hyvideo.config.objectives import objective_class
 from hyvideo.config.run_inputs import RunInputs
+from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import (
+    agree,
+    all_objects,
+    raise_on_all_ranks,
+)
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.ownership import Ownership
 from hyvideo.models.attention_kernels import Choice
 from hyvideo.models.decoding import latent_shape
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -27,6 +32,7 @@ from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
+from hyvideo.training.input_digests import PAIRS, SERVICE, digest_inputs, digest_ratings
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -37,7 +43,6 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     rollout_schedule,
     vae_identity,
-    weight_hashes,
 )
 from hyvideo.training.objective import Objective
 from hyvideo.training.pair_collector import HeldOutPairs, PairCollector, PairLabels
@@ -49,7 +54,7 @@ from hyvideo.training.reward_gradient import RewardGradient, WithRewardGradient,
 from hyvideo.training.rewards import (
     GroupRewards,
     make_async_scorer,
-    reward_hashes,
+    reward_digests,
     service_identity,
     try_held_out,
     try_scorers,
@@ -57,16 +62,7 @@ from hyvideo.training.rewards import (
 from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
-from hyvideo.training.run_state import (
-    IMAGES,
-    REWARD_WEIGHTS,
-    SERVICE,
-    WEIGHTS,
-    Progress,
-    RunState,
-    hash_files,
-    require_unchanged,
-)
+from hyvideo.training.run_state import Progress, RunState
 from hyvideo.training.sampler_check import custom_steps
 
 
@@ -99,7 +95,7 @@ def build_run(
     device: torch.device,
     *,
     progress: Progress,
-    owner: Ownership,  # of the run's folder
+    check_owner: Callable[[], None],  # raises NotOwner on the main rank
     run_id: str,  # identity of the run, which marks its folders
     recorded: Config,  # the settings as given, for checkpoints
     scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
@@ -110,12 +106,13 @@ def build_run(
     """
     inputs = RunInputs(config, mesh.world_size)
     plan = inputs.plan
-    sampler_steps = custom_steps(config.rollout, mesh)
+    custom_steps(config.rollout, mesh)
     objective_type = objective_class(config.loss.objective)
     schedule = rollout_schedule(config.rollout)
     requests = inputs.requests
-    file_hashes = hash_files(config.flat())
-    contents = dict(file_hashes)
+    kinds = _check_models(config, inputs)
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        digests = digest_inputs(config, inputs, kinds)
     pair_latents = None
     if config.uses_pairs:
         pair_latents = PairLatents(
@@ -123,11 +120,7 @@ def build_run(
             inputs.preferences.videos,
             vae_identity=vae_identity(config.model),
         )
-        contents["pairs_csv"] += pair_latents.contents
-    kinds = _check_models(config, inputs)
-    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-        weights = weight_hashes(config.model, kinds)
-    contents |= {f"{WEIGHTS}/{name}": digest for name, digest in from_main(weights, mesh).items()}
+        digests[PAIRS] = digest_of(digest_ratings(inputs.ratings), pair_latents.contents)
     planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):
         if mesh.is_main:
@@ -143,18 +136,16 @@ def build_run(
     progress.enter("load", "the reward model")
     if config.scores_rollouts and scorers is None:
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-            reward_weights = reward_hashes(config)
-        reward_weights = from_main(reward_weights, mesh)
-        contents |= {f"{REWARD_WEIGHTS}{name}": each for name, each in reward_weights.items()}
+            digests |= reward_digests(config)
     scorer = _load_scorer(config, device, inputs, scorers)
-    if service := from_main(service_identity(scorer), mesh):
-        contents[SERVICE] = service
+    service = service_identity(scorer)
+    if service:
+        digests[SERVICE] = service
+    agree("the digest of", digests, mesh)
 
     progress.enter("load", "the text encoders and the VAE")
     encoded = inputs.prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
-    if images := _hash_of_images(encoder, inputs.prompts, mesh):
-        contents[IMAGES] = images
     if config.model.precompute_conditions:
         sized = [(encoded, config.rollout_size), (inputs.validated, config.validation_size)]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
@@ -164,8 +155,6 @@ def build_run(
 
     progress.enter("load", "the transformer")
     policy = Policy(config, mesh, device, encoded if config.num_branches == 2 else requests)
-    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-        require_unchanged(file_hashes, config.flat())
     pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and objective_type.has_ratio:
@@ -254,7 +243,7 @@ def build_run(
     checkpoints = _checkpoint_writer(
         config.record,
         mesh,
-        owner,
+        check_owner,
         run_id,
         timeout=config.distributed.collective_timeout,
     )
@@ -265,8 +254,7 @@ def build_run(
         checkpoints,
         progress,
         num_rollouts=plan.rollouts,
-        contents=contents,
-        custom_steps=sampler_steps,
+        inputs=digests,
     )
     return Run(
         inputs=inputs,
@@ -300,22 +288,6 @@ def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
     kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
     return kinds
-
-
-def _hash_of_images(encoder: ConditionEncoder, prompts: list[Request], mesh: Mesh) -> str:
-    """Return the hash of the prompts' images, the same on all ranks; empty without images.
-
-    Raises ValueError if ranks read different images. Collective.
-    """
-    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-        digest = encoder.hash_images(prompts)
-    with raise_on_all_ranks(mesh):
-        if from_main(digest, mesh) != digest:
-            raise ValueError(
-                f"rank {mesh.rank} and rank 0 read different images of the prompts, in the column "
-                f"{IMAGES}; copy the same files to all nodes"
-            )
-    return digest
 
 
 def _encode_pairs(
@@ -354,7 +326,12 @@ def _probe_compiled_blocks(
 
 
 def _checkpoint_writer(
-    settings: RecordSettings, mesh: Mesh, owner: Ownership, run_id: str, *, timeout: float
+    settings: RecordSettings,
+    mesh: Mesh,
+    check_owner: Callable[[], None],
+    run_id: str,
+    *,
+    timeout: float,
 ) -> CheckpointWriter:
     return CheckpointWriter(
         Path(settings.output_dir),
@@ -363,7 +340,7 @@ def _checkpoint_writer(
         keep_every=settings.keep_every,
         is_asynchronous=settings.save_asynchronously,
         timeout=timeout,
-        owner=owner,
+        check_owner=check_owner,
         run=run_id,
     )
 

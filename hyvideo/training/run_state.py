@@ -1,40 +1,59 @@
-"""State of a run: the contents of a checkpoint, and the settings that may change on resume.
+"""State of a run: the contents of a checkpoint, and what may change when a run is resumed.
 
-Settings that affect rollouts, rewards, loss or updates may change only with
-``allow_changed_settings``.
+Settings and inputs that affect rollouts, rewards, loss or updates may change only if
+``allow_changed_settings`` names them.
 """
 
-import hashlib
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyvideo.config.config import TRAITS, Config
-from hyvideo.config.identity import Changes, changed_settings, named_files
-from hyvideo.distributed import checkpoint_loading, manifest
+from pydantic import BaseModel, ValidationError
+
+from hyvideo.config.config import Config
+from hyvideo.config.identity import changed_settings
+from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import any_rank, raise_on_all_ranks
+from hyvideo.distributed.collectives import any_rank
 from hyvideo.models.lora import save_lora
+from hyvideo.training.input_digests import changed_inputs
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
-from hyvideo.training.sampler_check import Coefficients, check_resumed_steps
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
 
-# Entries of state.json that are needed to resume, and those that earlier versions did not write.
-STATE = {
-    "iteration": int,
-    "update": int,
-    "anchor_age": int,
-    "kl_coefficient": {"value": float, "num_updates": int, "recent": [float]},
-    "health": {"bad_in_a_row": int, "norms": [float]},
-    "settings": {},
-}
-IMAGES = "ref_image_path"  # key in `contents` for the images of the prompts
-WEIGHTS = "pretrained_model_root"  # prefix in `contents` of the models that the run starts from
-REWARD_WEIGHTS = "reward_model/"  # prefix in `contents` of the weights of the scorers
-SERVICE = "remote_reward_url"  # key in `contents` of the scorer of the reward service
-OPTIONAL_STATE = {"unvalidated": {"*": (float, list)}, "rollouts": int, "contents": {"*": str}}
+ALL = "all"  # in allow_changed_settings
+
+
+class KLState(BaseModel):
+    """State of the coefficient of the KL penalty."""
+
+    value: float
+    num_updates: int
+    recent: list[float]  # KL values of its window
+
+
+class HealthState(BaseModel):
+    """State of the guard against NaN and spikes."""
+
+    bad_in_a_row: int
+    norms: list[float]  # recent gradient norms
+    last_outlier: int  # iteration
+
+
+class SavedState(BaseModel):
+    """Contents of state.json: what a run needs besides its tensors to continue."""
+
+    run: str  # identity of the run
+    iteration: int  # last finished one
+    update: int  # optimizer updates so far
+    anchor_age: int  # updates since the anchor was refreshed
+    kl_coefficient: KLState
+    health: HealthState
+    unvalidated: dict[str, Any]  # metrics of the iteration, if its validation is not finished
+    rollouts: int  # per iteration, over all replicas
+    settings: dict[str, Any]  # by flag
+    inputs: dict[str, str]  # digests of what the run read, by setting
 
 
 class Progress:
@@ -78,9 +97,7 @@ class RunState:
         progress: Progress,
         *,
         num_rollouts: int,  # per iteration, over all replicas
-        # hashes of the files named in settings, at the start of the run
-        contents: Mapping[str, str],
-        custom_steps: Coefficients | None = None,  # of a custom sampler
+        inputs: Mapping[str, str],  # digests of what the run reads, by setting
     ):
         self.config = config
         self.policy = policy
@@ -88,8 +105,7 @@ class RunState:
         self.checkpoints = checkpoints
         self.progress = progress
         self.num_rollouts = num_rollouts
-        self.contents = contents
-        self.custom_steps = custom_steps or []
+        self.inputs = dict(inputs)
         self.saved_iteration = 0
         self._saved_at = time.monotonic()
         # metrics of an iteration whose validation is not finished
@@ -131,23 +147,14 @@ class RunState:
         Collective.
         """
         self.progress.enter("save", "a checkpoint")
-        counters = counters or self._counters()
-        state = {
-            "iteration": counters["iteration"],  # last finished iteration
-            "update": counters["update"],  # optimizer updates so far
-            "anchor_age": counters["anchor_age"],  # updates since the anchor was refreshed
-            # value, number of updates, recent KL values
-            "kl_coefficient": counters["kl_coefficient"],
-            "health": counters["health"],  # recent gradient norms and skipped updates
-            # metrics of the iteration, if its validation is not finished
-            "unvalidated": self.unvalidated,
-            "rollouts": self.num_rollouts,  # per iteration, over all replicas
-            "settings": self.config.flat(),  # all settings by name
-            "contents": self.contents,  # hashes of the files that settings name
-        }
-        if self.custom_steps:
-            # a, b and std of each step of a custom sampler
-            state["custom_steps"] = self.custom_steps
+        state = SavedState(
+            run=self.checkpoints.run,
+            unvalidated=self.unvalidated,
+            rollouts=self.num_rollouts,
+            settings=self.config.flat(),
+            inputs=self.inputs,
+            **(counters or self._counters()),
+        )
         lora = None
         if self.policy.is_lora:
             with self.policy.with_ema_weights():
@@ -160,7 +167,7 @@ class RunState:
 
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(
-            self.progress.iteration, self.policy.tensors(), state, write_files
+            self.progress.iteration, self.policy.tensors(), state.model_dump(), write_files
         )
 
     def save_last_finished(self) -> int | None:
@@ -181,114 +188,73 @@ class RunState:
         self.checkpoints.wait()
         return self.progress.iteration
 
-    def resume(self, folder: Path | None) -> bool:
-        """Load a checkpoint and return whether one was given.
+    def resume(self, folder: Path) -> None:
+        """Load a checkpoint.
 
-        Raises ValueError if it does not fit the settings.
+        Raises ValueError if it does not fit the settings or inputs.
         """
-        if folder is None:
-            return False
-        with raise_on_all_ranks(self.checkpoints.mesh, errors=(ValueError, OSError)):
-            state = checkpoint_loading.read_state(folder, needed=STATE, optional=OPTIONAL_STATE)
-            digest = manifest.manifest_hash(folder)
-        checkpoint_loading.require_same_checkpoint(
-            state["iteration"], digest, self.checkpoints.mesh
+        state = read_saved_state(folder)
+        settings = self.config.flat()
+        self.changed_settings = check_changes(
+            state.settings,
+            state.inputs,
+            settings,
+            self.inputs,
+            same_rollouts=state.rollouts == self.num_rollouts,
         )
-        settings, same_rollouts = (
-            self.config.flat(),
-            state.get("rollouts") in (None, self.num_rollouts),
-        )
-        changes = changed_settings(state["settings"], settings, same_rollouts=same_rollouts)
-        saved_contents = state.get("contents", {})
-        changes.affecting_learning.extend(changed_contents(saved_contents, self.contents, settings))
-        if not self.config.record.allow_changed_settings:
-            check_changes(changes)
-        if "custom_steps" in state and not changes.affecting_learning:
-            check_resumed_steps(self.config.rollout, state["custom_steps"], self.custom_steps)
-        self.changed_settings = changes.free + changes.affecting_learning
-        # only with allow_changed_settings: otherwise the checkpoint has the anchor of anchor_path
-        replaces_anchor = state["settings"].get("anchor_path", "") != settings[
-            "anchor_path"
-        ] or saved_contents.get("anchor_path") != self.contents.get("anchor_path")
-        self.policy.load(folder, state["anchor_age"], replaces_anchor=replaces_anchor)
-        self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
-        self.update.nonfinite.load_state_dict(state["health"])
-        self.progress.iteration = self.saved_iteration = state["iteration"]
-        self.update.update_count = state["update"]
-        self.mark_finished(state.get("unvalidated", {}))
-        if self.progress.iteration >= self.config.optimizer.max_steps and not self.unvalidated:
-            raise ValueError(
-                "max_steps must be greater than the iteration of the checkpoint: got "
-                f"max_steps={self.config.optimizer.max_steps} and iteration "
-                f"{self.progress.iteration}; increase max_steps"
-            )
-        return True
+        # only if the change was accepted: otherwise the checkpoint has the anchor of anchor_path
+        replaces_anchor = state.settings.get("anchor_path", "") != settings["anchor_path"]
+        replaces_anchor |= state.inputs.get("anchor_path") != self.inputs.get("anchor_path")
+        self.policy.load(folder, state.anchor_age, replaces_anchor=replaces_anchor)
+        self.update.kl_coefficient.load_state_dict(state.kl_coefficient.model_dump())
+        self.update.nonfinite.load_state_dict(state.health.model_dump())
+        self.progress.iteration = state.iteration
+        self.saved_iteration = state.iteration
+        self.update.update_count = state.update
+        self.mark_finished(state.unvalidated)
 
 
-# Settings whose files are read after the hashes of all files are taken.
-READ_LATE = ("pretrained_lora_path", "anchor_path", "reward_config")
+def read_saved_state(folder: Path) -> SavedState:
+    """Return the state of a checkpoint. Raises ValueError if it is not complete."""
+    try:
+        return SavedState.model_validate(checkpoint_loading.read_state(folder))
+    except ValidationError as error:
+        names = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+        raise ValueError(
+            f"{folder} is not a checkpoint of a run: state.json has no valid {names}; use another one"
+        ) from error
 
 
-def hash_files(settings: Mapping[str, Any], only: Collection[str] | None = None) -> dict[str, str]:
-    """Return hashes of the files that affect training, keyed by the setting that names them; of
-    all settings, or of those in ``only``.
-    """
-    return {
-        name: hashlib.blake2b(b"".join(path.read_bytes() for path in paths)).hexdigest()
-        for name, paths in named_files(settings).items()
-        if TRAITS[name].decides == "learning" and (only is None or name in only)
-    }
-
-
-def changed_contents(
-    saved: Mapping[str, str], now: Mapping[str, str], settings: Mapping[str, Any]
+def check_changes(
+    saved_settings: Mapping[str, Any],
+    saved_inputs: Mapping[str, str],
+    settings: Mapping[str, Any],
+    inputs: Mapping[str, str],
+    *,
+    same_rollouts: bool,
 ) -> list[str]:
-    """Return a message for each setting whose files have changed since the hashes were saved."""
-    names = [name for name, digest in now.items() if saved.get(name, digest) != digest]
-    files = named_files(settings) if names else {}
-    messages = []
-    for name in names:
-        if name == IMAGES:
-            messages.append(f"images of the prompts, in the column {IMAGES}, have changed")
-        elif name.startswith(f"{WEIGHTS}/"):
-            model = name.removeprefix(f"{WEIGHTS}/")
-            messages.append(
-                f"the weights of the base model ({model}) in {WEIGHTS} {settings[WEIGHTS]} have "
-                "changed"
-            )
-        elif name.startswith(REWARD_WEIGHTS):
-            model = name.removeprefix(REWARD_WEIGHTS)
-            messages.append(f"the weights of reward_model {model} have changed")
-        elif name == SERVICE:
-            messages.append(
-                f"the reward model of the service at {SERVICE} {settings[SERVICE]} has changed: "
-                "another class, other options or other weights"
-            )
-        else:
-            paths = ", ".join(map(str, files[name]))
-            messages.append(f"the contents of {name} {paths} have changed")
-    return messages
+    """Return descriptions of what has changed since the run was saved.
 
-
-def require_unchanged(contents: Mapping[str, str], settings: Mapping[str, Any]) -> None:
-    """Raise ValueError if a file that is read while the run loads has changed since it was hashed,
-    because the run may then have read another file than its checkpoints record.
+    Raises ValueError for changes that affect learning, unless ``allow_changed_settings`` has their
+    names.
     """
-    now = hash_files(settings, only=READ_LATE)
-    if changed := changed_contents(contents, now, settings):
+    changes = changed_settings(saved_settings, settings, same_rollouts=same_rollouts)
+    affecting = dict(changes.affecting_learning)
+    for name in changed_inputs(saved_inputs, inputs):
+        path = settings.get(name.partition("/")[0], "")
+        affecting[name] = f"the contents of {name} have changed ({_shown(path)})"
+    allowed = settings["allow_changed_settings"]
+    refused = [name for name in affecting if name not in allowed and ALL not in allowed]
+    if refused:
         raise ValueError(
-            f"{'; '.join(changed)} while the run was loading; start it again when no program "
-            "writes these files"
+            "the run was started with other settings or inputs:\n  "
+            + "\n  ".join(affecting[name] for name in refused)
+            + "\nRestore them (config.yaml in output_dir has the settings), start a new run in "
+            "another output_dir, or accept them by name: --allow_changed_settings "
+            + " ".join(refused)
         )
+    return [*changes.free.values(), *affecting.values()]
 
 
-def check_changes(changes: Changes) -> None:
-    """Raise ValueError if settings that affect learning have changed."""
-    if changes.affecting_learning:
-        raise ValueError(
-            "the checkpoint was written with other settings:\n  "
-            + "\n  ".join(changes.affecting_learning)
-            + "\nRestore them (the config.yaml of the run has them), start a new run in another "
-            "output_dir, or set "
-            "allow_changed_settings true"
-        )
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -3,7 +3,7 @@ written it.
 
 The folder is a checkpoint of full or LoRA training, or written by ``save_pretrained``. An EMA is
 loaded as the policy. Every function that reads weights first compares a checkpoint with its
-manifest, as a resume does.
+digests, as a resume does.
 """
 
 import json
@@ -17,11 +17,16 @@ from torch import Tensor, nn
 
 from hyvideo.config.command_line import read_settings
 from hyvideo.config.config import FIELDS
-from hyvideo.config.reference_flags import with_current_names
 from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
-from hyvideo.distributed import manifest
-from hyvideo.distributed.checkpoint_loading import TENSORS, check_shapes, load_tensors, read_state
+from hyvideo.distributed.checkpoint_loading import (
+    DIGESTS,
+    TENSORS,
+    check_shapes,
+    corruption,
+    load_tensors,
+    read_state,
+)
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
@@ -41,18 +46,14 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
 
 def verify(folder: Path) -> None:
     """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its
-    manifest.
+    digests.
 
     All files are read and hashed, once per process; about 1 GB per second and core. Other folders
-    have no manifest.
+    have no digests.
     """
     owner = folder
     for parent in folder.absolute().parents[:2]:
-        if (
-            not is_checkpoint(owner)
-            and is_checkpoint(parent)
-            and (parent / manifest.NAME).is_file()
-        ):
+        if not is_checkpoint(owner) and is_checkpoint(parent) and (parent / DIGESTS).is_file():
             owner = parent
     if is_checkpoint(owner):
         found = [(str(path), path.lstat()) for path in sorted(owner.rglob("*"))]
@@ -64,7 +65,7 @@ def verify(folder: Path) -> None:
 @lru_cache
 def _verify_state(folder: Path, states: tuple[tuple[str, int, int], ...]) -> None:
     """Verify a checkpoint whose files have these sizes and times."""
-    if problem := manifest.corruption(folder, Mesh.single()):
+    if problem := corruption(folder, Mesh.single()):
         raise ValueError(f"checkpoint {folder} is corrupted: {problem}; use an earlier one")
 
 
@@ -115,10 +116,8 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     checkpoints = folder.resolve().parent
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
-    settings = with_current_names(saved)
-    return {
-        name: value for name, value in settings.items() if name in FIELDS
-    }, folder / "state.json"
+    known = {name: value for name, value in saved.items() if name in FIELDS}
+    return known, folder / "state.json"
 
 
 def _settings(folder: Path) -> dict | None:
@@ -129,7 +128,7 @@ def _settings(folder: Path) -> dict | None:
                 f"checkpoint {folder} is corrupted: state.json is missing; use an earlier one"
             )
         return None
-    return read_state(folder, {"settings": {}})["settings"]
+    return read_state(folder).get("settings", {})
 
 
 def is_lora(folder: Path) -> bool:

@@ -3,10 +3,10 @@
 A stored evaluation is reused if its identity is the same (`scores_file.read_evaluation`). It covers
 
     prompts     their texts in order, and the bytes of their images
-    base        all bytes of the transformer, VAE and encoder files, and of a LoRA that runs start from
-    scorers     their resolved options, and all bytes of their files, of options that are paths, and of the
-                code of a scorer from outside this project
-    policy      its path; all bytes of a LoRA, a transformer or videos; for a checkpoint, its `fingerprint`
+    base        the transformer, VAE and encoder files, and a LoRA that runs start from
+    scorers     their resolved options, their files, options that are paths, and the code of a scorer
+                from outside this project
+    policy      its path, and its files or videos; for a checkpoint, the digests in it
 
 It does not cover the models of a reward service or of the hub, this code or installed packages.
 """
@@ -17,10 +17,10 @@ from typing import Any
 
 from hyvideo.config.all_settings import RewardSettings
 from hyvideo.config.command_line import reward_options
-from hyvideo.config.identity import evaluation_settings, named_files
+from hyvideo.config.identity import evaluation_settings, weights_of
 from hyvideo.data.custom_code import code_files
+from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import hash_requests, read_requests
-from hyvideo.distributed.manifest import fingerprint
 from hyvideo.models import loading
 from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import SCORERS, Entry
@@ -33,7 +33,7 @@ def joint_identity(
     of videos.
     """
     root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
-    base = named_files(settings).get("pretrained_lora_path", [])
+    base = weights_of(settings).get("pretrained_lora_path", [])
     if transformer := loading.find_transformer(root, settings["transformer_version"]):
         folders = loading.read_family(Folder(transformer, "transformer")).folders
         base = [
@@ -49,14 +49,14 @@ def joint_identity(
     scorers = {
         name: {
             "options": given | {"path": None},
-            "files": fingerprint(_scorer_files(name, root, given)),
+            "files": digest_weights(_scorer_files(name, root, given)),
         }
         for name, given in options.items()
     }
     return {
         "settings": evaluation_settings(settings),
         "prompts": hash_requests(read_requests(*csvs)) if csvs else None,
-        "base": fingerprint(base) if has_model else None,
+        "base": digest_weights(base) if has_model else None,
         "scorers": scorers,
     }
 
@@ -66,7 +66,7 @@ def policy_identity(**sources: Path | None) -> dict[str, object]:
     model.
     """
     return {
-        name: {"path": str(path), "files": fingerprint([path])}
+        name: {"path": str(path), "files": digest_weights([path])}
         for name, path in sources.items()
         if path
     }

@@ -13,11 +13,12 @@ from pathlib import Path
 from hyvideo.config.command_line import config_of_run, parse
 from hyvideo.config.config import Config
 from hyvideo.config.identity import experiment_settings
-from hyvideo.data.run_folder import MARK, METRICS
-from hyvideo.distributed.checkpoint_loading import complete, read_state
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.data.run_folder import METRICS, read_record
+from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
-from hyvideo.report.groups import CELLS
 
+CELLS = "cells"  # folder of the runs, in the output folder of a study
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
 
@@ -92,9 +93,6 @@ class Study:
             str(run.seed),
         ]
         flags += [*THREADS, "--report_to", "none", "--save_total_limit", "1"]
-        started = [self.folder(run) / name for name in (METRICS, MARK)]
-        if any(file.is_file() for file in started):
-            flags += ["--resume_from_checkpoint", "latest"]
         flags += self.extra
         return flags + run.recipe.flags(flags)
 
@@ -142,7 +140,7 @@ def progress(folder: Path, config: Config) -> Progress:
     Raises ValueError if it was started with other settings or has more iterations than
     ``max_steps``.
     """
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS
     lines = complete_lines(metrics) if metrics.is_file() else []
     if not lines:
         return Progress(0, None)
@@ -165,34 +163,30 @@ def progress(folder: Path, config: Config) -> Progress:
         )
     saved = {int(path.name): path for path in complete(folder)}
     if saved:
-        _check_contents(saved[max(saved)], config)
+        _check_inputs(folder, config)
     # A line is written before the checkpoint: a last line without a checkpoint means that the run
     # stopped in between.
     return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
 
 
-def _check_contents(checkpoint: Path, config: Config) -> None:
+def _check_inputs(folder: Path, config: Config) -> None:
     """Raise ValueError if a file that affects training has changed since the run started, because
     the other runs of the study would train on something else.
     """
-    from hyvideo.models.loading import find_transformer  # imports torch, like the next two
-    from hyvideo.training.model_setup import weight_hashes
-    from hyvideo.training.run_state import WEIGHTS, changed_contents, hash_files
+    from hyvideo.models.loading import find_transformer  # imports torch, like the next
+    from hyvideo.training.input_digests import MODELS, changed_inputs, digest_inputs
 
-    now = hash_files(config.flat())
-    recorded = read_state(checkpoint, optional={"contents": {"*": str}}).get("contents", {})
+    record = read_record(folder)
     model = config.model
     # a table can be made where the weights are missing
-    if find_transformer(model.pretrained_model_root, model.transformer_version):
-        kinds = {name.removeprefix(f"{WEIGHTS}/") for name in recorded}
-        weights = weight_hashes(model, kinds)
-        now |= {f"{WEIGHTS}/{name}": digest for name, digest in weights.items()}
-    # that of rated pairs is followed by the hash of their videos
-    saved = {name: digest[: len(now[name])] for name, digest in recorded.items() if name in now}
-    if changed := changed_contents(saved, now, config.flat()):
+    if not record or not find_transformer(model.pretrained_model_root, model.transformer_version):
+        return
+    kinds = [name.removeprefix(MODELS) for name in record.inputs if name.startswith(MODELS)]
+    changed = changed_inputs(record.inputs, digest_inputs(config, RunInputs(config), kinds))
+    if changed:
         raise ValueError(
-            f"{'; '.join(changed)} since the run in {checkpoint.parents[1]} started; restore them, "
-            "or use another --output_dir"
+            f"the contents of {', '.join(changed)} have changed since the run in {folder} started; "
+            "restore them, or use another --output_dir"
         )
 
 

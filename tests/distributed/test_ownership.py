@@ -11,11 +11,11 @@ import time
 
 import pytest
 import torch
+from hyvideo.distributed.ownership import NotOwner, Ownership
 
 from hyvideo.distributed import checkpoint_loading, ownership
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.ownership import NotOwner, Ownership
 from tests.forked import ROOT, python
 
 ALONE = Mesh.single()

@@ -315,9 +315,7 @@ def test_a_prompt_without_checks_is_rejected_before_a_run_if_there_is_a_file(end
     server = endpoint(yes(1.0))
     scorer = preset("yes_no", server, checks=checks)
     scorer.check_prompts(["a red circle"])
-    with pytest.raises(
-        ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'; .*scripts.prepare_checks"
-    ):
+    with pytest.raises(ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'"):
         scorer.check_prompts(["a red circle", "a cat"])
     preset("yes_no", server).check_prompts(["a cat"])
     score("yes_no", server, prompt="a cat")

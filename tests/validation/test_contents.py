@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from hyvideo.distributed.manifest import fingerprint
 from PIL import Image
 
 from hyvideo.config.command_line import load_config
 from hyvideo.distributed import manifest
-from hyvideo.distributed.manifest import fingerprint
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.validation import contents

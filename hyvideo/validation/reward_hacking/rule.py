@@ -14,7 +14,6 @@ docs/reward_hacking.md has the rates of false alarms.
 """
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Literal, NamedTuple
 from hyvideo.config.all_settings import RecordSettings
 from hyvideo.config.without_effect import MIN_VIDEOS_TO_STOP
 from hyvideo.data.text import quote
-from hyvideo.records.metrics_file import complete_lines, iteration_of
 
 MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"
@@ -255,42 +253,11 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
 
 
 def check_output_dir(settings: RecordSettings) -> None:
-    """Raise ValueError if ``output_dir`` contains a run that is not resumed, or that was stopped
-    for reward hacking.
-    """
-    path = Path(settings.output_dir) / "metrics.jsonl"
-    if settings.resume_from_checkpoint not in ("", "latest", "auto"):
-        _check_results_of_another_run(Path(settings.resume_from_checkpoint), path)
-    # False also for a path that is too long
-    if not os.path.exists(path) or path.stat().st_size == 0:
-        return
-    if not settings.resume_from_checkpoint:
-        raise ValueError(
-            f"output_dir {quote(settings.output_dir)} already contains a run; resume it with "
-            "--resume_from_checkpoint latest, delete the folder, or set another output_dir"
-        )
-    complete_lines(path)
-    marker = path.with_name(MARKER)
+    """Raise ValueError if the run in ``output_dir`` was stopped for reward hacking."""
+    marker = Path(settings.output_dir) / MARKER
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
             f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking "
             "and would stop again; docs/reward_hacking.md describes what to change; to resume, "
             f"delete {marker} or set on_reward_hacking warn"
-        )
-
-
-def _check_results_of_another_run(checkpoint: Path, metrics: Path) -> None:
-    """Raise ValueError if the run of ``metrics`` would be replaced by, or mixed with, one from
-    ``checkpoint``.
-    """
-    own = metrics.with_name("checkpoints")
-    if not os.path.exists(metrics.parent) or checkpoint.resolve().parent == own.resolve():
-        return
-    iteration = iteration_of((checkpoint / "state.json").read_bytes()) or 0
-    recorded = [number for number, _ in complete_lines(metrics)] if metrics.is_file() else []
-    if any(own.glob("[0-9]*")) or min(recorded, default=iteration + 1) <= iteration:
-        raise ValueError(
-            f"output_dir {quote(metrics.parent)} contains another run than resume_from_checkpoint "
-            f"{quote(checkpoint)}; choose a new output_dir, or resume the run in it with "
-            "--resume_from_checkpoint latest"
         )

@@ -1,0 +1,81 @@
+"""Digests of everything that a run reads and that decides what it learns, by the setting that names
+it: the rows of a CSV, the tokens of a file of code, and samples of files of weights.
+
+A resumed run must have the same, except for those that ``allow_changed_settings`` names.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+from hyvideo.config.all_settings import ModelSettings
+from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import Config
+from hyvideo.config.identity import code_of, weights_of
+from hyvideo.config.run_inputs import RunInputs
+from hyvideo.data.digests import digest_code, digest_file, digest_of, digest_weights
+from hyvideo.data.files import find_path
+from hyvideo.data.pairs import Rating
+from hyvideo.data.prompts import hash_requests
+from hyvideo.models import loading
+
+MODELS = "pretrained_model_root/"  # start of the names of the models that a run loads
+PAIRS = "pairs_csv"
+SERVICE = "remote_reward_url"
+
+
+def digest_inputs(config: Config, inputs: RunInputs, kinds: Collection[str]) -> dict[str, str]:
+    """Return the digests of a run's inputs.
+
+    ``kinds`` are the kinds of conditions that its prompts need. Raises OSError for a file that
+    cannot be read.
+    """
+    settings = config.flat()
+    found = {
+        name: digest_of([digest_code(path) for path in paths])
+        for name, paths in code_of(settings).items()
+    }
+    found |= {name: digest_weights(paths) for name, paths in weights_of(settings).items()}
+    if not config.uses_pairs:
+        found["prompts_csv"] = hash_requests(inputs.requests)
+    if config.reward.reward_config:
+        found["reward_config"] = _digest_options(reward_options(config.reward))
+    found |= digest_models(config.model, kinds)
+    return found
+
+
+def digest_models(model: ModelSettings, kinds: Collection[str]) -> dict[str, str]:
+    """Return the digests of the weights of the transformer, the VAE and the encoders of ``kinds``;
+    empty for random weights.
+    """
+    if model.random_weights:
+        return {}
+    root = Path(model.pretrained_model_root)
+    transformer = loading.transformer_folder(root, model.transformer_version)
+    folders = {"transformer": [transformer.path], "vae": [root / "vae"]}
+    for part in loading.read_family(transformer).parts:
+        if part.kind in kinds:
+            folders[part.kind] = [root / folder for folder in part.folders]
+    return {f"{MODELS}{name}": digest_weights(paths) for name, paths in folders.items()}
+
+
+def digest_ratings(ratings: Sequence[Rating]) -> str:
+    """Return a digest of the answers and prompts of rated pairs, in order, without their videos."""
+    requests = hash_requests([rating.request for rating in ratings])
+    return digest_of(requests, [[rating.dimension, rating.outcome] for rating in ratings])
+
+
+def changed_inputs(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return the names of the inputs whose digest differs. A name that only one has is a changed
+    setting, or a model that is loaded now and was not before.
+    """
+    return sorted(name for name in saved.keys() & now.keys() if saved[name] != now[name])
+
+
+def _digest_options(options: Mapping[str, Mapping[str, object]]) -> str:
+    """Return a digest of the options of scorers, with the contents of the files that they name."""
+    contents = {}
+    for scorer, given in options.items():
+        for name, value in given.items():
+            is_file = name != "path" and isinstance(value, str) and find_path(value).is_file()
+            contents[f"{scorer}.{name}"] = digest_file(find_path(value)) if is_file else value
+    return digest_of(contents)

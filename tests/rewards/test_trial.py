@@ -126,6 +126,7 @@ def test_a_function_returns_numbers_rows_or_columns(function, names):
         (lambda videos, prompts, fps: [1.0], r"per video \(2\), got a list of 1"),
         (lambda videos, prompts, fps: {"bright": [1.0, 2.0], "b": [1.0]}, "argument 2 is shorter"),
         (lambda videos, prompts, fps: [None for _ in videos], "finite number for bright"),
+        (lambda videos, prompts, fps: [{"a": 1.0} for _ in videos], "reward_weights '{\"a\": 1}'"),
     ],
 )
 def test_a_wrong_answer_of_a_function_is_named(function, message):

@@ -507,9 +507,9 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     The run resumes only if their files are unchanged.
     """
     page = Path("docs/custom_rewards.md").read_text(encoding="utf-8")
-    (example,) = re.findall(
-        r"```python\n(from \S+ import Scorer\n\n+class Brightness.*?)```", page, re.S
-    )
+    (example,) = re.findall(r"```python\n(def brightness.*?)```", page, re.S)
+    (as_class,) = re.findall(r"```python\n(from \S+ import Scorer\n.*?)```", page, re.S)
+    example += as_class
     (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)
     (tmp_path / "my_rewards.py").write_text(example)
     (tmp_path / "shades.py").write_text(MODULE)
@@ -520,7 +520,6 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     config = tiny_config.with_settings(
         **{"pretrained_model_root": str(root), "reward_weights": json.dumps(parsed.reward_weights)},
         reward_model=[*parsed.reward.reward_model, "shades:Shade"],
-        reward_config='{"my_rewards.py:Brightness": {"target": 0.5}}',
         **{"valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 2},
         **{
             "max_steps": 1,
@@ -540,7 +539,7 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
         n for n in line if n.startswith("reward/")
     }
     assert (
-        line["reward/mean"] == line["reward/brightness"] < 0 < line["reward/shade"]
+        line["reward/mean"] == line["reward/brightness"] == 1 - line["reward/shade"] > 0
         and line["reward/VQ"] == 2
     )
     assert {f"validation/{name}" for name in names} < line.keys() and not {
@@ -554,7 +553,7 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
         )
     output = capsys.readouterr().out
     assert (
-        re.search(r" brightness +-0\.", output)
+        re.search(r" brightness +0\.", output)
         and re.search(r" VQ +2\.000", output)
         and "nan" not in output
     )

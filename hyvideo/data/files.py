@@ -245,11 +245,13 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
         for written in hidden.rglob("*"):
             sync(written)
         sync(hidden)
-        if is_folder and path.is_dir():
-            raise FileExistsError(errno.EEXIST, "the folder exists already", str(path))
+        if is_folder and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "it exists already", str(path))
         os.replace(hidden, path)
         sync(path.parent)
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # another process was faster
+            raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
         if error.errno is not None and error.filename is None:  # a full disk: which one?
             error.filename = str(path)
         raise

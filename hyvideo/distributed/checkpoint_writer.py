@@ -18,7 +18,7 @@ from hyvideo.data.files import optional, publish
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed.checkpoint_loading import DIGESTS, STATE, TENSORS, complete, digest_files
 from hyvideo.distributed.checkpoint_reader import read_metadata
-from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
+from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 
 _FAILURES = (Exception, dcp.api.CheckpointException)  # training continues after all of them
@@ -72,7 +72,7 @@ class CheckpointWriter:
         self.wait()
         target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
         is_saved = (target / DIGESTS).is_file() and run_folder.is_marked(target, self.run)
-        if all_objects(is_saved, self.mesh)[0]:
+        if from_main(is_saved, self.mesh):
             return target
         copied = {
             name: tensor.detach().to("cpu", copy=self.is_asynchronous)
@@ -136,13 +136,13 @@ class CheckpointWriter:
         as ``target``.
         """
         with ExitStack() as stack:
-            partial = None
+            name = ""
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     partial = stack.enter_context(publish(target, is_folder=True))
                     run_folder.mark(partial, self.run)
-            partial = all_objects(partial, self.mesh, self._group)[0]
-            yield partial
+                    name = partial.name
+            yield target.with_name(all_objects(name, self.mesh, self._group)[0])
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     self.check_owner()

@@ -190,12 +190,11 @@ class RunState:
         self.checkpoints.wait()
         return self.progress.iteration
 
-    def resume(self, folder: Path) -> None:
-        """Load a checkpoint.
+    def resume(self, folder: Path, state: SavedState) -> None:
+        """Load a checkpoint with its ``state``, which all ranks have read from the same file.
 
-        Raises ValueError if it does not fit the settings or inputs.
+        Raises ValueError if it does not fit the settings or inputs. Collective.
         """
-        state = read_saved_state(folder)
         settings = self.config.flat()
         self.changed_settings = check_changes(
             state.settings,

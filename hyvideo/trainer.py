@@ -15,6 +15,7 @@ Stages of an iteration and the files that implement them:
 8. Anchor refresh every ``update_ref_model_step`` updates (SAGE) training/anchor.py
 """
 
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import torch
 
 from hyvideo.config.config import Config
 from hyvideo.config.run_plan import make_plan
+from hyvideo.data.files import optional
 from hyvideo.data.run_folder import (
     RECORD,
     Lease,
@@ -41,13 +43,13 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import warn_if_unwritable, write_config
+from hyvideo.records.run_files import write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
+from hyvideo.training.custom_objective import forbid_changes
 from hyvideo.training.machine import resolve_auto
-from hyvideo.training.objective import forbid_changes
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.output_folder import find_start
 from hyvideo.training.preemption import Stopped
@@ -200,9 +202,9 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration, after any error. Raises Stopped
-        after a signal, RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any
-        error of a part of the run.
+        A run that ends early saves its last finished iteration, after any error that all ranks have
+        in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        OffPolicyError, and any error of a part of the run.
         """
         end = "finished"
         try:
@@ -297,6 +299,11 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
+        if not is_common and self.mesh.world_size > 1:
+            sys.stderr.write(
+                f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
+                f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
+            )
         if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
@@ -416,7 +423,7 @@ class Trainer:
     def _report(self) -> None:
         if self.mesh.is_main and self.config.record.report:
             self._write_timeline()
-            with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):
+            with optional(REPORT_FILE, (OSError, ValueError, OverflowError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:

@@ -1,7 +1,6 @@
 """Asynchronous checkpoint writing by all ranks; a checkpoint becomes visible by one rename."""
 
 import json
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data import run_folder
-from hyvideo.data.files import publish
+from hyvideo.data.files import optional, publish
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed.checkpoint_loading import DIGESTS, STATE, TENSORS, complete, digest_files
 from hyvideo.distributed.checkpoint_reader import read_metadata
@@ -100,17 +99,10 @@ class CheckpointWriter:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        self.last_failed = False
-        try:
+        # the reason is the same on all ranks
+        with optional("checkpoint", _FAILURES, is_shown=self.mesh.is_main) as problems:
             pending.result()
-        except _FAILURES as error:
-            self.last_failed = True
-            reason = " ".join(str(error).split())[-500:]
-            if self.mesh.is_main:  # the reason is the same on all ranks
-                print(
-                    f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training continues",
-                    file=sys.stderr,
-                )
+        self.last_failed = bool(problems)
 
     def _write(
         self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -117,6 +118,66 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
         return trainer
 
     post_train.build = build_faulty
+
+
+def hang_in_scorer():
+    """Send this process a signal while a scorer hangs."""
+    import post_train
+
+    build = post_train.build
+
+    def build_hanging(*arguments):
+        def score(*_, **__):
+            os.kill(os.getpid(), signal.SIGUSR1)
+            time.sleep(1000)
+
+        trainer = build(*arguments)
+        for scorer in trainer.run.scorer.scorers.values():
+            scorer.score = score
+        return trainer
+
+    post_train.build = build_hanging
+
+
+def signal_outside_of_training(place, number):
+    """Send this process a signal while it loads, or while it prints the summary."""
+    import post_train
+    from hyvideo.report import run_summary
+
+    module, name = (post_train, "build") if place == "load" else (run_summary, "print_summary")
+    function = getattr(module, name)
+    setattr(
+        module, name, lambda *arguments: (os.kill(os.getpid(), number), function(*arguments))[1]
+    )
+
+
+def fill_disk(first, last):
+    """Let every write to a file fail from iteration ``first`` to ``last``; stdout and stderr are
+    pipes.
+    """
+    import post_train
+
+    pipe = subprocess.Popen(["cat"], stdin=subprocess.PIPE).stdin.fileno()
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)
+    build = post_train.build
+
+    def build_on_full_disk(*arguments):
+        trainer = build(*arguments)
+        run_iteration = trainer.run_iteration
+
+        def run_with_limit(writer):
+            is_full = first <= trainer.iteration <= last
+            resource.setrlimit(
+                resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, -1)
+            )
+            return run_iteration(writer)
+
+        trainer.run_iteration = run_with_limit
+        return trainer
+
+    post_train.build = build_on_full_disk
 
 
 class Result(NamedTuple):

@@ -100,9 +100,7 @@ def snapshot(trainer):
     "case",
     [pytest.param(case, marks=pytest.mark.slow) if case in COVERED else case for case in CASES],
 )
-def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(
-    tiny_config, mesh, tmp_path, case
-):
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mesh, tmp_path, case):
     config = tiny_config.with_settings(**SETTINGS | CASES[case])
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     train_iterations(uninterrupted, 2)

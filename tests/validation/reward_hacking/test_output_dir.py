@@ -5,7 +5,6 @@ iteration.
 import pytest
 
 from hyvideo.config.all_settings import RecordSettings
-from hyvideo.records.metrics_file import complete_lines
 from hyvideo.validation.reward_hacking.rule import MARKER, check_output_dir
 
 
@@ -36,20 +35,3 @@ def test_a_folder_named_metrics_jsonl_raises_value_error(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ValueError, match="metrics.jsonl"):
         complete_lines(tmp_path / "metrics.jsonl")
-
-
-@pytest.mark.parametrize("iterations", [(1, 2, 2), (1, 3, 2), (0, 1, 2, 0, 1)])
-def test_metrics_with_a_repeated_or_unordered_iteration_are_rejected(tmp_path, iterations):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f'{{"iteration": {iteration}}}\n' for iteration in iterations))
-    with pytest.raises(
-        ValueError,
-        match=rf"line {len(iterations)} of .* has iteration {iterations[-1]}, but follows",
-    ):
-        complete_lines(path)
-    # a lost line
-    path.write_text('{"iteration": 0}\n{"iteration": 0}\n{"iteration": 1}\n{"iteration": 4}\n')
-    assert [iteration for iteration, _ in complete_lines(path)] == [0, 0, 1, 4]
-    path.write_text('{"iteration": true}\n{"iteration": 1}\n')
-    with pytest.raises(ValueError, match="line 1 of .* is not a JSON object with an iteration"):
-        complete_lines(path)

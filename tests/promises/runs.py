@@ -59,10 +59,6 @@ SETTINGS = {
 }
 
 
-def no_fault():
-    pass
-
-
 def inject(log, stage="", iteration=0, kind="KILL", rank=0):
     """Send this process a signal in the middle of a stage of an iteration, and log every call of
     the sampler.
@@ -76,6 +72,8 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
 
     def build_faulty(*arguments):
         trainer = build(*arguments)
+        if trainer is None:  # the run is finished
+            return None
 
         def send_signals():
             is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
@@ -180,6 +178,66 @@ def fill_disk(first, last):
     post_train.build = build_on_full_disk
 
 
+def delete_lease(folder, iteration):
+    """Delete the lease of the run's folder in an iteration, as if another process had taken it."""
+    import post_train
+    from hyvideo.data.run_folder import LEASE
+
+    build = post_train.build
+
+    def build_watched(*arguments):
+        trainer = build(*arguments)
+        run_iteration = trainer.run_iteration
+
+        def run(writer):
+            if trainer.iteration == iteration:
+                os.unlink(os.path.join(folder, LEASE))
+            return run_iteration(writer)
+
+        trainer.run_iteration = run
+        return trainer
+
+    post_train.build = build_watched
+
+
+def wait_in_iteration(iteration, waits, go):
+    """Create the file ``waits`` in an iteration, and continue when the file ``go`` exists."""
+    import post_train
+
+    build = post_train.build
+
+    def build_waiting(*arguments):
+        trainer = build(*arguments)
+        run_iteration = trainer.run_iteration
+
+        def run(writer):
+            if trainer.iteration == iteration:
+                open(waits, "w").close()
+                while not os.path.exists(go):
+                    time.sleep(0.05)
+            return run_iteration(writer)
+
+        trainer.run_iteration = run
+        return trainer
+
+    post_train.build = build_waiting
+
+
+def add_videos(folder):
+    """Create a folder with a file of the user where the first videos will be written."""
+    import post_train
+
+    build = post_train.build
+
+    def build_and_add(*arguments):
+        trainer = build(*arguments)
+        os.makedirs(os.path.join(folder, "rollouts", "000001"))
+        open(os.path.join(folder, "rollouts", "000001", "mine"), "w").close()
+        return trainer
+
+    post_train.build = build_and_add
+
+
 class Result(NamedTuple):
     code: int  # exit code, or minus the signal that killed the process
     output: str  # stdout and stderr
@@ -194,7 +252,10 @@ class Run:
         self.log.touch()
 
     def flags(self, **settings):
-        return [f"--{name}={value}" for name, value in (self.settings | settings).items()]
+        flags = []
+        for name, value in (self.settings | settings).items():
+            flags += [f"--{name}", *value] if isinstance(value, list) else [f"--{name}={value}"]
+        return flags
 
     def start(self, *fault, **settings):
         return self.start_with("inject", str(self.log), *fault, **settings)

@@ -5,6 +5,7 @@ iteration.
 import pytest
 
 from hyvideo.config.all_settings import RecordSettings
+from hyvideo.records.metrics_file import complete_lines
 from hyvideo.validation.reward_hacking.rule import MARKER, check_output_dir
 
 

@@ -18,7 +18,7 @@ from hyvideo.rewards.rewards import short_names
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 
-RESUME_WORDS = ("latest", "auto")  # values of resume_from_checkpoint that are no folders
+RESUME_WORDS = ("auto", "latest")  # values of resume_from_checkpoint that are no folders
 # Settings A and B of the paper (arXiv:2603.21872, Table 2).
 REWARD_PRESETS = {
     "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.config.config import RESUME_WORDS
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import CHECKPOINTS, METRICS, RunRecord
 from hyvideo.data.text import quote
@@ -12,8 +13,6 @@ from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.training.run_state import SavedState, read_saved_state
-
-RESUME_WORDS = ("auto", "latest")  # resume the run in output_dir, or start one
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,105 @@
+"""Settings that must agree for a resumed run, an experiment and an evaluation; derived from the
+settings' traits. And the files of code and weights that settings name.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hyvideo.models.registry import family_files
+from hyvideo.rewards.rewards import code_files
+from hyvideo.settings.config import OBJECTIVE, Config, leaves_of
+from hyvideo.settings.objectives import TrustRegion
+
+
+class Changes(NamedTuple):
+    """Settings that differ from those that a run started with, by name, each with a description."""
+
+    free: dict[str, str]  # may change
+    affecting_learning: dict[str, str]  # need allow_changed_settings
+
+
+def changed_settings(
+    saved: Mapping[str, object], now: Mapping[str, object], *, same_rollouts: bool
+) -> Changes:
+    """Compare the settings of a run with the current ones; absent ones had their default.
+
+    With ``same_rollouts``, the number of rollouts per iteration is unchanged, so that their layout
+    may change.
+    """
+    changes = Changes({}, {})
+    version = str(saved.get("transformer_version", Config().model.transformer_version))
+    config = Config.from_flat(now)
+    leaves = config.leaves()
+    start = Config.of_version(version).with_settings(objective=config.objective.name)
+    before = start.flat() | dict(saved)
+    for name, value in now.items():
+        decides, was = leaves[name].decides, before.get(name)
+        if decides == "start" or was == value:
+            continue
+        is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
+        found = changes.free if is_free else changes.affecting_learning
+        found[name] = f"{name} is {value!r} and was {was!r}"
+    return changes
+
+
+def code_of(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+    """Return the files of custom code that settings name: scorers, sampler, objective and family."""
+    scorers = [] if settings["remote_reward_url"] else settings["reward_model"]
+    named = {
+        "reward_model": code_files(scorers),
+        "sde_type": code_files([settings["sde_type"]]),
+        "objective": code_files([settings["objective"]]),
+        "family": family_files(settings["family"]),
+    }
+    return {name: files for name, files in named.items() if files}
+
+
+def weights_of(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+    """Return the files of the initial LoRA and of the anchor. Raises ValueError if there are none."""
+    from hyvideo.models.lora import lora_files  # imports torch
+
+    named = {}
+    if settings["pretrained_lora_path"]:
+        named["pretrained_lora_path"] = lora_files(settings["pretrained_lora_path"])
+    anchor = settings["anchor_path"]
+    if anchor:
+        digests = Path(anchor) / "digests.json"  # of all files of a checkpoint
+        named["anchor_path"] = [digests] if digests.is_file() else lora_files(Path(anchor))
+    return named
+
+
+def experiment_settings(config: Config) -> dict[str, object]:
+    """Return the settings that affect learning; without KL terms, ``kl_strategy`` alone for the
+    trust region.
+    """
+    leaves = config.leaves()
+    settings = {
+        name: value
+        for name, value in config.flat().items()
+        if leaves[name].decides in ("learning", "layout")
+    }
+    strategy = config.objective.strategy
+    if strategy == "none":
+        for name in leaves_of(OBJECTIVE, TrustRegion):
+            settings.pop(name, None)
+        settings["num_updates_per_rollout"] = config.objective.updates
+    return settings | {"kl_strategy": strategy}
+
+
+def evaluation_settings(config: Config) -> dict[str, object]:
+    """Return the settings, except paths, that affect an evaluation; frames, size and noise levels
+    are those of validation.
+    """
+    leaves = config.leaves()
+    sampling = config.validation_sampling
+    measured = {name: value for name, value in config.flat().items() if leaves[name].measured}
+    measured |= {
+        "sample_n_frames": sampling.frames,
+        "height": sampling.height,
+        "width": sampling.width,
+        "shift": sampling.shift,
+        "sigmas": sampling.sigmas,
+        "cfg_scale": sampling.guidance_scale,
+    }
+    return measured | ({"validation_noise": sampling.noise} if sampling.noise else {})

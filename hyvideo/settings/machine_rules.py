@@ -1,0 +1,278 @@
+"""Rules that depend on the machine: packages, files and folders, one function per rule, as in
+`rules`.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from json import JSONDecodeError
+from pathlib import Path
+
+from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
+from hyvideo.data.images import read_image
+from hyvideo.data.pairs import check_images, check_latents, check_videos
+from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.data.run_folder import CHECKPOINTS
+from hyvideo.data.text import quote
+from hyvideo.models.versions import RELEASED
+from hyvideo.settings.run_inputs import RunInputs
+
+Problems = Iterator[str]
+
+
+def problem_of(check: Callable, *arguments: object) -> Problems:
+    """Yield the message of the ValueError that ``check(*arguments)`` raises, if any."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        yield str(error)
+
+
+REPORTS = ("tensorboard", "wandb")
+MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
+MAX_LORA_BYTES = 2**40
+
+
+def data_problems(inputs: RunInputs) -> Problems:
+    """Yield what the prompts, pairs and sizes of the run lack, as far as their files exist."""
+    config = inputs.config
+    if not config.data.prompts_csv and not config.objective.uses_pairs:
+        yield "prompts_csv must name a CSV file with a column `prompt`, got none"
+    yield from prompts_are_readable(inputs, existing=True)
+    yield from pairs_are_usable(inputs, existing=True)
+    yield from frames_fit_the_vae(inputs)
+    yield from sizes_fit_the_transformer(inputs)
+    yield from images_fit_the_version(inputs)
+
+
+def machine_problems(inputs: RunInputs) -> Problems:
+    """Yield a message for each package, file or folder of the run that this machine lacks."""
+    config = inputs.config
+    model = config.model
+    record = config.record
+    yield from packages_are_installed(record.report_to, model.base_weight_dtype)
+    yield from prompts_are_readable(inputs, existing=False)
+    yield from pairs_are_usable(inputs, existing=False)
+    yield from checkpoints_exist(model.pretrained_model_root)
+    yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
+    yield from anchor_exists(config.objective.anchor_path)
+    weights = {
+        "anchor_path": config.objective.anchor_path,
+        "pretrained_lora_path": config.optimizer.pretrained_lora_path,
+    }
+    yield from weights_are_kept(weights, record.output_dir)
+    yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
+    yield from folders_can_be_written("output_dir", record.output_dir)
+    if model.conditions_dir:
+        yield from folders_can_be_written("conditions_dir", model.conditions_dir)
+
+
+def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Problems:
+    for name in REPORTS:
+        if name in report_to and not is_installed(name):
+            yield (
+                f"report_to needs {name}, which is not installed; run `pip install {name}`, or "
+                f"remove {name} from report_to"
+            )
+    if base_weight_dtype == "fp8" and not is_installed("torchao"):
+        yield (
+            "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install "
+            "torchao==0.18.0` or set base_weight_dtype bf16"
+        )
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package is installed; a folder with its name, such as ./wandb of a run, does
+    not count.
+    """
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
+
+
+def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
+    """Yield a message for each unreadable prompts file.
+
+    Checks only files that exist, or only those that do not.
+    """
+    data = inputs.config.data
+    trained = [] if inputs.config.objective.uses_pairs else data.prompts_csv
+    for path in dict.fromkeys([*trained, *data.valid_video_csv]):
+        if os.path.isfile(find_path(path)) == existing:
+            yield from problem_of(_read_prompts, inputs.files, path)
+
+
+def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
+    """Yield a message if the rated pairs of a run cannot be used.
+
+    Checks only if all files exist, or only if not.
+    """
+    config = inputs.config
+    if not config.objective.uses_pairs or not config.objective.pairs_csv:
+        return
+    if all(os.path.isfile(find_path(path)) for path in config.objective.pairs_csv) != existing:
+        return
+    yield from problem_of(check_pairs, inputs)
+
+
+def check_pairs(inputs: RunInputs) -> None:
+    """Raise ValueError for pairs without a preference, and for videos and latents that do not fit
+    the run.
+    """
+    config = inputs.config
+    try:
+        preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
+    except JSONDecodeError:
+        return  # `pair_weights_are_numbers` reports it
+    check_images(preferences)
+    check_videos(preferences, config.sampling.size)
+    try:
+        shape = inputs.architecture.latent_size(*config.sampling.size)
+    except ValueError:
+        return  # the folder of the model and the size are checked elsewhere
+    check_latents(preferences, shape)
+
+
+def _read_prompts(files: PromptFiles, path: str) -> None:
+    for image in dict.fromkeys(request.image for request in files.read([path]) if request.image):
+        read_image(image)
+
+
+def frames_fit_the_vae(inputs: RunInputs) -> Problems:
+    """Yield numbers of frames for which the VAE has no latents.
+
+    A model that cannot be found is reported elsewhere.
+    """
+    frames = {"sample_n_frames": inputs.config.data.sample_n_frames}
+    if inputs.config.record.validation_num_frames:
+        frames["validation_num_frames"] = inputs.config.record.validation_num_frames
+    try:
+        sizes = inputs.architecture
+    except ValueError:
+        return
+    for name, number in frames.items():
+        yield from problem_of(sizes.check_frames, number, name)
+
+
+def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
+    """Yield sizes of videos that the transformer does not support.
+
+    Nothing is checked if the transformer is neither released nor present.
+    """
+    try:
+        architecture = inputs.architecture
+    except ValueError as error:
+        if inputs.config.model.transformer_version in RELEASED:
+            yield str(error)
+        return
+    for whose, (_, height, width) in inputs.config.video_sizes.items():
+        # One frame: `frames_fit_the_vae` reports the frames.
+        for problem in problem_of(architecture.latent_size, 1, height, width):
+            yield f"{problem} for {whose}"
+
+
+def images_fit_the_version(inputs: RunInputs) -> Problems:
+    """Yield images that a released version does not support."""
+    version = inputs.config.model.transformer_version
+    released = RELEASED.get(version)
+    if released is None:
+        return
+    with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
+        source = "pairs_csv" if inputs.config.objective.uses_pairs else "prompts_csv"
+        yield from image_problems(
+            released.task, inputs.requests, f"transformer_version {version}", source
+        )
+    with suppress(ValueError):
+        yield from image_problems(
+            released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv"
+        )
+
+
+def image_problems(
+    task: str | None, requests: list[Request], version: str, source: str
+) -> Problems:
+    """Yield images given to a text-to-video version, or no image in any row for an image-to-video
+    version.
+    """
+    with_image = [request for request in requests if request.image is not None]
+    if task == "t2v" and with_image:
+        yield (
+            f"{version} is for text-to-video, got {len(with_image)} reference images in {source}, "
+            f"the first for {with_image[0].described}; use an i2v version or remove the images"
+        )
+    if task == "i2v" and requests and not with_image:
+        yield (
+            f"{version} is for image-to-video, got no reference image for the {len(requests)} "
+            f"prompts of {source}; add a column ref_image_path to the CSV, pass --image_path to "
+            "generate.py, or use a t2v version"
+        )
+
+
+def checkpoints_exist(root: str) -> Problems:
+    problem = folder_problem(root)
+    if problem:
+        yield (
+            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; "
+            "download the weights (checkpoints-download.md), or use configs/miniature.yaml, which "
+            "needs no download"
+        )
+
+
+def initial_lora_exists(path: str) -> Problems:
+    if not path or not folder_problem(path):
+        return
+    problem = file_problem(path, MAX_LORA_BYTES)
+    if problem:
+        yield (
+            f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; "
+            "correct the path"
+        )
+
+
+def anchor_exists(path: str) -> Problems:
+    if not path or not folder_problem(path):
+        return
+    problem = file_problem(path, MAX_LORA_BYTES)
+    if problem:
+        yield (
+            "anchor_path must be a checkpoint of a run, or a LoRA file or folder, got "
+            f"{quote(path)}: {problem}; correct the path"
+        )
+
+
+def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
+    """Yield settings that name a checkpoint of the run itself, which a restart could not read
+    again.
+    """
+    for name, path in paths.items():
+        is_removed = False
+        with suppress(ValueError):  # characters that no path can have, which another rule names
+            given = Path(os.path.realpath(path))
+            removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
+            is_removed = path != "" and removed in (given, *given.parents)
+        if is_removed:
+            yield (
+                f"{name} must not be in the checkpoints of output_dir, because the run removes old "
+                f"ones, got {quote(path)}; copy it to another folder, or choose another output_dir"
+            )
+
+
+def checkpoint_to_resume_exists(path: str) -> Problems:
+    if path in ("", "latest", "auto"):
+        return
+    problem = file_problem(Path(path) / "state.json", MAX_STATE_BYTES)
+    if problem:
+        reason = folder_problem(path) or f"state.json: {problem}"
+        yield (
+            "resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got "
+            f"{quote(path)}: {reason}"
+        )
+
+
+def folders_can_be_written(name: str, folder: str | Path) -> Problems:
+    problem = write_problem(folder)
+    if problem:
+        yield (
+            f"{name} must be a writable folder, got {quote(folder)}: {problem}; choose another "
+            "folder"
+        )

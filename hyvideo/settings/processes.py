@@ -1,0 +1,216 @@
+"""Number of processes and rank of this one, as set by torchrun, and how a process ends.
+
+Imports no torch.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import TextIO
+
+STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
+CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
+KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
+_MAX_COMPILE_WORKERS = 32  # torch's limit
+_GRACE_S = 5.0  # for other threads, at the end of the process
+_FIX = "start the program with torchrun, which sets it, or unset it for a single process"
+
+
+def world_size() -> int:
+    """Return the number of processes started by torchrun, 1 without it. Needs no process group.
+
+    Raises ValueError, like `rank` and `local_rank`, if the variable is not such a number.
+    """
+    return _number("WORLD_SIZE", "1", at_least=1)
+
+
+def rank() -> int:
+    """Return the rank of this process, 0 without torchrun. Needs no process group."""
+    found = _number("RANK", "0", at_least=0)
+    if found >= world_size():
+        raise ValueError(f"RANK must be below WORLD_SIZE {world_size()}, got {found}; {_FIX}")
+    return found
+
+
+def local_rank() -> int:
+    """Return the rank of this process on its machine."""
+    return _number("LOCAL_RANK", "0", at_least=0)
+
+
+def check_environment() -> None:
+    """Raise ValueError unless the variables that torchrun sets are complete and fit each other."""
+    size = world_size()
+    local_rank()
+    if size > 1:
+        if absent := [
+            name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)
+        ]:
+            raise ValueError(f"WORLD_SIZE {size} also needs {', '.join(absent)}, got none; {_FIX}")
+        _number("MASTER_PORT", "", at_least=1)
+    rank()
+
+
+def _number(name: str, default: str, *, at_least: int) -> int:
+    text = os.environ.get(name, default)
+    if not (text.isascii() and text.isdigit() and int(text) >= at_least):
+        raise ValueError(
+            f"the environment variable {name} must be an integer from {at_least}, got {text!r}; "
+            f"{_FIX}"
+        )
+    return int(text)
+
+
+def use_expandable_segments() -> None:
+    """Let torch's GPU allocator extend its segments, unless the user configured it.
+
+    Call before torch is imported.
+
+    Not on WSL2, whose driver fails at the first allocation in such a segment.
+    """
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and not is_wsl():
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+
+def share_compile_workers() -> None:
+    """Divide the cores among the compilers of this machine's processes, unless the user set their
+    number.
+
+    By default each process starts a compiler on every core, up to 32. Call before torch is
+    imported.
+    """
+    num_processes = _number("LOCAL_WORLD_SIZE", "1", at_least=1)
+    if num_processes > 1:
+        workers = max(1, min(_MAX_COMPILE_WORKERS, num_cores() // num_processes))
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_wsl() -> bool:
+    """Return whether this is Linux under Windows (WSL2), by the name of its kernel."""
+    try:
+        release = KERNEL_RELEASE.read_text()
+    except OSError:
+        return False
+    return "microsoft" in release.lower()
+
+
+def wait_for_rank_0() -> None:
+    """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when
+    rank 0 exits.
+    """
+    seconds = 0.0
+    with suppress(ValueError):  # unusable variables, which may be the error
+        if rank() > 0:
+            seconds += 2.0
+        if local_rank() > 0:
+            seconds += 2.0
+    time.sleep(seconds)
+
+
+def stop_signals() -> set[signal.Signals]:
+    """Return the signals that stop a run.
+
+    Under torchrun, SIGTERM ends it at once: another rank may have failed.
+
+    A closed terminal sends SIGHUP, which stays ignored if the program was started with nohup.
+    """
+    numbers = {signal.SIGUSR1, signal.SIGINT}
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        numbers.add(signal.SIGTERM)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.add(signal.SIGHUP)
+    return numbers
+
+
+def exit_on_signals() -> None:
+    """Exit with code 75 on a stop signal, before and after training; a lost launcher also sends a
+    rank SIGUSR1.
+    """
+    for number in stop_signals():
+        signal.signal(number, _exit_stopped)
+    if signal.SIGTERM not in stop_signals() and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
+
+
+def _exit_stopped(number: int, _frame) -> None:
+    name = signal.Signals(number).name
+    write_to_stderr(
+        f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n"
+    )
+    os._exit(STOPPED_CODE)
+
+
+def write_to_stderr(text: str) -> None:
+    """Write to stderr from a signal handler; without a reader, such as a closed terminal, write
+    nothing.
+    """
+    with suppress(OSError):
+        os.write(2, text.encode())
+
+
+class LossyStream:
+    """A text stream that drops what cannot be written: its pipe or terminal is closed, or its disk
+    is full.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            return len(text)
+        except ValueError:
+            if not self._stream.closed:
+                raise
+            return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            if not self._stream.closed:
+                self._stream.flush()
+
+    def __getattr__(self, name: str):
+        return getattr(self._stream, name)
+
+
+def continue_without_output() -> None:
+    """Let the program run on if nobody can read its output any more."""
+    for name in ("stdout", "stderr"):
+        if (stream := getattr(sys, name)) is not None:
+            setattr(sys, name, LossyStream(stream))
+
+
+def end_soon(code: int) -> int:
+    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging
+    scorer's, runs on.
+
+    Only the writing of a checkpoint, by the threads named `CHECKPOINT_THREAD`, is waited for.
+    """
+
+    def end() -> None:
+        for thread in threading.enumerate():
+            if thread.name.startswith(CHECKPOINT_THREAD):
+                thread.join()
+        os._exit(code)
+
+    sys.stdout.flush()
+    timer = threading.Timer(_GRACE_S, end)
+    timer.daemon = True
+    timer.start()
+    return code

@@ -1,0 +1,82 @@
+"""Inputs of a run: what its settings name and imply before a model is loaded, each read or computed
+once.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from hyvideo.data.pairs import (
+    Preferences,
+    Rating,
+    read_ratings,
+    select_preferences,
+    split_by_prompt,
+)
+from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.models.sizes import Sizes, read_architecture
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import Plan, make_plan
+from hyvideo.settings.reward_settings import given_pair_weights
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """Settings of a run on ``world_size`` processes, and the prompts, plan and architecture that
+    follow from them.
+
+    Every property is read or computed when it is first needed. It raises ValueError if a file or
+    setting is invalid.
+    """
+
+    config: Config
+    world_size: int = 1
+    files: PromptFiles = field(default_factory=PromptFiles, compare=False)
+
+    def with_config(self, config: Config) -> "RunInputs":
+        """Return the inputs of a run with other settings.
+
+        Files that both runs name are not read again.
+        """
+        return replace(self, config=config)
+
+    @cached_property
+    def ratings(self) -> list[Rating]:
+        """Rows of pairs_csv."""
+        return [rating for path in self.config.objective.pairs_csv for rating in read_ratings(path)]
+
+    @cached_property
+    def preferences(self) -> Preferences:
+        """Preferences of pairs_csv for training, and those that are held out."""
+        objective = self.config.objective
+        weights = given_pair_weights(objective.pair_weights)
+        found = select_preferences(self.ratings, weights, ", ".join(objective.pairs_csv))
+        return split_by_prompt(found, self.config.data.seed)
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """Prompts for training."""
+        if self.config.objective.uses_pairs:
+            return self.preferences.requests
+        return self.files.read(self.config.data.prompts_csv)
+
+    @cached_property
+    def prompts(self) -> list[Request]:
+        """Prompts for training, and those of the held-out pairs."""
+        return self.preferences.all_requests if self.config.objective.uses_pairs else self.requests
+
+    @cached_property
+    def validated(self) -> list[Request]:
+        """Prompts for validation; empty without validation."""
+        return self.files.read(self.config.data.valid_video_csv)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Counts of an iteration."""
+        return make_plan(self.config, self.world_size)
+
+    @cached_property
+    def architecture(self) -> Sizes:
+        """Sizes of the transformer, from its config.json or from the released version."""
+        return read_architecture(
+            self.config.model.pretrained_model_root, self.config.model.transformer_version
+        )

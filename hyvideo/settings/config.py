@@ -21,7 +21,7 @@ from hyvideo.rewards.rewards import short_names
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings import sections
-from hyvideo.settings.objectives import BUILT_IN, GRPO, Objective, settings_class
+from hyvideo.settings.objectives import BUILT_IN, GRPOSettings, ObjectiveSettings, settings_class
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import Switch
 
@@ -51,14 +51,14 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: sections.Model = sections.Model()
-    data: sections.Data = sections.Data()
-    rollout: sections.Rollout = sections.Rollout()
-    reward: sections.Reward = sections.Reward()
-    objective: Objective = GRPO()
-    optimizer: sections.Optimizer = sections.Optimizer()
-    distributed: sections.Distributed = sections.Distributed()
-    record: sections.Record = sections.Record()
+    model: sections.ModelSettings = sections.ModelSettings()
+    data: sections.DataSettings = sections.DataSettings()
+    rollout: sections.RolloutSettings = sections.RolloutSettings()
+    reward: sections.RewardSettings = sections.RewardSettings()
+    objective: ObjectiveSettings = GRPOSettings()
+    optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
+    distributed: sections.DistributedSettings = sections.DistributedSettings()
+    record: sections.RecordSettings = sections.RecordSettings()
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> "Config":
@@ -68,7 +68,7 @@ class Config(BaseModel):
         """
         values = {name: in_form(name, value) for name, value in values.items()}
         problems, names, parts = [], set(), {}
-        objective = values.pop(OBJECTIVE, GRPO.name)
+        objective = values.pop(OBJECTIVE, GRPOSettings.name)
         try:
             classes = SECTIONS | {OBJECTIVE: settings_class(objective)}
         except ValueError as error:
@@ -421,7 +421,7 @@ def _all_leaves() -> dict[str, Leaf]:
 
 
 _CHOICE: FieldInfo = sections.learning(
-    GRPO.name,
+    GRPOSettings.name,
     "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft "
     "(reward gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of "
     "few steps), or FILE.py:NAME.",

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from hyvideo.models.registry import family_files
 from hyvideo.rewards.rewards import code_files
 from hyvideo.settings.config import OBJECTIVE, Config, leaves_of
-from hyvideo.settings.objectives import TrustRegion
+from hyvideo.settings.objectives import TrustRegionSettings
 
 
 class Changes(NamedTuple):
@@ -81,7 +81,7 @@ def experiment_settings(config: Config) -> dict[str, object]:
     }
     strategy = config.objective.strategy
     if strategy == "none":
-        for name in leaves_of(OBJECTIVE, TrustRegion):
+        for name in leaves_of(OBJECTIVE, TrustRegionSettings):
             settings.pop(name, None)
         settings["num_updates_per_rollout"] = config.objective.updates
     return settings | {"kl_strategy": strategy}

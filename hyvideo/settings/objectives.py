@@ -22,7 +22,7 @@ RESERVED_GROUPS = (
 )
 
 
-class Objective(Section):
+class ObjectiveSettings(Section):
     """What all objectives have."""
 
     name: ClassVar[str]  # value of the setting ``objective``
@@ -103,7 +103,7 @@ class Objective(Section):
         return self.strategy == "stepwise" or self.strategy.startswith("dual")
 
 
-class KLCoefficientSettings(Objective):
+class KLCoefficientSettings(ObjectiveSettings):
     """Coefficient of the KL terms over the updates of a run."""
 
     kl_weight: float = learning(
@@ -129,7 +129,7 @@ class KLCoefficientSettings(Objective):
         return "none" if self.kl_weight == 0 else self.kl_strategy
 
 
-class TrustRegion(KLCoefficientSettings):
+class TrustRegionSettings(KLCoefficientSettings):
     """KL to an anchor, and to the policy of the rollouts."""
 
     kl_strategy: Literal["none", "fixed", "stepwise", "moving", "dual_moving", "dual_fixed"] = (
@@ -150,7 +150,7 @@ class TrustRegion(KLCoefficientSettings):
     num_updates_per_rollout: int = learning(1, "Updates per iteration, each on whole groups.", ge=1)
 
 
-class TrainedSteps(Objective):
+class TrainedStepsSettings(ObjectiveSettings):
     """Which steps of a rollout are trained, in which order."""
 
     enable_timestep_permutation: bool = learning(True, "Train a rollout's steps in random order.")
@@ -163,7 +163,7 @@ class TrainedSteps(Objective):
     )
 
 
-class RewardGradient(Objective):
+class RewardGradientSettings(ObjectiveSettings):
     """Gradient of the reward through scorer and VAE."""
 
     reward_gradient_weight: float = learning(
@@ -176,7 +176,7 @@ class RewardGradient(Objective):
     )
 
 
-class GRPO(TrainedSteps, TrustRegion):
+class GRPOSettings(TrainedStepsSettings, TrustRegionSettings):
     """Clipped likelihood ratios of the sampled steps."""
 
     name = "grpo"
@@ -195,7 +195,7 @@ class GRPO(TrainedSteps, TrustRegion):
     )
 
 
-class NFT(RewardGradient, TrustRegion):
+class NFTSettings(RewardGradientSettings, TrustRegionSettings):
     """DiffusionNFT, a velocity loss on re-noised rollouts."""
 
     name = "nft"
@@ -207,7 +207,7 @@ class NFT(RewardGradient, TrustRegion):
     nft_levels: int = learning(4, "Noise levels that are trained per rollout.", ge=1)
 
 
-class Draft(RewardGradient, TrustRegion):
+class DraftSettings(RewardGradientSettings, TrustRegionSettings):
     """Reward gradients alone."""
 
     name = "draft"
@@ -226,7 +226,7 @@ class Draft(RewardGradient, TrustRegion):
     )
 
 
-class DPO(KLCoefficientSettings):
+class DPOSettings(KLCoefficientSettings):
     """Preferences in CSV files, without rollouts."""
 
     name = "dpo"
@@ -258,7 +258,7 @@ class DPO(KLCoefficientSettings):
     )
 
 
-class Distill(TrainedSteps):
+class DistillSettings(TrainedStepsSettings):
     """A student of few steps, which follows its guided teacher."""
 
     name = "distill"
@@ -277,12 +277,13 @@ class Distill(TrainedSteps):
         return self.kl_strategy
 
 
-BUILT_IN = {each.name: each for each in (GRPO, NFT, Draft, DPO, Distill)}
+_ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, DistillSettings)
+BUILT_IN = {each.name: each for each in _ALL}
 # The settings of a custom objective, by what it trains.
-_LIKE = {"steps": GRPO, "levels": NFT, "path": Distill}
+_LIKE = {"steps": GRPOSettings, "levels": NFTSettings, "path": DistillSettings}
 
 
-def settings_class(name: str) -> type[Objective]:
+def settings_class(name: str) -> type[ObjectiveSettings]:
     """Return the settings of an objective, built-in or ``FILE.py:NAME``.
 
     Raises ValueError as `objective_class` does.
@@ -307,12 +308,12 @@ def _class_of_file(file: str, name: str) -> type:
 
 
 @cache
-def _custom_settings(name: str) -> type[Objective]:
+def _custom_settings(name: str) -> type[ObjectiveSettings]:
     """Return the settings of a custom objective: those of the built-in one that trains the same,
     and those in ``Settings`` of its class, a `Section`.
     """
     cls = objective_class(name)
-    like = DPO if cls.uses_pairs else _LIKE[cls.trains]
+    like = DPOSettings if cls.uses_pairs else _LIKE[cls.trains]
     own = getattr(cls, "Settings", None)
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
     settings.name = name

@@ -7,10 +7,10 @@ from hyvideo.data.text import quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.settings.config import REWARD_PRESETS, flat_weights, is_json
 from hyvideo.settings.reference_flags import REFERENCE_SCORERS
-from hyvideo.settings.sections import Reward
+from hyvideo.settings.sections import RewardSettings
 
 
-def given_reward_weights(reward: Reward) -> dict[str, float | dict[str, float]]:
+def given_reward_weights(reward: RewardSettings) -> dict[str, float | dict[str, float]]:
     """Return the weights by dimension, or by scorer and dimension. Raises ValueError for invalid
     JSON.
     """
@@ -18,7 +18,7 @@ def given_reward_weights(reward: Reward) -> dict[str, float | dict[str, float]]:
     return REWARD_PRESETS[text] if text in REWARD_PRESETS else parse_json(text)
 
 
-def reward_weights(reward: Reward) -> dict[str, float]:
+def reward_weights(reward: RewardSettings) -> dict[str, float]:
     """Return the weights by dimension, for plans and reports; see `flat_weights`."""
     return flat_weights(given_reward_weights(reward))
 
@@ -28,7 +28,7 @@ def given_pair_weights(text: str) -> dict[str, float]:
     return parse_json(text) if text else {}
 
 
-def reward_options(reward: Reward) -> dict[str, dict]:
+def reward_options(reward: RewardSettings) -> dict[str, dict]:
     """Return the options of each scorer; ``reward_config`` overrides settings.
 
     Raises ValueError if it is invalid.
@@ -65,4 +65,4 @@ def options_of_scorer(name: str, config: str) -> dict:
     """Return the options of a scorer in a ``reward_config``, or in JSON without its name."""
     if is_json(config) and f"{json.dumps(name)}:" not in config.replace('" :', '":'):
         config = f"{{{json.dumps(name)}: {config}}}"
-    return reward_options(Reward(reward_model=[name], reward_config=config))[name]
+    return reward_options(RewardSettings(reward_model=[name], reward_config=config))[name]

@@ -31,7 +31,7 @@ from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling, parse_interval
-from hyvideo.settings.sections import MAX_STEPS, Reward
+from hyvideo.settings.sections import MAX_STEPS, RewardSettings
 
 Problems = Iterator[str]
 
@@ -592,7 +592,7 @@ def trust_region_problems(config: Config) -> Problems:
 # --- rewards --------------------------------------------------------------------------------------
 
 
-def reward_problems(reward: Reward) -> Problems:
+def reward_problems(reward: RewardSettings) -> Problems:
     """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
         yield (
@@ -629,7 +629,7 @@ def reward_problems(reward: Reward) -> Problems:
     yield from weights_are_numbers(reward)
 
 
-def weights_are_numbers(reward: Reward) -> Problems:
+def weights_are_numbers(reward: RewardSettings) -> Problems:
     """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all
     0.
     """

@@ -57,7 +57,7 @@ learning, layout, machine, records, start = (
 )
 
 
-class Model(Section):
+class ModelSettings(Section):
     """Model, precision and device."""
 
     pretrained_model_root: str = machine(
@@ -123,7 +123,7 @@ class Model(Section):
     )
 
 
-class Data(Section):
+class DataSettings(Section):
     """Prompts and video size."""
 
     prompts_csv: list[str] = learning(
@@ -158,7 +158,7 @@ class Data(Section):
     seed: int = learning(42, "Random seed of the run.", ge=0)
 
 
-class Rollout(Section):
+class RolloutSettings(Section):
     """Number of rollouts, and the sampler."""
 
     batch_size: int = layout(2, "Rollouts that a replica samples at once.", ge=1)
@@ -211,7 +211,7 @@ class Rollout(Section):
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", ge=1)
 
 
-class Reward(Section):
+class RewardSettings(Section):
     """Reward models, their weights, and advantages."""
 
     reward_model: list[str] = learning(
@@ -273,7 +273,7 @@ class Reward(Section):
         return self.score_between_stages and not self.remote_reward_url
 
 
-class Optimizer(Section):
+class OptimizerSettings(Section):
     """Optimizer, EMA and LoRA."""
 
     max_steps: int = machine(10000, "Number of iterations.", ge=1)
@@ -312,7 +312,7 @@ class Optimizer(Section):
     )
 
 
-class Distributed(Section):
+class DistributedSettings(Section):
     """Parallelism, activation checkpointing and compilation."""
 
     sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", ge=1)
@@ -347,7 +347,7 @@ class Distributed(Section):
         return 0.8 * self.collective_timeout
 
 
-class Record(Section):
+class RecordSettings(Section):
     """Metrics, videos, checkpoints and validation."""
 
     output_dir: str = records(

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.config import LEAVES, OBJECTIVE, Config
-from hyvideo.settings.objectives import GRPO
+from hyvideo.settings.objectives import GRPOSettings
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
 
@@ -224,7 +224,7 @@ def negative_prompt_without_guidance(config: Config, changed: Collection[str]) -
         yield f"{', '.join(names)}: cfg_scale {config.rollout.cfg_scale:g} disables guidance"
 
 
-def _strength_of_kl(sampling: Sampling, settings: GRPO) -> float:
+def _strength_of_kl(sampling: Sampling, settings: GRPOSettings) -> float:
     """Return the gradient of the KL term divided by that of an advantage of 1 and by
     ``sqrt(2 KL)``; 0 without a KL.
 

@@ -108,7 +108,7 @@ run() {
     echo
     $dry_run || "$@" || {
         local code=$?
-        [ "$1" = python ] || echo "download_weights.sh: the download failed (is there a network?);" \
+        echo "download_weights.sh: the download failed (is there a network?);" \
             "run the same command again to resume it" >&2
         exit "$code"
     }
@@ -174,9 +174,7 @@ for version in "${versions[@]}"; do
     case "$version" in *_sr_distilled) from_either "${hunyuan[@]}" "" --include "upsampler/$version/*" ;; esac
 done
 
-if ! $dry_run && ! python -c "import diffusers, torch, transformers" 2> /dev/null; then
-    echo "download_weights.sh: done, but not checked: run \`source scripts/setup.sh\`, then" >&2
-    echo "  python -m scripts.check_checkpoints $out" >&2
-    exit 0
+if ! $dry_run; then
+    echo "download_weights.sh: done. This lists what a run still lacks, such as files that were cut:" >&2
+    echo "  python post_train.py --config FILE.yaml --pretrained_model_root $out --print_config" >&2
 fi
-run python "$repository/scripts/check_checkpoints.py" "$out"

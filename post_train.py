@@ -17,7 +17,6 @@ import yaml
 from hyvideo.config import processes
 from hyvideo.config.command_line import CommandLine, parse
 from hyvideo.config.config import Config
-from hyvideo.config.identity import code_of
 from hyvideo.config.plan_text import describe
 from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
@@ -203,7 +202,7 @@ def build(config: Config, at_end: ExitStack):
     import torch
 
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.preflight import preflight
+    from hyvideo.distributed.same_start import require_same_start
     from hyvideo.distributed.watchdog import Watchdog
     from hyvideo.report.run_summary import print_summary
     from hyvideo.trainer import Finished, Trainer
@@ -217,9 +216,10 @@ def build(config: Config, at_end: ExitStack):
         make_deterministic()
     device = choose_device(config.model.device, processes.local_rank())
     check_allocator(device)
-    if processes.world_size() > 1:  # before a rank that hangs can block the others
-        place = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
-        preflight(config.flat(), code_of(config.flat()), place, device)
+    if processes.world_size() > 1:  # before groups whose sizes the settings decide
+        ranks.join(device, timeout=settings.collective_timeout)
+        everyone = ranks.Mesh(processes.rank(), processes.world_size(), sp_size=1)
+        require_same_start(config.flat(), device, everyone)
     mesh = ranks.start(
         settings.sp_size,
         device,
@@ -238,6 +238,5 @@ def build(config: Config, at_end: ExitStack):
 
 
 if __name__ == "__main__":
-    processes.continue_without_output()
     processes.exit_on_signals()
     sys.exit(processes.end_soon(main()))

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates the environment and trains:  bash run_post_train.sh [--config FILE.yaml] [flags of post_train.py]
 # The model is the one of --config, or HunyuanVideo-1.5 if --pretrained_model_root or --transformer_version is given.
-# Otherwise it is the miniature: on a GPU if torch can use one, in about two minutes.
+# Otherwise it is the miniature, in about two minutes on a CPU.
 # Runs on all GPUs of this machine, the miniature in one process; NPROC sets the number of processes.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")" # also if a symbolic link was started
@@ -32,9 +32,9 @@ has_config() {
 
 arguments=("$@")
 if ! names_a_model "$@"; then
-    flags="$(python -m scripts.first_run "$@")"
-    mapfile -t first <<< "$flags"
-    arguments=("${first[@]}" "$@")
+    echo "run_post_train.sh: training configs/miniature.yaml, because no flag names a model. For a larger one," >&2
+    echo "run_post_train.sh: choose --config from configs/ and download its weights (checkpoints-download.md)" >&2
+    arguments=(--config configs/miniature.yaml "$@")
 elif ! has_config "$@"; then # the command line of the public reference
     arguments=(--config configs/hunyuanvideo15_480p_8gpu.yaml "$@")
 fi

@@ -5,7 +5,7 @@ Stages of an iteration and the files that implement them:
 1. Prompts, one for each group of rollouts                       training/rollout_collector.py
 2. Rollouts with an SDE whose variance is the exact integral     schedulers/transitions.py,
    over a step (SAGE), and their log-probabilities               pipelines/
-3. Rewards of the decoded videos, in the background              rewards/async_scorer.py
+3. Rewards of the decoded videos, in the background              rewards/scoring.py
 4. Advantages within each group                                  grpo/advantages.py
 5. Clipped policy loss, each step weighted by the equalizer      training/objectives/grpo.py,
    (SAGE)                                                        grpo/
@@ -36,9 +36,8 @@ from hyvideo.data.run_folder import (
     write_record,
 )
 from hyvideo.data.text import describe_error
-from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import all_arrive, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import have_all_failed
 from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.metrics_file import complete_lines
@@ -321,7 +320,7 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
-        if not is_common and not have_all_failed(error, self.mesh):
+        if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
         try:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.config.command_line import parse
-from hyvideo.config.processes import continue_without_output, use_expandable_segments
+from hyvideo.config.processes import use_expandable_segments
 from hyvideo.distributed import agent
 from hyvideo.records.metrics_file import complete_lines
 
@@ -23,6 +23,5 @@ def last_finished(flags: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    continue_without_output()
     use_expandable_segments()  # inherited by the processes
     sys.exit(agent.main(sys.argv[1:], last_finished))

@@ -13,9 +13,6 @@ from hyvideo.config.command_line import options_of_scorer
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.service.limits import MAX_WAITING
-
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 def main() -> None:
@@ -37,16 +34,17 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
     parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch")
     parser.add_argument(
-        "--max_waiting", type=int, default=MAX_WAITING, help="active requests before a 503 reply"
+        "--max_waiting", type=int, default=128, help="waiting requests before a 503 reply"
     )
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
+        from hyvideo.data.http_guard import LOCAL, listen, make_server
+
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None
         if not token and options.host not in LOCAL:
             raise ValueError(f"listening on {options.host} needs a token: set REWARD_SERVER_TOKEN")
         scorer_options = options_of_scorer(options.reward_model, options.reward_config)
 
-        from hyvideo.rewards.service.connections import listen, make_server
         from hyvideo.rewards.service.server import create_app
         from hyvideo.training.model_setup import choose_device
 

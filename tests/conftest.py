@@ -47,7 +47,7 @@ LONGEST = (
     "schedulers/samplers/test_tables.py",
     "scripts/test_launchers.py",
     "distributed/test_watchdog.py",
-    "distributed/test_preflight.py",
+    "distributed/test_same_start.py",
     "models/test_fp8.py",
     "models/test_loading.py",
     "models/wan/test_vae.py",

@@ -368,8 +368,6 @@ def why_not_run(command):
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
-    if "--serve" in command.words:
-        return "serves until it is stopped"
     if "configs/miniature_dpo.yaml" in command.words and "--pairs_csv" not in command.words:
         return "needs the ratings of the commands before it"
     if (
@@ -378,7 +376,7 @@ def why_not_run(command):
         or "--print_config" in command.words
     ):
         return ""  # computed from settings alone
-    is_large = command.processes > 1 or (large and program != "scripts.check_checkpoints")
+    is_large = command.processes > 1 or large
     return "needs GPUs, weights or a service" if is_large else ""
 
 

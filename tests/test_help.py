@@ -11,7 +11,7 @@ import generate
 from examples import gradient_norms
 from tests.forked import ROOT
 
-NO_PARSER = {"scripts.first_run", "scripts.launch"}  # without flags; with the flags of torchrun
+NO_PARSER = {"scripts.launch"}  # with the flags of torchrun
 PROGRAMS = [
     "generate",
     "post_train",

@@ -63,7 +63,7 @@ FLOW = {  # type -> where it is made, and where it is read
         [f"{COLLECTOR}.collect"],
         [f"{GRPO}.terms", f"{NFT}.terms", "training.rollout_records:RolloutRecorder.record"],
     ),
-    Reward: (["rewards.async_scorer:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
+    Reward: (["rewards.scoring:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
     Schedule: (
         ["training.model_setup:rollout_schedule"],
         [f"{COLLECTOR}.schedule_of", f"{GRPO}.terms"],

@@ -27,8 +27,6 @@ from hyvideo.config.reference_flags import (
     resolve_reference_names,
     table,
     translate,
-    without_flags_strategy,
-    without_flags_words,
     words_of_yaml,
 )
 from hyvideo.config.values import value_of, value_of_yaml
@@ -61,7 +59,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
 
     Exits on mistakes.
     """
-    words = without_flags_words(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     parser = _parser()
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
@@ -232,24 +230,13 @@ for _tag, _pattern, _first in (
 _YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-def renamed_configs() -> dict[str, str]:
-    """Return the configs that replace configs of earlier versions, by the earlier name."""
-    return yaml.safe_load(
-        Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8")
-    )
-
-
 def read_yaml(path: str | Path) -> object:
     """Return the content of a YAML file.
 
     Raises ValueError for an unreadable file or invalid YAML.
     """
     if problem := file_problem(path, MAX_BYTES):
-        new_names = [
-            new for old, new in renamed_configs().items() if Path(path).resolve() == ROOT / old
-        ]
-        hint = f"; it is now {new_names[0]}" if new_names else ""
-        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}{hint}")
+        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}")
     try:
         return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
     except OSError as error:
@@ -269,7 +256,6 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
     content.pop("environment", None)  # written to config.yaml by a run
-    content = without_flags_strategy(content)
     values, words_by_flag = {}, {}
     for name, value in content.items():
         row = flags_in([str(name)], table("post_train")).get(name)
@@ -324,7 +310,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
 
 
 def options_of_scorer(name: str, config: str) -> dict:
-    """Return the options of a scorer in a ``reward_config`` or, as before, in JSON without its
+    """Return the options of a scorer in a ``reward_config``, or in JSON without the scorer's
     name.
     """
     if is_json(config) and f"{json.dumps(name)}:" not in config.replace('" :', '":'):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from hyvideo.config.all_settings import TrustRegionSettings
 from hyvideo.config.config import TRAITS, Config
+from hyvideo.data.custom_code import code_files
 from hyvideo.models.registry import family_files
-from hyvideo.rewards.rewards import code_files
 
 
 class Changes(NamedTuple):

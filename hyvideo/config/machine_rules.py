@@ -20,7 +20,7 @@ from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 
 Problems = Iterator[str]
-REPORTS = ("tensorboard", "wandb")
+REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
 MAX_LORA_BYTES = 2**40
 

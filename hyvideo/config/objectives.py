@@ -6,13 +6,12 @@ planned.
 """
 
 import inspect
-import os
 import pkgutil
 import re
 from functools import cache
 from typing import Literal, NamedTuple
 
-from hyvideo.rewards.rewards import import_file
+from hyvideo.data.custom_code import load_object
 
 # First parts of the names of metrics that the run itself reports.
 RESERVED_GROUPS = (
@@ -78,21 +77,17 @@ def objective_class(name: str) -> type:
     """
     if name in OBJECTIVES:
         return pkgutil.resolve_name(OBJECTIVES[name].class_path)
-    file, _, class_name = name.rpartition(":")
-    if not file.endswith(".py"):
+    if ":" not in name:
         raise ValueError(
             f"objective must be one of {', '.join(OBJECTIVES)} or FILE.py:NAME, got {name!r}"
         )
-    return _class_of_file(os.path.realpath(file), class_name)
+    return _custom_class(name)
 
 
 @cache
-def _class_of_file(file: str, name: str) -> type:
-    place = f"objective {file}:{name}"
-    try:
-        found = getattr(import_file(file), name, None)
-    except BaseException as error:  # a user's code may raise anything
-        raise ValueError(f"{place} cannot be loaded: {type(error).__name__}: {error}") from error
+def _custom_class(name: str) -> type:
+    place = f"objective {name}"
+    found = load_object(name, "objective")
     if not isinstance(found, type) or getattr(found, "trains", None) not in (
         "steps",
         "path",

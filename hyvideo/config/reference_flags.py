@@ -1,9 +1,8 @@
 """Flags of the public reference that have another name here, or none, as listed in
 reference_flags.yaml.
 
-They are translated into settings before anything else sees them: the flags of a command line and
-the names of a file by `translate`, the settings of checkpoints of earlier releases by
-`with_current_names`.
+`translate` turns the flags of a command line and the names of a file into settings before anything
+else sees them.
 """
 
 import argparse
@@ -11,7 +10,7 @@ import fnmatch
 import functools
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_origin
 
@@ -29,7 +28,6 @@ REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers
 TASK = "task"  # must be the task of transformer_version
 ANCHOR, TERMS = "kl_anchor", "kl_terms"  # parts of kl_strategy
 NO_SETTINGS = (TASK, ANCHOR, TERMS)
-# both on in ``kl_strategy: flags``, the default of earlier releases
 SWITCHES = ("use_moving_KL", "use_dual_kl")
 
 
@@ -241,42 +239,6 @@ def with_kl_strategy(settings: Mapping[str, Any], inherited: str) -> dict[str, A
     if terms is None:
         terms = "single" if inherited in ("fixed", "moving") else "dual"
     values["kl_strategy"] = anchor if terms == "single" else f"dual_{anchor}"
-    return values
-
-
-def without_flags_strategy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a file or checkpoint with the switches instead of
-    ``kl_strategy: flags``.
-    """
-    values = dict(settings)
-    if values.get("kl_strategy") == "flags":
-        del values["kl_strategy"]
-        values = dict.fromkeys(SWITCHES, True) | values
-    return values
-
-
-def without_flags_words(words: Sequence[str]) -> list[str]:
-    """Return a command line with the switches instead of ``--kl_strategy flags``."""
-    given = {word.partition("=")[0] for word in words}
-    switches = [f"--{name}=true" for name in SWITCHES if f"--{name}" not in given]
-    for number, word in enumerate(words):
-        if word == "--kl_strategy=flags":
-            return [*words[:number], *switches, *words[number + 1 :]]
-        if word == "--kl_strategy" and words[number + 1 : number + 2] == ["flags"]:
-            return [*words[:number], *switches, *words[number + 2 :]]
-    return list(words)
-
-
-def with_current_names(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a checkpoint, which an earlier release may have written, under their
-    current names.
-    """
-    values = without_flags_strategy(saved)
-    moving, dual = (values.pop(name, True) for name in SWITCHES)
-    parts = {ANCHOR: "moving" if moving else "fixed", TERMS: "dual" if dual else "single"}
-    values = with_kl_strategy(parts | values, "dual_moving")
-    if values.get("kl_weight") == 0:
-        values["kl_strategy"] = "none"
     return values
 
 

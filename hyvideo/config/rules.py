@@ -708,7 +708,10 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
 def record_problems(config: Config) -> Problems:
     record = config.record
     if unknown := set(record.report_to) - {*machine.REPORTS, "none"}:
-        yield f"report_to must be tensorboard, wandb or none, got {', '.join(sorted(unknown))}"
+        yield (
+            f"report_to must be {', '.join(machine.REPORTS)} or none, got "
+            f"{', '.join(sorted(unknown))}"
+        )
     if record.on_reward_hacking == "warn":
         return
     if not config.data.valid_video_csv:

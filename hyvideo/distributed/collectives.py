@@ -1,11 +1,15 @@
-"""Collectives for rewards, metrics, gradients and small objects.
+"""Collectives for rewards, metrics, gradients and small objects, and how ranks agree on values and
+errors.
 
 With one process they communicate nothing.
 """
 
 import math
+import socket
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -16,6 +20,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
 T = TypeVar("T")
+
+_SAME_ERROR_S = 5.0  # time within which all ranks meet an error that they have in common
 
 
 def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
@@ -120,6 +126,62 @@ def raise_on_all_ranks(
     shared = next((each for each in all_objects(problem, mesh, group) if each), None)
     if shared:
         raise errors[shared[0]](shared[1])
+
+
+def agree(name: str, value: object, mesh: Mesh) -> None:
+    """Raise ValueError on all ranks unless all of them have the same value; the message says which
+    ranks have which.
+
+    The entries of a mapping are compared one by one and called ``name key``. Values are compared by
+    their text. Collective.
+    """
+    entries = value if isinstance(value, Mapping) else {"": value}
+    texts = {f"{name} {key}".rstrip(): str(entry) for key, entry in entries.items()}
+    by_rank = all_objects((socket.gethostname(), texts), mesh)
+    hosts = [host for host, _ in by_rank]
+    problems = []
+    for each in dict.fromkeys(each for _, found in by_rank for each in found):
+        ranks_by_text = defaultdict(list)
+        for rank, (_, found) in enumerate(by_rank):
+            ranks_by_text[found.get(each, "nothing")].append(rank)
+        if len(ranks_by_text) > 1:
+            parts = []
+            for text, ranks in ranks_by_text.items():
+                where = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
+                parts.append(f"{text} on {name_ranks(ranks)} ({where})")
+            problems.append(f"{each} must be the same on all ranks, got {'; '.join(parts)}")
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Return ``rank 3`` or ``ranks 0-7, 9``; an empty string for no ranks."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    if not names:
+        return ""
+    is_one = len(runs) == 1 and len(runs[0]) == 1
+    return f"{'rank' if is_one else 'ranks'} {', '.join(names)}"
+
+
+def all_arrive(mesh: Mesh, *, timeout_s: float = _SAME_ERROR_S) -> bool:
+    """Return whether all ranks call this within ``timeout_s`` seconds, such as after an error that
+    all have in common.
+
+    Another rank may be waiting in any other collective, so this one has a group of its own.
+    """
+    if mesh.world_size == 1:
+        return True
+    try:
+        dist.monitored_barrier(mesh.after_errors, timeout=timedelta(seconds=timeout_s))
+    except RuntimeError:  # a rank has ended, or it waits elsewhere
+        return False
+    return True
 
 
 def from_main(value: T, mesh: Mesh) -> T:

@@ -33,6 +33,8 @@ class Mesh:
     sp_group: "dist.ProcessGroup | None" = field(default=None, compare=False)
     # (ranks,) or (model replicas, ranks of each)
     shards: DeviceMesh | None = field(default=None, compare=False)
+    # of all ranks; used after errors only, when other groups may have unfinished collectives
+    after_errors: "dist.ProcessGroup | None" = field(default=None, compare=False)
 
     @staticmethod
     def single() -> "Mesh":
@@ -80,20 +82,26 @@ def start(
         )
     else:
         shards = init_device_mesh(device.type, (world_size,), mesh_dim_names=("shard",))
-    return Mesh(dist.get_rank(), world_size, sp_size, group, shards)
+    if device.type == "cuda":
+        # connects the GPUs, so that a wrong network is reported before weights are loaded
+        dist.all_reduce(torch.zeros(1, device=device))
+    after_errors = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+    return Mesh(dist.get_rank(), world_size, sp_size, group, shards, after_errors)
 
 
 def join(device: torch.device, *, timeout: float) -> None:
     """Join the process group if torchrun started several processes and it is not joined;
     ``timeout`` as in `start`.
+
+    Only CPUs are connected: NCCL, which hangs if one rank has no GPU, starts with the first
+    collective on a GPU.
     """
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
-        limit = timedelta(seconds=timeout)
-        dist.init_process_group(backend, timeout=limit, device_id=device if is_gpu else None)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
 
 
 def _new_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:

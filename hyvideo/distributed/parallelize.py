@@ -74,7 +74,8 @@ def _recompute(transformer: nn.Module, kind: str) -> None:
     """
     for block in blocks(transformer):
         if not hasattr(block, "original_forward"):  # if called again, only the kind changes
-            block.original_forward, block.forward = block.forward, types.MethodType(_forward, block)
+            block.original_forward = block.forward
+            block.forward = types.MethodType(_forward, block)
     transformer.enable_gradient_checkpointing(lambda block, *inputs: block(*inputs, recompute=kind))
 
 
@@ -105,7 +106,8 @@ def _compile(transformer: nn.Module, backend: str, is_hooked: bool) -> None:
     kernels are specialized for the first text length. Numbers such as an epsilon are constant; as
     inputs of the graph, they would make torch trace each block twice.
     """
-    if backend not in (known := [*torch._dynamo.list_backends(), "aot_eager", "eager"]):
+    known = [*torch._dynamo.list_backends(), "aot_eager", "eager"]
+    if backend not in known:
         raise ValueError(f"compile_backend must be one of {', '.join(known)}, got {quote(backend)}")
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._dynamo.config.specialize_float = True

@@ -120,12 +120,13 @@ def fill_shards(
             if dist.is_initialized():
                 dist.broadcast(target, src=0)
             continue
-        mesh, part = target.device_mesh, target.to_local()
+        mesh = target.device_mesh
+        part = target.to_local()
         has_replicas = mesh.ndim > 1
         if not has_replicas or mesh.get_local_rank(0) == 0:
-            full = (torch.empty_like(weight, device=device) if weight.is_meta else weight).to(
-                device, target.dtype
-            )
+            if weight.is_meta:  # another rank reads it
+                weight = torch.empty_like(weight, device=device)
+            full = weight.to(device, target.dtype)
             shards = mesh[mesh.mesh_dim_names[1]] if has_replicas else mesh
             part.copy_(
                 distribute_tensor(full, shards, target.placements[-1:], src_data_rank=0).to_local()
@@ -143,11 +144,10 @@ def _store(layer: Fp8Linear, weight: Tensor, *, device: torch.device, dtype: tor
     """Quantize the weight that the first rank reads; the other ranks, whose weight is on meta,
     receive the result.
     """
-    layer.store(
-        torch.zeros_like(weight, device=device, dtype=dtype)
-        if weight.is_meta
-        else weight.to(device, dtype)
-    )
+    if weight.is_meta:
+        layer.store(torch.zeros_like(weight, device=device, dtype=dtype))
+    else:
+        layer.store(weight.to(device, dtype))
     if dist.is_initialized():
         # gloo cannot send fp8
         for part in (layer.weight.qdata.view(torch.uint8), layer.weight.scale):

@@ -17,8 +17,8 @@ from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.run_files import or_none
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.training.rewards import make_async_scorer
 
 

@@ -17,8 +17,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.generation import Source, make_and_read_requests
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity

@@ -3,18 +3,15 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
 from hyvideo.data.files import folder_problem
 from hyvideo.data.text import quote
-from hyvideo.data.videos import to_uint8
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
-from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, labels_of, render
+from hyvideo.miniature.world import FPS, labels_of
 from hyvideo.rewards.rewards import DIMENSIONS, SetMeasure
-from hyvideo.rewards.trial_clips import Trial
 
 REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
@@ -104,12 +101,3 @@ class LearnedMiniatureScorer(MiniatureScorer):
             flags | {f"true/{name}": score for name, score in row.items()}
             for flags, row in zip(correct, truth)
         ]
-
-
-def miniature_trial() -> Trial:
-    """Return a clean miniature video with its caption and one that differs in color, shape and
-    direction.
-    """
-    foreign = (LABELS != LABELS[0]).all(1).nonzero()[0].item()
-    video = render(LABELS[:1], np.random.default_rng(0))[0]
-    return Trial(to_uint8(video).transpose(0, 1).contiguous(), CAPTIONS[0], FPS, CAPTIONS[foreign])

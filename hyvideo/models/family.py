@@ -124,8 +124,7 @@ class Family:
     takes_images: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda *_: False
     # modules that get no gradient
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
-    # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi and
-    # CogVideoX
+    # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi
     decoder_returns_cache: bool = False
     # whether the forward pass uses `ends`
     reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False

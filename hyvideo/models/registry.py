@@ -8,7 +8,7 @@ select it. docs/add_a_model.md lists its files. An installed package declares th
     [project.entry-points."hyvideo.families"]
     mochi = "my_package.mochi"
 
-Nothing here imports torch.
+Nothing here imports torch, unless there is a family from outside.
 """
 
 import functools
@@ -17,11 +17,10 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
+from hyvideo.data.custom_code import load_module
 from hyvideo.data.text import quote
 from hyvideo.models.versions import FAMILIES, VERSIONS_FILE, add_versions
 
@@ -53,7 +52,9 @@ def register(location: str) -> None:
             f"family {quote(location)} has the name {name}, which the family in {_FOLDERS[name]} "
             "already has; rename the folder or the module"
         )
-    module = _import_folder(name, folder) if is_folder else _import(location)
+    if is_folder:
+        _check_folder(folder)
+    module = load_module(location, "family")
     class_names = getattr(module, "CLASS_NAMES", ())
     is_list = isinstance(class_names, tuple | list) and len(class_names) > 0
     if not is_list or not all(isinstance(each, str) for each in class_names):
@@ -99,11 +100,6 @@ def module_of(family: str, part: str) -> ModuleType:
     return _import(name)
 
 
-def folder_of(family: str) -> Path:
-    """Return the folder of a family's package."""
-    return _FOLDERS[family]
-
-
 def family_files(location: str) -> list[Path]:
     """Return the source files of a family outside the repository, also those of its subpackages, in
     the order of their names.
@@ -136,53 +132,26 @@ def _folder_of_module(location: str) -> Path:
     return Path(spec.submodule_search_locations[0]).resolve()
 
 
-def _import_folder(name: str, folder: Path) -> ModuleType:
-    """Import the package in a folder under the folder's name."""
-    file = folder / "__init__.py"
-    if not name.isidentifier() or not file.is_file():
+def _check_folder(folder: Path) -> None:
+    """Raise ValueError unless a folder is a package that can be imported by its name."""
+    if not folder.name.isidentifier() or not (folder / "__init__.py").is_file():
         raise ValueError(
             "family must be a folder with an __init__.py and a name that Python can import, got "
             f"{quote(str(folder))}; {_HELP}"
         )
-    known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
-    if known is not None:
+    known = sys.modules.get(folder.name)
+    if known is not None and known.__file__ != str(folder / "__init__.py"):
         raise ValueError(
-            f"family {quote(str(folder))} has the name of the module {name}, which is already "
-            "imported; rename the folder"
+            f"family {quote(str(folder))} has the name of the module {folder.name}, which is "
+            "already imported; rename the folder"
         )
-    spec = importlib.util.spec_from_file_location(
-        name, file, submodule_search_locations=[str(folder)]
-    )
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        with _errors_of(str(folder)):
-            spec.loader.exec_module(module)
-    except ValueError:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _import(name: str) -> ModuleType:
-    with _errors_of(name):
+    """Import a module of a family; a built-in one without torch."""
+    if name.startswith("hyvideo."):
         return importlib.import_module(name)
-
-
-@contextmanager
-def _errors_of(location: str) -> Iterator[None]:
-    """Raise ValueError if the code of a family that the body imports raises anything.
-
-    That includes SystemExit, with which the program would end as if it had succeeded.
-    """
-    try:
-        yield
-    except BaseException as error:
-        raise ValueError(
-            f"family {quote(location)} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    return load_module(name, "family")
 
 
 for _entry in importlib.metadata.entry_points(group=GROUP):

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-VALUES_KEY = "values"  # the hash in the metadata; earlier versions did not write it
+VALUES_KEY = "values"  # name of the hash in the metadata
 
 
 def hash_of(tensor: Tensor) -> str:

@@ -1,5 +1,5 @@
-"""Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl,
-TensorBoard and W&B.
+"""Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl
+and the trackers.
 """
 
 import json

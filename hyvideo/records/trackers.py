@@ -1,6 +1,7 @@
-"""Trackers that show metrics during a run: TensorBoard and, also with videos, Weights & Biases.
+"""Trackers that show metrics during a run: TensorBoard, Weights & Biases (also with videos), and
+those that accelerate supports.
 
-Imported late.
+Their packages are imported when a run uses them.
 """
 
 import json
@@ -99,7 +100,57 @@ def _read_id(file: Path) -> str | None:
     return None
 
 
-REPORTS = {"tensorboard": TensorBoardReport, "wandb": WandbReport}
+class AccelerateReport:
+    """Scalars in a tracker that accelerate supports, in the project "sage-grpo".
+
+    A resumed run is a new run of the tracker.
+    """
+
+    errors = (Exception,)  # each package has its own, and no tracker may stop a run
+    package = ""
+    name_argument = ""  # of the run's name, in the package's function that starts a run
+
+    def __init__(
+        self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None
+    ):
+        from accelerate import PartialState
+        from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+        PartialState()  # the trackers write to accelerate's log, which needs it
+        tracker_class = LOGGER_TYPE_TO_CLASS[self.package]
+        self.tracker = tracker_class("sage-grpo", **{self.name_argument: run_name})
+        self.tracker.start()
+        self.tracker.store_init_configuration(config)
+
+    def log(self, metrics: dict[str, float], iteration: int) -> None:
+        self.tracker.log(metrics, step=iteration)
+
+    def close(self) -> None:
+        self.tracker.finish()
+
+
+class TrackioReport(AccelerateReport):
+    package = "trackio"
+    name_argument = "name"
+
+
+class MLflowReport(AccelerateReport):
+    package = "mlflow"
+    name_argument = "run_name"
+
+
+class SwanLabReport(AccelerateReport):
+    package = "swanlab"
+    name_argument = "experiment_name"
+
+
+REPORTS = {
+    "tensorboard": TensorBoardReport,
+    "wandb": WandbReport,
+    "trackio": TrackioReport,
+    "mlflow": MLflowReport,
+    "swanlab": SwanLabReport,
+}
 
 
 def check_login(report_to: Collection[str]) -> None:

@@ -1,8 +1,5 @@
-"""Videos of a page: small files as they are, large ones as previews with a link to the file, all
-with a poster frame.
-
-A written page embeds its videos. A served page links to them, so that a browser loads only those
-that it shows.
+"""Videos embedded in a page: small files as they are, large ones as previews with a link to the
+file, all with a poster frame.
 """
 
 import base64
@@ -29,8 +26,7 @@ Row = Sequence[Path]  # files that are shown together
 class Clips:
     """Videos of a page. A digest belongs to a file."""
 
-    # base64 of an mp4 file, by digest; empty in a served page
-    contents: dict[str, str] = field(default_factory=dict)
+    contents: dict[str, str] = field(default_factory=dict)  # base64 of an mp4 file, by digest
     posters: dict[str, str] = field(default_factory=dict)  # base64 of a WebP picture, by digest
     digests: dict[Path, str] = field(default_factory=dict)  # of the videos of the page
     # size of the file as text, by digest of a preview
@@ -65,43 +61,6 @@ def embed(rows: Iterable[Row], room: int = MAX_CLIP_BYTES) -> Clips:
     return clips
 
 
-def link(rows: Iterable[Row]) -> Clips:
-    """Return the videos of a served page, all of them: `clip` and `poster` are read when the
-    browser requests them.
-    """
-    clips = Clips()
-    for file in dict.fromkeys(file for row in rows for file in row):
-        status = file.stat()
-        digest = _digest(file, status.st_mtime_ns, status.st_size)
-        clips.digests[file] = digest
-        if status.st_size > MAX_PREVIEW_BYTES:
-            clips.originals[digest] = _size_text(status.st_size)
-    return clips
-
-
-def clip(file: Path, digest: str) -> bytes:
-    """Return a file or, if it is large, its preview.
-
-    Raises ValueError if the file is not a video.
-    """
-    if file.stat().st_size <= MAX_PREVIEW_BYTES:
-        return file.read_bytes()
-    return _preview(file, digest, MAX_PREVIEW_BYTES)
-
-
-def poster(file: Path, digest: str) -> bytes:
-    """Return the first frame as a WebP picture, or b"" if it is too large.
-
-    Raises ValueError if it cannot be read.
-    """
-    return _poster(file, digest)
-
-
-def digest_of(content: bytes) -> str:
-    """Return a short digest."""
-    return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
 def fair_share(sizes: Iterable[int], room: int) -> int:
     """Return the largest share of ``room`` for which ``sum(min(size, share)) <= room``."""
     ascending = sorted(sizes)
@@ -118,11 +77,10 @@ def _embed_file(clips: Clips, file: Path, size: int, share: int) -> None:
     if digest not in clips.contents:
         try:
             picture = _poster(file, digest)
-            content = (
-                file.read_bytes()
-                if size <= share
-                else _preview(file, digest, min(share, MAX_PREVIEW_BYTES))
-            )
+            if size <= share:
+                content = file.read_bytes()
+            else:
+                content = _preview(file, digest, min(share, MAX_PREVIEW_BYTES))
         except ValueError:  # not a video
             return
         if len(content) > share:

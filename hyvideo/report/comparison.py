@@ -7,14 +7,18 @@ A folder is recognized by its files, and may be of several kinds:
     benchmarks.json         results of benchmarks, read back by scripts.benchmark_videos
     analysis.json           preference study, analysed by scripts.preference_study
     mp4 and JSON files      videos of generate.py or scripts.compare_policies
+
+Any other folder stands for the runs below it.
 """
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.config.config import TRAITS, Config
 from hyvideo.data.files import read_json
-from hyvideo.report.contents import MAX_POINTS, Run, read_run
+from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, Run, read_run
 from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
@@ -53,22 +57,80 @@ class Comparison:
         return found | {name: content["summary"] for name, content in self.evaluations.items()}
 
 
-def read_comparison(folders: Sequence[Path], max_points: int = MAX_POINTS) -> Comparison:
+def read_comparison(folders: Iterable[Path], max_points: int = MAX_POINTS) -> Comparison:
     """Read folders of every kind, runs with at most ``max_points`` points in a curve.
 
     Raises ValueError for a folder of no kind or with corrupted records.
     """
-    found = Comparison({}, {}, {}, {}, {})
-    for folder, name in zip(folders, short_names(folders)):
+    places = list(folders)
+    found = Comparison(runs={}, evaluations={}, benchmarks={}, studies={}, videos={})
+    for folder, name in zip(places, short_names(places)):
         size = found.size
         for kind, file in FILES.items():
             if (folder / file).is_file():
                 getattr(found, kind)[name] = read_json(folder / file, str(folder))
         if next(find_videos(folder), None):
             found.videos[name] = folder
-        if (folder / "config.yaml").is_file() or found.size == size:
+        if (folder / CONFIG_FILE).is_file() or found.size == size:
             found.runs[name] = read_run(folder, max_points)
     return found
+
+
+def with_runs_below(folders: Iterable[Path]) -> list[Path]:
+    """Return the folders, with the runs below a folder in place of one of no kind."""
+    found: list[Path] = []
+    for folder in folders:
+        names = (CONFIG_FILE, *FILES.values())
+        is_known = any((folder / name).is_file() for name in names) or any(find_videos(folder))
+        found += [folder] if is_known else find_runs(folder) or [folder]
+    return found
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """Return the output folders of the runs below a folder, in the order of their paths."""
+    found = []
+    for place, folders, files in os.walk(folder):
+        if CONFIG_FILE in files:
+            found.append(Path(place))
+            folders.clear()  # a run has no runs inside
+    return sorted(found)
+
+
+def reward_of(config: Config) -> str:
+    """Return the trained reward as text: runs with different texts have rewards that cannot share
+    an axis.
+    """
+    weights = ", ".join(
+        f"{name} {weight:g}" for name, weight in config.reward_weights.items() if weight
+    )
+    options = f", options {config.reward.reward_config}" if config.reward.reward_config else ""
+    normalized = ", normalized in groups" if config.reward.reward_normalization == "group" else ""
+    return f"{' + '.join(config.reward.reward_model)}: {weights}{options}{normalized}"
+
+
+def differing_settings(configs: Mapping[str, Config]) -> list[str]:
+    """Return the settings that have several values among the runs, also the seed; first those that
+    affect learning.
+    """
+    flats = [config.flat() for config in configs.values()]
+    names = [name for name in flats[0] if name != "output_dir"] if flats else []
+    found = [name for name in names if len({str(flat[name]) for flat in flats}) > 1]
+    return sorted(found, key=lambda name: TRAITS[name].decides != "learning")
+
+
+def setting_text(value: object) -> str:
+    """Return the value of a setting as text."""
+    if value is None or value == "" or value == []:
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {setting_text(each)}" for name, each in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(setting_text, value))
+    return str(value)
 
 
 def _scores(entries: dict[int, dict], stats: ValidationStats) -> Scores:

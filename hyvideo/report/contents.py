@@ -26,6 +26,7 @@ from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_histor
 from hyvideo.validation.reward_hacking.rule import MetricShift, ValidationStats
 from hyvideo.validation.scores_file import mean_by_prompt
 
+CONFIG_FILE = "config.yaml"  # marks the output_dir of a run
 MAX_POINTS = 500  # of a curve
 NOTES_FILES = ("notes.txt", "notes.md")  # of the user; a run neither writes nor removes them
 MAX_NOTES_BYTES = 20_000
@@ -44,25 +45,12 @@ class Run:
     base: ValidationStats | None  # validation of the base model, if there is a later one
     shifts: list[list[MetricShift]]  # of the held-out metrics, by validation
     hacking: str  # description of reward hacking in the last validation; empty if none
-    # scores.json of the validations, by iteration and number of the video. Between the first and
-    # the last validation, only the saved videos.
-    scores: dict[int, dict[int, dict]]
+    before: dict[int, dict]  # entries of the base model's scores.json, by number of the video
+    after: dict[int, dict]  # entries of the newest validation; empty without a later one
     reasons: Counter  # of missing rewards
     checkpoints: list[int]
-    timeline: dict | None  # contents of timeline.json; runs of earlier versions have none
+    timeline: dict | None  # contents of timeline.json
     notes: str  # of the user, from a text file in the folder; empty without one
-
-    @property
-    def before(self) -> dict[int, dict]:
-        """Scores of the base model's validation, by number of the video."""
-        return self.scores.get(0, {})
-
-    @property
-    def after(self) -> dict[int, dict]:
-        """Scores of the newest validation, if the base model has one too."""
-        if len(self.history) < 2 or not self.before:
-            return {}
-        return self.scores[self.history[-1].iteration]
 
     @property
     def last_iteration(self) -> int:
@@ -152,14 +140,11 @@ class Run:
         """``suspect``, ``better``, ``worse``, ``unclear``, or ``none`` without both validations."""
         if self.gain is None:
             return "none"
-        change = (
-            "unclear"
-            if not self.gain.excludes_zero
-            else "better"
-            if self.gain.mean > 0
-            else "worse"
-        )
-        return "suspect" if self.hacking else change
+        if self.hacking:
+            return "suspect"
+        if not self.gain.excludes_zero:
+            return "unclear"
+        return "better" if self.gain.mean > 0 else "worse"
 
 
 def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
@@ -169,15 +154,21 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
     """
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
-    config = config_of_run(folder / "config.yaml")
-    environment = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))[
-        "environment"
-    ]
+    config = config_of_run(folder / CONFIG_FILE)
+    environment = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))["environment"]
     metrics = folder / METRICS
     lines = read_metrics(metrics) if metrics.is_file() else []
     history = _read_history(folder / SAMPLES)
-    scores = _read_scores(folder / SAMPLES, [stats.iteration for stats in history])
-    base = rule.base_stats(history) if len(history) > 1 and scores.get(0) else None
+    validations = {
+        stats.iteration: _scores(folder / SAMPLES / f"{stats.iteration:06d}")
+        for stats in (*history[:1], *history[-1:])
+    }
+    before = validations.get(0, {})
+    after: dict[int, dict] = {}
+    base = None
+    if before and len(history) > 1:
+        after = validations[history[-1].iteration]
+        base = rule.base_stats(history)
     threshold = config.record.hacking_threshold
     found = rule.find_shifts(history, threshold) if base else []
     timeline = folder / TIMELINE_FILE
@@ -191,8 +182,9 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         base=base,
         shifts=[rule.all_shifts(base, now, threshold) if base else [] for now in history],
         hacking=rule.describe(history, found) if found else "",
-        scores=scores,
-        reasons=_reasons(folder, lines, scores),
+        before=before,
+        after=after,
+        reasons=_reasons(folder, lines, validations.values()),
         checkpoints=[int(path.name) for path in complete(folder)],
         timeline=read_json(timeline, "timeline") if timeline.is_file() else None,
         notes=read_notes(folder),
@@ -224,30 +216,14 @@ def _read_history(samples: Path) -> list[ValidationStats]:
     return read_history(samples, made_with, before=int(newest.parent.name) + 1)
 
 
-def _read_scores(samples: Path, iterations: Sequence[int]) -> dict[int, dict[int, dict]]:
-    """Return the scores of validations by iteration and number: all of the first and last, else of
-    saved videos.
-    """
-    found: dict[int, dict[int, dict]] = {}
-    for iteration in iterations:
-        entries = _scores(samples / f"{iteration:06d}")
-        if iteration not in (0, iterations[-1]):
-            entries = {number: entry for number, entry in entries.items() if entry["file"]}
-        found[iteration] = entries
-    return found
-
-
-def _reasons(folder: Path, lines: Sequence[dict], scores: dict[int, dict[int, dict]]) -> Counter:
-    """Return how many rewards are missing for each reason, in rollouts and in the first and last
-    validation.
-    """
+def _reasons(folder: Path, lines: Sequence[dict], validations: Iterable[dict]) -> Counter:
+    """Return how many rewards are missing for each reason, in rollouts and validations."""
     incomplete = [
         folder / ROLLOUTS / f"{line['iteration']:06d}"
         for line in lines
         if line.get("reward/missing")
     ]
-    ends = dict.fromkeys([0, max(scores)]) if scores else {}
-    parts = [*map(_scores, incomplete), *(scores.get(iteration, {}) for iteration in ends)]
+    parts = [*map(_scores, incomplete), *validations]
     entries = [entry for part in parts for entry in part.values()]
     return Counter(entry["reason"] or "unknown" for entry in entries if entry["missing"])
 
@@ -261,6 +237,5 @@ def _scores(folder: Path) -> dict[int, dict]:
         entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
-    # those not deleted; opening a pipe would never end
-    files = {file.name: str(file) for file in folder.glob("*.mp4") if file.is_file()}
+    files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted
     return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

@@ -1,13 +1,11 @@
 """The report as one self-contained HTML file: Jinja templates, Plotly's script, the data and the
 videos.
-
-`report_page` embeds everything. The pages of `serve` link to Plotly and to the videos instead.
 """
 
 import base64
 import os
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -22,11 +20,17 @@ from hyvideo.config.config import Config
 from hyvideo.config.objectives import label_of
 from hyvideo.data.templates import fill
 from hyvideo.records.run_files import evenly_spaced, write_text
-from hyvideo.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed, link
-from hyvideo.report.comparison import Comparison, read_comparison
+from hyvideo.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed
+from hyvideo.report.comparison import (
+    Comparison,
+    differing_settings,
+    read_comparison,
+    reward_of,
+    setting_text,
+    with_runs_below,
+)
 from hyvideo.report.contents import MAX_POINTS, Run
 from hyvideo.report.gallery import match_videos
-from hyvideo.report.groups import differing_settings, reward_of, seed_groups, setting_text, sweep_of
 
 REPORT_FILE = "report.html"
 PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
@@ -43,13 +47,13 @@ NO_SCORES = ("number", "seed", "iteration", "group", "member", "reward", "advant
 
 
 def write_report(folders: Iterable[Path], out: Path) -> None:
-    """Write the page of the folders, at most 10 MB.
+    """Write the page of the folders, or of the runs below them, at most 10 MB.
 
     Raises ValueError for a folder of no kind or corrupted records.
 
     Large videos are shown as previews, with a link to the file relative to ``out``.
     """
-    places = [folder.resolve() for folder in folders]
+    places = with_runs_below(folder.resolve() for folder in folders)
     try:
         page = report_page(read_comparison(places, points_each(len(places))), out.resolve().parent)
     except (LookupError, TypeError, AttributeError, TemplateError) as error:
@@ -70,56 +74,18 @@ def report_page(found: Comparison, place: Path) -> str:
     data = comparison_data(found)
     room = MAX_PAGE_BYTES - MARKUP_BYTES - len(packed_plotly()) - len(as_script(data))
     files = alternate(compared_files(found.runs.values()), map(_files, rows))
-    clips = embed(
-        chain(files, files_between(found.runs.values())), min(MAX_CLIP_BYTES, 3 * room // 4)
-    )
-    return _filled(found, data, clips, rows, place)
-
-
-def served_page(
-    found: Comparison, *, stamp: str, statuses: Mapping[str, str], problems: Mapping[str, str]
-) -> tuple[str, Clips]:
-    """Return the text of a page of runs that links to Plotly and videos, and the videos that the
-    server must have.
-
-    Args:
-        stamp: Text that changes with the page; the browser asks with it whether the page has
-            changed.
-        statuses: Whether each run is running.
-        problems: Why runs cannot be read, by name.
-    """
-    clips = link(chain(compared_files(found.runs.values()), files_between(found.runs.values())))
-    data = comparison_data(found) | {"stamp": stamp}
-    for name, status in statuses.items():
-        data["runs"][name]["status"] = status
-    return _filled(found, data, clips, [], None, problems), clips
-
-
-def _filled(
-    found: Comparison,
-    data: dict,
-    clips: Clips,
-    rows: list[list[dict | None]],
-    place: Path | None,
-    problems: Mapping[str, str] | None = None,
-) -> str:
+    clips = embed(files, min(MAX_CLIP_BYTES, 3 * room // 4))
     videos = {name: compared_videos(run, clips, place) for name, run in found.runs.items()}
     note = videos_note(videos)
-    if len(videos) > MAX_DETAILED_RUNS:
-        for name, each in videos.items():
-            videos[name] = [
-                video
-                for video in each
-                if any("clip" in entry for entry in video["entries"].values())
-            ]
     for name, each in videos.items():
+        if len(videos) > MAX_DETAILED_RUNS:
+            each = [video for video in each if has_clip(video)]
         data["runs"][name]["videos"] = each
     data["folders"] = list(found.videos)
     data["rows"] = folder_videos(rows, clips, place)
     data["clips"] = clips.contents
     data["posters"] = clips.posters
     data["originals"] = clips.originals
-    data["served"] = place is None
     return fill(
         Path(__file__).with_name("page.html.j2"),
         found=found,
@@ -128,10 +94,9 @@ def _filled(
         script=as_script(data),
         defaults_of=Config.of_version,
         label_of=label_of,
-        plotly="" if place is None else packed_plotly(),
+        plotly=packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
-        problems=problems or {},
     )
 
 
@@ -155,19 +120,13 @@ def packed_plotly() -> str:
 def comparison_data(found: Comparison) -> dict:
     """Return the data that the page draws, except videos."""
     configs = {name: run.config for name, run in found.runs.items()}
-    groups = seed_groups(configs, {name: run.folder for name, run in found.runs.items()})
-    sweeps = {name: sweep_of(run.folder) for name, run in found.runs.items()}
     settings = differing_settings(configs)
+    max_validations = max(MIN_VALIDATIONS, points_each(len(configs)) // 2)
     runs = {}
     for name, run in found.runs.items():
-        sweep = sweeps[name]
-        runs[name] = page_data(run, max(MIN_VALIDATIONS, points_each(len(configs)) // 2)) | {
-            "group": groups[name],
-            "sweep": sweep.name if sweep else "",
-            "settings": {
-                setting: setting_text(configs[name].flat()[setting]) for setting in settings
-            },
-        }
+        values = configs[name].flat()
+        runs[name] = page_data(run, max_validations)
+        runs[name]["settings"] = {setting: setting_text(values[setting]) for setting in settings}
     return {"runs": runs, "scores": found.scores, "settings": settings}
 
 
@@ -176,6 +135,7 @@ def page_data(run: Run, max_validations: int) -> dict:
     validations.
     """
     series = run.series
+    totals = series.totals
     last = len(run.history) - 1
     kept = [*evenly_spaced(max_validations - 1, last), last] if run.history else []
     history = [run.history[row] for row in kept]
@@ -184,8 +144,6 @@ def page_data(run: Run, max_validations: int) -> dict:
     ]
     return {
         "rollouts": run.rollouts_per_iteration,
-        "hours": series.hours,
-        "perPoint": series.per_point,
         "metrics": series.points,
         "columns": series.columns,
         "validations": {
@@ -207,21 +165,18 @@ def page_data(run: Run, max_validations: int) -> dict:
         "missing": series.total("reward/missing"),
         "skipped": series.total("update/skipped"),
         "restarts": len(series.restarts),
-        "memory": series.totals["memory/peak_gib"].largest
-        if "memory/peak_gib" in series.totals
-        else None,
-        "forwards": series.totals["cost/forwards"].mean
-        if "cost/forwards" in series.totals
-        else None,
+        "memory": totals["memory/peak_gib"].largest if "memory/peak_gib" in totals else None,
+        "forwards": totals["cost/forwards"].mean if "cost/forwards" in totals else None,
         "processes": run.environment["processes"],
         "checkpoint": run.checkpoints[-1] if run.checkpoints else None,
     }
 
 
-def by_name(rows: Sequence[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
+def by_name(rows: Iterable[Mapping[str, float | None]]) -> dict[str, list[float | None]]:
     """Return the values of each name in all rows, with few digits; None where a row does not have
     it.
     """
+    rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [_short(row.get(name)) for row in rows] for name in names}
 
@@ -255,61 +210,35 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
             yield list(chain(*pairs[key]))
 
 
-def files_between(runs: Iterable[Run]) -> Iterator[Row]:
-    """Yield the files of the validations between the first and the last, one by one: first one in
-    the middle of training for every video, then those in the middle of both halves, and so on.
-    """
-    yield from alternate(*map(_files_between, runs))
-
-
-def _files_between(run: Run) -> Iterator[Row]:
-    for iteration in middles_first(sorted(run.scores)[1:-1]):
-        for entry in run.scores[iteration].values():
-            if entry["file"]:
-                yield [Path(entry["file"])]
-
-
-def middles_first(values: Sequence[int]) -> list[int]:
-    """Return the values in another order: the middle one, then the middles of both halves, and so
-    on, so that the first ones, however many the page has room for, are spread over the run.
-    """
-    found = []
-    parts = [values]
-    while parts := [part for part in parts if part]:
-        found += [part[len(part) // 2] for part in parts]
-        parts = [
-            half for part in parts for half in (part[: len(part) // 2], part[len(part) // 2 + 1 :])
-        ]
-    return found
-
-
-def compared_videos(run: Run, clips: Clips, place: Path | None) -> list[dict]:
-    """Return the validation videos with their entries by iteration, smallest gain first.
-
-    Entries between the first and the last validation are those with a video in the page.
+def compared_videos(run: Run, clips: Clips, place: Path) -> list[dict]:
+    """Return the validation videos with their entries before and after training, smallest gain
+    first.
     """
     newest = run.after or run.before
     numbers = sorted(newest)
-    drawn = {
-        number: rank for rank, number in enumerate(random.Random(0).sample(numbers, len(numbers)))
-    }
-    ends = {0, max(run.scores)} if run.scores else set()
-    found = []
-    for number in sorted(numbers, key=lambda number: run.gains.get(number, 0.0)):
-        entries = {}
-        for iteration, scores in run.scores.items():
-            entry = _on_page(scores[number], clips, place) if number in scores else None
-            if entry and (iteration in ends or "clip" in entry):
-                entries[iteration] = entry
-        video = {name: newest[number][name] for name in ("prompt", "seed", "number")}
-        found.append(
-            video | {"gain": run.gains.get(number), "drawn": drawn[number], "entries": entries}
-        )
-    return found
+    order = random.Random(0).sample(numbers, len(numbers))
+    drawn = {number: rank for rank, number in enumerate(order)}
+    return [
+        {
+            "prompt": newest[number]["prompt"],
+            "seed": newest[number]["seed"],
+            "number": number,
+            "gain": run.gains.get(number),
+            "drawn": drawn[number],
+            "before": _on_page(run.before.get(number), clips, place),
+            "after": _on_page(run.after.get(number), clips, place),
+        }
+        for number in sorted(numbers, key=lambda number: run.gains.get(number, 0.0))
+    ]
+
+
+def has_clip(video: Mapping) -> bool:
+    """Return whether the page has the video before or after training."""
+    return any(entry and "clip" in entry for entry in (video["before"], video["after"]))
 
 
 def folder_videos(
-    rows: list[list[dict | None]], clips: Clips, place: Path | None
+    rows: list[list[dict | None]], clips: Clips, place: Path
 ) -> list[list[dict | None]]:
     """Return the rows of matching videos of several folders that have an embedded video."""
     shown = [row for row in rows if any(file in clips.digests for file in _files(row))]
@@ -327,20 +256,21 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
     """Return how many of the validation videos are saved and shown, as a sentence; ``videos`` are
     those of each run.
     """
-    entries: dict[tuple, list[dict]] = {}
+    by_key: dict[tuple, list[dict]] = {}  # in all runs
     for video in chain(*videos.values()):
-        entries.setdefault(_key(video), []).extend(video["entries"].values())
-    saved = [each for each in entries.values() if any(entry["file"] for entry in each)]
-    shown = [each for each in saved if any("clip" in entry for entry in each)]
+        by_key.setdefault(_key(video), []).append(video)
+    files = {
+        key: [file for video in each for file in _saved(video)] for key, each in by_key.items()
+    }
+    saved = {key: found for key, found in files.items() if found}
+    shown = [key for key in saved if any(map(has_clip, by_key[key]))]
     if not saved:
         return "No videos are saved; log_num_videos sets how many a validation saves."
-    places = dict.fromkeys(
-        os.path.dirname(entry["file"]) for entry in chain(*saved) if entry["file"]
-    )
-    named = ", ".join(map(unquote, list(places)[:NUM_NAMED])) + (
-        ", ..." if len(places) > NUM_NAMED else ""
-    )
-    where = f"{len(saved)} of {len(entries)} validation videos are saved in {named}"
+    places = list(dict.fromkeys(os.path.dirname(file) for file in chain(*saved.values())))
+    named = ", ".join(map(unquote, places[:NUM_NAMED]))
+    if len(places) > NUM_NAMED:
+        named += ", ..."
+    where = f"{len(saved)} of {len(by_key)} validation videos are saved in {named}"
     if not shown:
         return (
             f"{where}, but none of them can be shown: they cannot be read or are too large for "
@@ -349,12 +279,17 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
     if len(shown) < len(saved):
         return f"{where}; this page shows the {len(shown)} of them that fit."
     return (
-        f"{len(shown)} of {len(entries)} validation videos are shown (log_num_videos), selected "
+        f"{len(shown)} of {len(by_key)} validation videos are shown (log_num_videos), selected "
         "before scoring."
     )
 
 
-def _key(entry: dict) -> tuple:
+def _saved(video: Mapping) -> list[str]:
+    entries = (video["before"], video["after"])
+    return [entry["file"] for entry in entries if entry and entry["file"]]
+
+
+def _key(entry: Mapping) -> tuple:
     """Return what the entries of a video have in common, in all validations and runs."""
     return entry["prompt"], entry["seed"], entry["number"]
 
@@ -363,26 +298,26 @@ def _files(entries: Iterable[dict | None]) -> Row:
     return [Path(entry["file"]) for entry in entries if entry and entry["file"]]
 
 
-def _on_page(entry: dict, clips: Clips, place: Path | None) -> dict:
+def _on_page(entry: dict | None, clips: Clips, place: Path) -> dict | None:
     """Return the reward and the scores of a video, and where the page has it."""
+    if entry is None:
+        return None
     scores = {
         name: _short(value)
         for name, value in entry.items()
         if name not in NO_SCORES and isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return {"reward": _short(entry["reward"]), "scores": scores} | _place_of(
-        entry["file"], clips, place
-    )
+    where = _place_of(entry["file"], clips, place)
+    return {"reward": _short(entry["reward"]), "scores": scores} | where
 
 
-def _place_of(file: str | None, clips: Clips, place: Path | None) -> dict[str, str | None]:
+def _place_of(file: str | None, clips: Clips, place: Path) -> dict[str, str | None]:
     """Return a link to a video as ``file``, relative to ``place``, and its digest as ``clip`` if
     the page shows it.
-
-    Without a place, the server finds the file by its digest.
     """
     if not file:
         return {"file": None}
-    digest = clips.digests.get(Path(file))
-    link = f"file?id={digest}" if place is None else quote_url(os.path.relpath(file, place))
-    return {"file": link} | ({"clip": digest} if digest else {})
+    found: dict[str, str | None] = {"file": quote_url(os.path.relpath(file, place))}
+    if Path(file) in clips.digests:
+        found["clip"] = clips.digests[Path(file)]
+    return found

@@ -18,7 +18,6 @@ from hyvideo.records.run_files import evenly_spaced
 SPIKE = 10.0  # gradient norm divided by its recent median
 # metrics shown by the maximum
 IS_PEAK = re.compile("max|peak|spike|norm|missing|skipped|zero_groups|first_deviation")
-NUM_RECENT = 20  # iterations over which the speed is measured
 # of a heat map of lists, such as metrics by denoising step, however many runs there are
 MIN_COLUMNS = 40
 DIGITS = 5  # significant digits of a point
@@ -43,13 +42,11 @@ class Series:
     per_point: int  # iterations that a point of a curve stands for
     # by metric, one value per point; "iteration" has the last iteration of each point
     points: dict[str, list]
-    hours: list[float]  # cumulative, at each point, without validations and checkpoints
     columns: dict[str, list]  # lists by metric, thinned; "iteration" has the iteration of each
     totals: dict[str, Total]  # by metric
     restarts: list[int]  # iterations before which the run was restarted
     spikes: list[int]  # iterations with a spike of the gradient norm
     seconds: float  # of all iterations, without validations and checkpoints
-    seconds_each: float  # of a recent iteration, with validations and checkpoints; 0 if unknown
 
     def total(self, name: str) -> float:
         """Return the sum of a metric, 0 if the run does not have it."""
@@ -64,27 +61,23 @@ def read_series(lines: Sequence[dict], max_points: int) -> Series:
     # None becomes NaN
     values = {name: np.array(column, dtype=float) for name, column in columns.items()}
     iterations = [line["iteration"] for line in lines]
-    seconds = np.cumsum([line["time/iteration"] for line in lines]) if lines else np.zeros(0)
     per_point = max(1, math.ceil(len(lines) / max_points))
     ends = [*range(per_point, len(lines), per_point), len(lines)] if lines else []
     points = {
         name: _thin(each, ends, is_peak=bool(IS_PEAK.search(name))) for name, each in values.items()
     }
     points["iteration"] = [iterations[end - 1] for end in ends]
-    restarts = _restarts(lines)
     spikes = values.get("grad/spike", np.zeros(len(lines)))
     return Series(
         num_iterations=len(lines),
         last=iterations[-1] if lines else 0,
         per_point=per_point,
         points=points,
-        hours=[_rounded(seconds[end - 1] / 3600) for end in ends],
         columns=_thin_lists(iterations, lists, max(MIN_COLUMNS, max_points // 3)),
         totals={name: _total(each) for name, each in values.items() if np.isfinite(each).any()},
-        restarts=restarts,
+        restarts=_restarts(lines),
         spikes=[iteration for iteration, spike in zip(iterations, spikes) if spike > SPIKE],
-        seconds=float(seconds[-1]) if lines else 0.0,
-        seconds_each=_seconds_each(lines, restarts),
+        seconds=float(sum(line["time/iteration"] for line in lines)),
     )
 
 
@@ -160,19 +153,3 @@ def _restarts(lines: Sequence[dict]) -> list[int]:
         if line["time/since_start"] - before["time/since_start"] < 0.9 * line["time/iteration"]:
             found.append(line["iteration"])
     return found
-
-
-def _seconds_each(lines: Sequence[dict], restarts: Sequence[int]) -> float:
-    """Return the mean time from one iteration to the next, over the recent ones of the last
-    process.
-    """
-    since = restarts[-1] if restarts else 0
-    recent = [line for line in lines[-NUM_RECENT - 1 :] if line["iteration"] >= since]
-    if not recent:
-        return 0.0
-    first = recent[0]
-    last = recent[-1]
-    if len(recent) < 2 or "time/since_start" not in first or "time/since_start" not in last:
-        return float(np.mean([line["time/iteration"] for line in recent]))
-    elapsed = last["time/since_start"] - first["time/since_start"]
-    return elapsed / (last["iteration"] - first["iteration"])

@@ -3,11 +3,10 @@ file.
 
     given     new lists, and for a custom scorer copies of the videos, so that it may change both
     returned  one row per video; names that no record uses; numbers, NaN if not finite or above MAX_SCORE
-    left      settings of torch and of the process are restored (`process_state`)
+    left      settings of torch and of the process are restored (`restored_state`)
 
 A custom scorer costs one more copy of the videos that it scores: 151 MB and 0.24 s on one core of a
-CPU (measured) for 121 frames of 480 x 864. The shipped scorers receive the videos themselves; the
-check before a run compares them.
+CPU (measured) for 121 frames of 480 x 864. The shipped scorers receive the videos themselves.
 """
 
 import math
@@ -16,8 +15,8 @@ from functools import partial
 
 from torch import Tensor
 
+from hyvideo.data.custom_code import check_tensor, restored_state
 from hyvideo.data.text import describe_error, quote, shorten
-from hyvideo.rewards.process_state import restored_state
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
     OVERALL,
@@ -39,11 +38,9 @@ def score(
 
     Raises ValueError for another number of rows or unusable names and values.
     """
-    with restored_state(_owner(scorer)):
+    with restored_state():
         rows = scorer.score(_given(scorer, videos), list(prompts), fps=fps)
-        _check_rows(rows, len(videos), "score", (dict, ScoreResult))
-        results = [row if isinstance(row, ScoreResult) else ScoreResult(row) for row in rows]
-        return [_cleaned(result) for result in results]
+    return check_rows(rows, len(videos), "score", "a dimension", RESERVED_NAMES)
 
 
 def score_with_gradient(
@@ -53,18 +50,13 @@ def score_with_gradient(
 
     Raises ValueError for another shape, and for scores without a gradient.
     """
-    with restored_state(_owner(scorer)):
+    with restored_state():
         scores = scorer.score_with_gradient(videos, list(prompts), fps=fps)
-    shape = (len(videos), len(declared_dimensions(scorer)))
-    what = f"score_with_gradient of {_owner(scorer)} must return"
-    if not isinstance(scores, Tensor) or scores.shape != shape:
-        got = (
-            f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
-        )
-        raise ValueError(f"{what} a tensor of shape (videos, dimensions), here {shape}, got {got}")
+    what = f"the result of score_with_gradient of {type(scorer).__name__}"
+    check_tensor(scores, (len(videos), len(declared_dimensions(scorer))), what)
     if not scores.requires_grad:
         raise ValueError(
-            f"{what} scores with a gradient, got a tensor that is detached from the videos; "
+            f"{what} must have a gradient, got a tensor that is detached from the videos; "
             "compute it without no_grad, detach, item, numpy and integer types"
         )
     return scores
@@ -76,12 +68,11 @@ def held_out_each(scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[st
     """
     if not hasattr(scorer, "held_out_each"):
         return [{} for _ in videos]
-    with restored_state(_owner(scorer)):
+    with restored_state():
         rows = scorer.held_out_each(_given(scorer, videos), list(prompts))
-        _check_rows(rows, len(videos), "held_out_each", (dict,))
-        for row in rows:
-            check_names(row, "a held-out metric", reserved=(*RESERVED_NAMES, OVERALL))
-        return [numbers_of(row) for row in rows]
+    reserved = (*RESERVED_NAMES, OVERALL)
+    results = check_rows(rows, len(videos), "held_out_each", "a held-out metric", reserved)
+    return [result.scores for result in results]
 
 
 def held_out(
@@ -90,19 +81,29 @@ def held_out(
     """Return the held-out metrics of the set of videos, whose functions return floats; raises like
     `score`.
     """
-    with restored_state(_owner(scorer)):
+    with restored_state():
         measures = scorer.held_out(_given(scorer, videos), list(prompts))
-        if not isinstance(measures, dict):
+    if not isinstance(measures, dict):
+        raise ValueError(
+            f"held_out must return a dict of SetMeasure, got {type(measures).__name__}"
+        )
+    check_names(measures, "a held-out metric", (*RESERVED_NAMES, OVERALL))
+    for name, measure in measures.items():
+        if not isinstance(measure, SetMeasure):
             raise ValueError(
-                f"held_out must return a dict of SetMeasure, got {type(measures).__name__}"
+                f"held_out must return a dict of SetMeasure, got {type(measure).__name__} for "
+                f"{name}; return metrics of single videos from held_out_each"
             )
-        check_names(measures, "a held-out metric", reserved=(*RESERVED_NAMES, OVERALL))
-        return {name: _checked(name, measure, len(videos)) for name, measure in measures.items()}
+        check_tensor(measure.rows, (len(videos), None), f"the rows of {name}")
+    return {
+        name: SetMeasure(measure.rows, partial(_number_of_set, name, measure.of_set))
+        for name, measure in measures.items()
+    }
 
 
 def check_prompts(scorer: Scorer, prompts: Sequence[str]) -> None:
     """Raise ValueError if the scorer cannot score one of the prompts."""
-    with restored_state(_owner(scorer)):
+    with restored_state():
         scorer.check_prompts(list(prompts))
 
 
@@ -110,6 +111,29 @@ def declared_dimensions(scorer: Scorer) -> tuple[str, ...]:
     """Return the dimensions that a scorer declares, VQ, MQ and TA if it does not."""
     declared = getattr(scorer, "dimensions", DIMENSIONS)
     return (declared,) if isinstance(declared, str) else tuple(declared)
+
+
+def check_rows(
+    rows: object, num_videos: int, method: str, what: str, reserved: Collection[str]
+) -> list[ScoreResult]:
+    """Return the numbers in the answer of a scorer's method, one row per video.
+
+    ``what`` its names stand for, and which are ``reserved``. Raises ValueError for another number
+    of rows, unusable names, and arrays in place of numbers.
+    """
+    expected = f"{method} must return a list with one dict per video ({num_videos})"
+    if not isinstance(rows, list):
+        raise ValueError(f"{expected}, got {type(rows).__name__}")
+    if len(rows) != num_videos or not all(isinstance(row, dict | ScoreResult) for row in rows):
+        types = sorted({type(row).__name__ for row in rows})
+        raise ValueError(f"{expected}, got a list of {len(rows)} {' or '.join(types)}".rstrip())
+    results = []
+    for row in rows:
+        result = ScoreResult(row) if isinstance(row, dict) else row
+        check_names(result.scores, what, reserved)
+        reason = shorten(str(result.reason)) if result.reason else None
+        results.append(ScoreResult(_numbers_of(result.scores), reason))
+    return results
 
 
 def check_names(
@@ -128,64 +152,28 @@ def check_names(
             )
 
 
-def numbers_of(values: Mapping[str, object]) -> Scores:
+def _numbers_of(values: Mapping[str, object]) -> Scores:
     """Return the numbers among named values, like `as_score`.
 
     Raises ValueError for an array of several numbers.
     """
-    numbers = {name: as_score(value) for name, value in values.items()}
-    for name, number in numbers.items():
-        if number is None and hasattr(values[name], "shape"):
+    numbers = {}
+    for name, value in values.items():
+        number = as_score(value)
+        if number is not None:
+            numbers[name] = number
+        elif hasattr(value, "shape"):
             raise ValueError(
-                f"the score {name} must be one number, got {type(values[name]).__name__} "
-                f"{quote(values[name], 60)[1:-1]}"
+                f"the score {name} must be one number, got {type(value).__name__} of shape "
+                f"{tuple(value.shape)}"
             )
-    return {name: number for name, number in numbers.items() if number is not None}
-
-
-def _owner(scorer: Scorer) -> str:
-    return f"the scorer {type(scorer).__name__}"
+    return numbers
 
 
 def _given(scorer: Scorer, videos: Sequence[Tensor]) -> list[Tensor]:
-    is_shipped = type(scorer).__module__.partition(".")[0] == "hyvideo"
-    return list(videos) if is_shipped else [video.clone() for video in videos]
-
-
-def _check_rows(rows: object, num_videos: int, method: str, types: tuple[type, ...]) -> None:
-    is_list = isinstance(rows, list)
-    if is_list and len(rows) == num_videos and all(isinstance(row, types) for row in rows):
-        return
-    found = " or ".join(sorted({type(row).__name__ for row in rows})) if is_list else ""
-    got = f"a list of {len(rows)} {found}".rstrip() if is_list else type(rows).__name__
-    raise ValueError(
-        f"{method} must return a list with one dict per video ({num_videos}), got {got}"
-    )
-
-
-def _cleaned(result: ScoreResult) -> ScoreResult:
-    check_names(result.scores, "a dimension")
-    return ScoreResult(numbers_of(result.scores), result.reason and shorten(str(result.reason)))
-
-
-def _checked(name: str, measure: object, num_videos: int) -> SetMeasure:
-    if not isinstance(measure, SetMeasure):
-        raise ValueError(
-            f"held_out must return a dict of SetMeasure, got {type(measure).__name__} for {name}; "
-            "return metrics of single videos from held_out_each"
-        )
-    rows = measure.rows
-    if (
-        not isinstance(rows, Tensor)
-        or rows.ndim != 2
-        or len(rows) != num_videos
-        or rows.is_complex()
-    ):
-        got = f"shape {tuple(rows.shape)}" if isinstance(rows, Tensor) else type(rows).__name__
-        raise ValueError(
-            f"the rows of {name} must be a real tensor of shape ({num_videos}, dim), got {got}"
-        )
-    return SetMeasure(rows, partial(_number_of_set, name, measure.of_set))
+    if scorer.__module__.startswith("hyvideo."):
+        return list(videos)
+    return [video.clone() for video in videos]
 
 
 def _number_of_set(name: str, of_set: Callable[[Tensor], object], rows: Tensor) -> float:
@@ -194,7 +182,7 @@ def _number_of_set(name: str, of_set: Callable[[Tensor], object], rows: Tensor) 
     Raises ValueError for anything but a number.
     """
     try:
-        with restored_state(f"of_set of {name}"):
+        with restored_state():
             value = of_set(rows.clone())
     except (Exception, SystemExit) as error:  # a scorer may raise anything
         raise ValueError(f"of_set of {name} raises {describe_error(error)}") from error

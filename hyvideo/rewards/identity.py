@@ -1,16 +1,17 @@
-"""Hashes by which a run notices that a reward model has changed between a stop and a resume."""
+"""Digests by which a run notices that a reward model has changed between a stop and a resume."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from hyvideo.data.custom_code import code_files
 from hyvideo.data.digests import digest_code, digest_of, digest_weights
-from hyvideo.rewards.rewards import SCORERS, code_files
+from hyvideo.rewards.rewards import SCORERS
 
 
 def files_hash(name: str, root: str | Path, options: Mapping[str, object]) -> str:
-    """Return a hash of the names, sizes and sampled bytes of the weights of a built-in scorer.
+    """Return a digest of the weights of a built-in scorer; "" for a scorer without weights.
 
-    ``root`` is the checkpoint folder. Returns "" for a scorer without weights.
+    ``root`` is the checkpoint folder.
     """
     folders = _folders(name, root, options)
     return digest_weights(folders) if any(path.exists() for path in folders) else ""
@@ -34,8 +35,8 @@ def _is_dir(value: object) -> bool:
 
 
 def scorer_identity(name: str, root: str | Path, options: Mapping[str, object]) -> str:
-    """Return a hash of all that decides the scores of a scorer: its class, its options, its code
-    if it is a custom class, and its weights. Folders may move.
+    """Return a digest of all that decides the scores of a scorer: its class, its options, its code
+    if it is a custom one, and its weights. Folders may move.
     """
     values = {key: value for key, value in options.items() if key != "path" and not _is_dir(value)}
     code = [digest_code(path) for path in code_files([name])]

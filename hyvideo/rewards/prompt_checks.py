@@ -1,26 +1,12 @@
-"""Checks of prompts: yes/no questions that a language model writes once, and a VLM judge asks about
-each video.
-"""
+"""Checks of prompts: yes/no questions in a prompts CSV, which a VLM judge asks about each video."""
 
-import json
 from pathlib import Path
 
 from hyvideo.data.files import parse_json
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
-from hyvideo.rewards.prompt_rewriting import PromptWriter
 
-INSTRUCTION = Path(__file__).with_suffix(".txt")
-MAX_CHECKS = 10  # the instruction asks for five
-
-
-class CheckWriter(PromptWriter):
-    """Writes the checks of prompts."""
-
-    column = "checks"
-
-    def read(self, text: str) -> str:
-        return json.dumps(parse_checks(text.removeprefix("```json").strip("`\n "), "as the answer"))
+MAX_CHECKS = 10
 
 
 def read_checks(path: str | Path) -> dict[str, list[str]]:

@@ -1,27 +1,21 @@
 """The reward interface: scorers and their registry, scores, and the reward as their weighted sum.
 
-A custom reward is a class with the methods of `Scorer`, named by its location:
-``my_rewards.py:Brightness`` or ``package.module:Brightness``. This file must not import torch,
-because the rules between settings import it first.
+A custom reward is a function ``(videos, prompts, fps)`` or a class with the methods of `Scorer`,
+named by its location: ``my_rewards.py:brightness`` or ``package.module:Brightness``. This file must
+not import torch, because the rules between settings import it first.
 """
 
-import errno
-import importlib.util
 import inspect
 import math
-import os
 import pkgutil
-import sys
-import traceback
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.source_files import with_imports
+from hyvideo.data.custom_code import add_place, load_object, restored_state
 from hyvideo.data.text import describe_error
 
 if TYPE_CHECKING:
@@ -103,6 +97,30 @@ class Scorer(Protocol):
         return {}
 
 
+class FunctionScorer(Scorer):
+    """Scorer of a plain function ``(videos, prompts, fps)``.
+
+    The function returns one number per video, which is the dimension with the function's name; or
+    a list of dicts or a dict of lists, by dimension.
+    """
+
+    def __init__(self, function: Callable, name: str, options: Mapping[str, object]):
+        self.function = partial(function, **options)
+        self.name = name
+        self.dimensions = (name,)
+        self.__module__ = function.__module__  # of the user's code, not of this class
+
+    def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
+        answer = self.function(videos, prompts, fps)
+        if isinstance(answer, Mapping):
+            return [dict(zip(answer, row)) for row in zip(*answer.values(), strict=True)]
+        if hasattr(answer, "tolist"):  # a tensor or an array
+            answer = answer.tolist()
+        if not isinstance(answer, list):
+            return answer
+        return [row if isinstance(row, dict) else {self.name: row} for row in answer]
+
+
 class SetMeasure(NamedTuple):
     """A metric of a set of videos, possibly spread over ranks, computed from one vector
     per video.
@@ -145,7 +163,9 @@ def overall(scores: Scores, name: str) -> Scores:
     scored.
     """
     values = [scores.get(dimension) for dimension in DIMENSIONS]
-    return {name: sum(values)} if all(isinstance(value, int | float) for value in values) else {}
+    if not all(isinstance(value, int | float) for value in values):
+        return {}
+    return {name: sum(values)}
 
 
 def short_names(scorers: Sequence[str]) -> dict[str, str]:
@@ -163,42 +183,33 @@ def short_names(scorers: Sequence[str]) -> dict[str, str]:
     return dict(zip(scorers, names))
 
 
-def scorer_class(name: str) -> type:
-    """Return the class of a scorer: a name in ``SCORERS``, or ``FILE.py:CLASS`` or
-    ``MODULE:CLASS``, which is imported.
+def scorer_class(name: str) -> Callable:
+    """Return the class of a scorer, or the function of a reward: a name in ``SCORERS``, or
+    ``FILE.py:NAME`` or ``module:NAME``, which is imported.
 
-    Raises ValueError for an unknown name, for code that cannot be imported, and for a class that
-    does not exist.
+    Raises ValueError for an unknown name, for code that cannot be imported, and for anything else
+    than a class with the methods of a scorer or a function.
     """
     if name in SCORERS:
         return pkgutil.resolve_name(SCORERS[name].class_path)
-    place, _, class_name = name.rpartition(":")
-    if not place:
+    if ":" not in name[1:]:
         raise ValueError(
-            f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:CLASS, got {name!r}"
+            f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:NAME, got {name!r}"
         )
-    with _restored_state(f"the file of reward_model {name}"):
-        try:
-            module = (
-                import_file(str(Path(place).resolve()))
-                if place.endswith(".py")
-                else importlib.import_module(place)
-            )
-            cls = getattr(module, class_name)
-        except (ImportError, AttributeError, SyntaxError, OSError) as error:
-            raise ValueError(
-                f"reward_model {name} must be a class that can be imported: {error}"
-            ) from error
-    missing = [
-        method for method in ("score", "check_prompts", "held_out") if not hasattr(cls, method)
-    ]
-    if missing or not isinstance(cls, type):
-        got = f"a class without {', '.join(missing)}" if isinstance(cls, type) else f"{cls!r:.80}"
+    found = load_object(name, "reward_model")
+    if not callable(found):
         raise ValueError(
-            f"reward_model {name} must be a class with all methods of a scorer, got {got}; inherit "
-            f"from {__name__}.Scorer and define score"
+            f"reward_model {name} must be a function (videos, prompts, fps) or a class that "
+            f"inherits from {__name__}.Scorer, got {found!r:.80}"
         )
-    return cls
+    methods = ("score", "check_prompts", "held_out") if isinstance(found, type) else ()
+    missing = [method for method in methods if not hasattr(found, method)]
+    if missing:
+        raise ValueError(
+            f"reward_model {name} must be a class with all methods of a scorer, got a class "
+            f"without {', '.join(missing)}; inherit from {__name__}.Scorer and define score"
+        )
+    return found
 
 
 def has_gradient(name: str) -> bool:
@@ -206,36 +217,9 @@ def has_gradient(name: str) -> bool:
 
     Raises ValueError like `scorer_class`.
     """
-    return (
-        SCORERS[name].has_gradient
-        if name in SCORERS
-        else hasattr(scorer_class(name), "score_with_gradient")
-    )
-
-
-@cache
-def import_file(file: str) -> types.ModuleType:
-    """Import the module of a user's file, once. It may raise anything."""
-    if os.path.exists(file) and not os.path.isfile(file):  # reading a pipe would never end
-        raise OSError(errno.EINVAL, "it is not a regular file", file)
-    spec = importlib.util.spec_from_file_location(file, file)
-    # dataclasses look up their module there
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def code_files(names: Iterable[str]) -> list[Path]:
-    """Return the source files of the custom scorers among ``names``, with the user's modules that
-    they import.
-    """
-    files: list[Path] = []
-    for place in [name.rpartition(":")[0] for name in names if ":" in name]:
-        if place.endswith(".py"):
-            files += with_imports(Path(place))
-        else:
-            files += with_imports(Path(importlib.util.find_spec(place).origin), place)
-    return list(dict.fromkeys(files))
+    if name in SCORERS:
+        return SCORERS[name].has_gradient
+    return hasattr(scorer_class(name), "score_with_gradient")
 
 
 def make_scorer(
@@ -244,67 +228,58 @@ def make_scorer(
     """Load the scorer ``name`` from its folder below the checkpoint folder ``root``, or from that
     in the option path.
 
-    A custom class receives ``root`` and ``device`` if its constructor accepts them. Raises
+    A custom class or function receives ``root`` and ``device`` if it has these parameters. Raises
     ValueError like `scorer_class`, for unknown, missing or mistyped options, and for files that
     cannot be used.
     """
-    cls, entry = scorer_class(name), SCORERS.get(name)
-    parameters = inspect.signature(cls).parameters
+    cls = scorer_class(name)
+    is_function = not isinstance(cls, type)
+    parameters = dict(inspect.signature(cls).parameters)
+    if is_function:
+        parameters = dict(list(parameters.items())[3:])  # without videos, prompts and fps
     known = {
-        key for key, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        key
+        for key, parameter in parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     }
     known -= set(RESERVED)
-    known |= {"path"} if entry else set()
-    if unknown := sorted(set(options) - known):
+    if name in SCORERS:
+        known.add("path")
+    unknown = sorted(set(options) - known)
+    if unknown:
         raise ValueError(
             f"reward model {name} has no option {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(known)) or 'none'}"
         )
-    if wrong := [
+    wrong = [
         f"{key} {value!r:.60}"
         for key, value in options.items()
         if not _fits(value, parameters.get(key))
-    ]:
+    ]
+    if wrong:
         raise ValueError(
             f"options of reward model {name} have the wrong type: got {', '.join(wrong)}"
         )
-    if entry:
-        with _restored_state(f"the constructor of reward model {name}"):
-            return cls(
-                options.pop("path", None) or Path(root) / entry.folder, device=device, **options
-            )
-    if missing := [
+    if name in SCORERS:
+        path = options.pop("path", None) or Path(root) / SCORERS[name].folder
+        with restored_state():
+            return cls(path, device=device, **options)
+    missing = [
         key for key in known - options.keys() if parameters[key].default is inspect.Parameter.empty
-    ]:
+    ]
+    if missing:
         raise ValueError(f"reward model {name} needs the option {', '.join(sorted(missing))}")
     given = {key: value for key, value in (("root", root), ("device", device)) if key in parameters}
+    if is_function:
+        return FunctionScorer(cls, name.rpartition(":")[2], options | given)
     try:
-        with _restored_state(f"the constructor of reward model {name}"):
+        with restored_state():
             return cls(**options, **given)
     except (Exception, SystemExit) as error:  # a custom class may raise anything
-        add_place(error, cls)
+        add_place(error, cls.__module__)
         raise ValueError(
             f"reward model {name} cannot be created: {describe_error(error)}"
         ) from error
-
-
-def _restored_state(owner: str) -> AbstractContextManager:
-    from hyvideo.rewards.process_state import restored_state  # imports torch
-
-    return restored_state(owner)
-
-
-def add_place(error: BaseException, cls: type) -> None:
-    """Add the line in the file of a scorer's class where an error was raised, as a note for
-    `describe_error`.
-    """
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    if frames := [
-        frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file
-    ]:
-        error.add_note(
-            f"{Path(file).name}:{frames[-1].lineno} in {frames[-1].name}: {frames[-1].line}"
-        )
 
 
 def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
@@ -334,11 +309,8 @@ def as_score(value: object) -> float | None:
     """Return a number of Python, NumPy or torch as a float, NaN if it is not finite or above
     MAX_SCORE; else None.
     """
-    value = (
-        value.item()
-        if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1
-        else value
-    )
+    if hasattr(value, "item") and math.prod(getattr(value, "shape", ())) == 1:
+        value = value.item()
     if not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) <= MAX_SCORE else math.nan

@@ -112,7 +112,7 @@ class VlmJudge(Scorer):
         if missing := [prompt for prompt in prompts if self.checks and prompt not in self.checks]:
             raise ValueError(
                 f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, such "
-                f"as {quote(missing[0])}; add them with python -m scripts.prepare_checks"
+                f"as {quote(missing[0])}; add them to its column checks"
             )
 
     def score(self, videos: list[Tensor], prompts: list[str], *, fps: float) -> list[ScoreResult]:

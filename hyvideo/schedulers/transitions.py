@@ -15,10 +15,10 @@ docs/add_a_sampler.md shows how to add one. Source: SAGE-GRPO, arXiv:2603.21872,
 
 import functools
 import math
-import os
-import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+from hyvideo.data.custom_code import load_object
 
 # The diffusion coefficient of sage has a pole at sigma = 1, where every schedule starts. Its
 # integral is clamped here. This is a convention; with few steps it changes the noise of the first
@@ -211,36 +211,28 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
     """
     if sde_type in SAMPLERS:
         return (REFERENCE_SAMPLERS if reference_conventions else SAMPLERS)[sde_type]
-    file, _, name = sde_type.rpartition(":")
-    if not file.endswith(".py"):
+    if ".py:" not in sde_type:
         raise ValueError(
             f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}"
         )
-    return _sampler_of_file(os.path.realpath(file), name)
+    return _custom_sampler(sde_type)
 
 
 @functools.cache
-def _sampler_of_file(file: str, name: str) -> Sampler:
-    try:
-        if os.path.exists(file) and not os.path.isfile(file):  # reading a pipe would never end
-            raise OSError("it is not a regular file")
-        found = runpy.run_path(file).get(name)
-    except BaseException as error:  # a user's code may raise anything
-        raise ValueError(
-            f"sde_type {file}:{name} cannot be loaded: {type(error).__name__}: {error}"
-        ) from error
+def _custom_sampler(sde_type: str) -> Sampler:
+    found = load_object(sde_type, "sde_type")
     if not callable(found) and not isinstance(found, Sampler):
         raise ValueError(
-            f"sde_type {file}:{name} must name a function or a Sampler in the file, got "
-            f"{found!r:.80}"
+            f"sde_type {sde_type} must name a function or a Sampler in the file, got {found!r:.80}"
         )
-    sampler = found if isinstance(found, Sampler) else Sampler(name, found)
-    if not isinstance(sampler.max_eta, int | float) or not isinstance(sampler.label, str):
+    if not isinstance(found, Sampler):
+        return Sampler(sde_type.rpartition(":")[2], found)
+    if not isinstance(found.max_eta, int | float) or not isinstance(found.label, str):
         raise ValueError(
-            f"sde_type {file}:{name} needs a string as label and a number as max_eta, got "
+            f"sde_type {sde_type} needs a string as label and a number as max_eta, got "
             f"{found!r:.80}"
         )
-    return sampler
+    return found
 
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:

@@ -54,20 +54,17 @@ def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
 
 def check_compiler(distributed: DistributedSettings) -> None:
     """Raise ValueError if blocks are compiled and this machine lacks what that needs."""
-    compilers = os.environ.get("CC") or "cc", "gcc", "clang"
+    if distributed.enable_compile != "true" or distributed.compile_backend != "inductor":
+        return
+    missing = []
+    compilers = (os.environ.get("CC") or "cc", "gcc", "clang")
+    if not any(map(shutil.which, compilers)):
+        missing.append("a C compiler (install gcc, or set the variable CC)")
     # included by the code that Triton compiles
     header = Path(sysconfig.get_path("include"), "Python.h")
-    missing = (
-        []
-        if any(map(shutil.which, compilers))
-        else ["a C compiler (install gcc, or set the variable CC)"]
-    )
-    missing += [] if header.is_file() else [f"{header} (install python3-dev)"]
-    if (
-        missing
-        and distributed.enable_compile == "true"
-        and distributed.compile_backend == "inductor"
-    ):
+    if not header.is_file():
+        missing.append(f"{header} (install python3-dev)")
+    if missing:
         names = " and ".join(missing)
         raise ValueError(f"enable_compile needs {names}; or set enable_compile false")
 
@@ -87,10 +84,10 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     config = inputs.config
     reported = list(machine_problems(inputs))
     yield from reported
-    if problem := gpu_problem(config.model.device, inputs.world_size):
-        yield problem
-    if config.model.device != "cpu" and (problem := cudnn_problem()):
-        yield problem
+    machine = [gpu_problem(config.model.device, inputs.world_size)]
+    if config.model.device != "cpu":
+        machine.append(cudnn_problem())
+    yield from filter(None, machine)
     root = config.model.pretrained_model_root
     if folder_problem(root):
         return
@@ -108,12 +105,11 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
         yield from (line for line in str(error).splitlines() if line not in reported)
     options = reward_options(config.reward)
     for name in config.reward.loaded_scorers:
-        folder = (
-            options[name].get("path", Path(root) / SCORERS[name].folder)
-            if name in SCORERS
-            else root
-        )
-        if problem := folder_problem(folder):
+        if name not in SCORERS:
+            continue  # a class of the user's, which knows its files
+        folder = options[name].get("path", Path(root) / SCORERS[name].folder)
+        problem = folder_problem(folder)
+        if problem:
             yield f"the files of reward_model {name} in {folder}: {problem}"
 
 
@@ -121,11 +117,14 @@ def gpu_problem(device: str, world_size: int) -> str | None:
     """Return a message if this machine has fewer usable GPUs than processes that need one, else
     None.
     """
-    if device != "cpu" and (problem := driver_problem()):
+    if device == "cpu":
+        return None
+    problem = driver_problem()
+    if problem:
         return problem
     num_local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     gpus = torch.cuda.device_count()
-    if device == "cpu" or gpus >= num_local:
+    if gpus >= num_local:
         return None
     fallback = "; device auto would use the CPU" if device == "auto" and gpus == 0 else ""
     return f"each process needs a GPU: needed {num_local}, found {gpus}{fallback}"

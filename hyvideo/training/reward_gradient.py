@@ -23,8 +23,8 @@ from hyvideo.grpo.nft import mean_square, relative_norm
 from hyvideo.models.offload import on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.rewards import contract
-from hyvideo.rewards.async_scorer import AsyncScorer
-from hyvideo.rewards.trial_clips import synthetic_trial
+from hyvideo.rewards.scoring import AsyncScorer
+from hyvideo.rewards.trial import trial_videos
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
@@ -135,8 +135,8 @@ def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: st
 
     Raises ValueError if a scorer returns other shapes or a detached score.
     """
-    trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
-    levels = trial.video[None].float().to(reward_gradient.pipeline.device).requires_grad_()
+    video, _ = trial_videos(data.sample_n_frames, data.height, data.width)
+    levels = video[None].float().to(reward_gradient.pipeline.device).requires_grad_()
     with reward_gradient.scorer.on_device():
         reward_gradient.reward_of_levels(levels, [prompt])
 

@@ -5,9 +5,7 @@ rewards.
 import math
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import chdir
 from functools import partial
 from itertools import chain
 
@@ -22,11 +20,10 @@ from hyvideo.distributed.collectives import all_objects, first_reason, merge_row
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
-from hyvideo.rewards.async_scorer import NOT_FINITE, AsyncScorer
 from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
-from hyvideo.rewards.scorer_check import ScorerUnderTest, has_failed, lines, run_checks
-from hyvideo.rewards.trial_clips import Trial, noisy, synthetic_trial
+from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer
+from hyvideo.rewards.trial import trial_videos, try_scorer
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 
@@ -86,12 +83,24 @@ class GroupRewards:
             totals = normalized_rewards(
                 scores, scores.new_tensor(list(weights.values())), self.group_size
             )
+        self._report_equal(totals)
         advantages = group_advantages(totals, self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
         metrics |= overall(
             {name: metrics[f"reward/{name}"] for name in dimensions}, "reward/Overall"
         )
         return advantages[numbers].float(), metrics
+
+    def _report_equal(self, totals: Tensor) -> None:
+        """Warn if all rewards of the iteration are equal, which a wrong scorer may cause."""
+        scored = totals[totals.isfinite()]
+        if self.mesh.is_main and len(scored) > 1 and (scored == scored[0]).all():
+            print(
+                f"\nall {len(scored)} rewards of the iteration are {scored[0]:g}, so that the policy "
+                "learns nothing from them; if this repeats, check the scorer",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def check_failed_rewards(
         self,
@@ -157,18 +166,12 @@ def make_async_scorer(
         through_file=settings.reward_video == "file",
         num_threads=config.model.num_threads,
         device=device,
-        deadline=config.distributed.reward_deadline if world_size() > 1 else None,
+        deadline=config.distributed.reward_deadline if world_size() > 1 else DEADLINE,
     )
 
     def load(names: Sequence[str]) -> dict[str, Scorer]:
-        loaded = {}
-        for name in names:
-            # restores the working directory, which a constructor may change
-            with chdir(os.getcwd()):
-                loaded[name] = make_scorer(
-                    name, config.model.pretrained_model_root, device=device, **options[name]
-                )
-        return loaded
+        root = config.model.pretrained_model_root
+        return {name: make_scorer(name, root, device=device, **options[name]) for name in names}
 
     measuring = settings.held_out_reward_model if config.data.valid_video_csv else []
     held_out = make(load(measuring), {}, offload=True, is_held_out=True) if measuring else None
@@ -215,39 +218,30 @@ def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Check the scorers on a video of the run's size.
+    """Try the scorers on two videos of the run's size.
 
-    Raises ValueError if one fails, and warns of other problems.
+    Raises ValueError if one fails, and warns of what may be wrong.
     """
-    trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
+    videos = trial_videos(data.sample_n_frames, data.height, data.width)
+    weighted = [name for name, weight in scorer.weights.items() if weight]
     # A single scorer must return every weighted dimension; with several, each must return the
     # dimensions it declares.
-    needed = (
-        [name for name, weight in scorer.weights.items() if weight]
-        if len(scorer.scorers) == 1
-        else None
-    )
+    needed = weighted if len(scorer.scorers) == 1 else None
     returned: dict[str, str] = {}  # scorer by name of a score
     for name, model in scorer.scorers.items():
-        tested = ScorerUnderTest(model, Trial(trial.video, prompt, data.fps), dimensions=needed)
-        with scorer.on_device():
-            checks = run_checks(tested, quick=True)
-        problems = "\n".join(lines([check for check in checks if check.state != "ok"]))
-        if has_failed(checks):
-            raise ValueError(
-                f"reward {name} failed its check; repeat it with scripts.check_reward:\n{problems}"
-            )
-        if problems:
-            warnings.warn(f"reward {name}:\n{problems}", stacklevel=2)
-        for score in scorer.names.renamed(name, tested.clean_scores):
+        attempt = partial(try_scorer, model, name, videos, prompt, fps=data.fps, dimensions=needed)
+        try:
+            scores = scorer.call(attempt)
+        except TimeoutError as error:
+            raise ValueError(f"reward {name} hangs: {error}") from error
+        for score in scorer.names.renamed(name, scores):
             if returned.setdefault(score, name) != name:
                 both = f"{returned[score]} and {name}"
                 raise ValueError(
                     f"rewards {both} both return {score}; declare it in `dimensions`, or rename it"
                 )
-    if absent := [
-        name for name, weight in scorer.weights.items() if weight and name not in returned
-    ]:
+    absent = [name for name in weighted if name not in returned]
+    if absent:
         got = ", ".join(returned)
         raise ValueError(
             f"reward_weights must name scores of the scorers, {got}, got {', '.join(absent)}"
@@ -259,12 +253,11 @@ def try_held_out(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
 
     Raises ValueError if one cannot be used.
     """
-    trial = synthetic_trial(data.sample_n_frames, data.height, data.width, data.fps)
-    videos = [trial.video, noisy(trial.video)]
+    videos = trial_videos(data.sample_n_frames, data.height, data.width)
     for method in (scorer.held_out_each, scorer.held_out):
         for name, found in method(videos, [prompt] * len(videos)).items():
             if isinstance(found, str):
-                raise ValueError(f"{method.__name__} of reward {name} failed its check: {found}")
+                raise ValueError(f"{method.__name__} of reward {name} failed its trial: {found}")
             if isinstance(found, dict):
                 for measure in found.values():
                     measure.of_set(measure.rows.double())

@@ -18,7 +18,7 @@ from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
-from hyvideo.rewards.async_scorer import AsyncScorer, PendingBatch
+from hyvideo.rewards.scoring import AsyncScorer, PendingBatch
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.cost import Cost

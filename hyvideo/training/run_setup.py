@@ -15,7 +15,11 @@ from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
-from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
+from hyvideo.distributed.collectives import (
+    agree,
+    all_objects,
+    raise_on_all_ranks,
+)
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention_kernels import Choice
 from hyvideo.models.decoding import latent_shape
@@ -23,8 +27,8 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Scorer
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
@@ -137,7 +141,7 @@ def build_run(
     service = service_identity(scorer)
     if service:
         digests[SERVICE] = service
-    digests = from_main(digests, mesh)
+    agree("the digest of", digests, mesh)
 
     progress.enter("load", "the text encoders and the VAE")
     encoded = inputs.prompts + config.negative_requests

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from hyvideo.config.all_settings import RolloutSettings
 from hyvideo.config.run_plan import transitions
-from hyvideo.distributed.collectives import all_objects
+from hyvideo.distributed.collectives import agree
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.rank_agreement import name_ranks
 
 Coefficients = list[list[float]]  # a, b and std of each step
 
@@ -21,14 +20,8 @@ def custom_steps(rollout: RolloutSettings, mesh: Mesh) -> Coefficients:
     if ".py:" not in rollout.sde_type:
         return []
     steps = [[float(step.a), float(step.b), float(step.std)] for step in transitions(rollout)]
-    by_rank = all_objects(steps, mesh)
-    others = [rank for rank, found in enumerate(by_rank) if found != by_rank[0]]
-    if others:
-        differences = _difference(rollout.sde_type, by_rank[0], by_rank[others[0]])
-        raise ValueError(
-            f"{differences} on rank 0 and {name_ranks(others)}; the arguments alone must decide "
-            "them"
-        )
+    numbered = dict(enumerate(steps, 1))
+    agree(f"(a, b, std) of sde_type {rollout.sde_type} in step", numbered, mesh)
     return steps
 
 

@@ -18,11 +18,12 @@ from typing import Any
 from hyvideo.config.all_settings import RewardSettings
 from hyvideo.config.command_line import reward_options
 from hyvideo.config.identity import evaluation_settings, weights_of
+from hyvideo.data.custom_code import code_files
 from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import hash_requests, read_requests
 from hyvideo.models import loading
 from hyvideo.models.weight_files import Folder
-from hyvideo.rewards.rewards import SCORERS, Entry, code_files
+from hyvideo.rewards.rewards import SCORERS, Entry
 
 
 def joint_identity(

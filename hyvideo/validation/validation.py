@@ -36,8 +36,8 @@ from hyvideo.records.run_files import (
     write_json,
     write_videos,
 )
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.rollout_batch import select
 from hyvideo.validation.parts import num_per_part

@@ -13,9 +13,9 @@ from typing import Literal
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel
-from starlette.requests import ClientDisconnect
 
 from hyvideo.data.files import make_folder, parse_json, read_regular
+from hyvideo.data.http_guard import read_body
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
 
@@ -172,20 +172,11 @@ def create_app(study: Study) -> FastAPI:
 
     @app.post("/{token}/answers", status_code=204)
     async def add(request: Request) -> None:
+        content = await read_body(request, max_bytes=MAX_BODY, seconds=MAX_SECONDS)
         try:
-            if int(request.headers.get("content-length", MAX_BODY + 1)) > MAX_BODY:
-                raise HTTPException(
-                    413, f"an answer needs a content-length of at most {MAX_BODY} bytes"
-                )
-            async with asyncio.timeout(MAX_SECONDS):
-                content = await request.body()
             await asyncio.to_thread(study.add, content)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
-        except (TimeoutError, ClientDisconnect) as error:
-            raise HTTPException(
-                408, f"the answer did not arrive completely within {MAX_SECONDS} seconds"
-            ) from error
         except sqlite3.Error as error:  # such as a full disk
             raise HTTPException(
                 503, f"{error}; please contact the person who invited you"

@@ -17,8 +17,8 @@ from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.run_folder import METRICS, read_record
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
-from hyvideo.report.groups import CELLS
 
+CELLS = "cells"  # folder of the runs, in the output folder of a study
 THREADS = ["--num_threads", "1"]  # several runs may share a machine
 RUN_FLAGS = ("config", "output_dir", "seed", "resume_from_checkpoint")
 

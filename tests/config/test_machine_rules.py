@@ -8,7 +8,7 @@ from hyvideo.config.machine_rules import is_installed
 from hyvideo.config.rules import check
 
 
-@pytest.mark.parametrize("report", ["wandb", "tensorboard"])
+@pytest.mark.parametrize("report", ["wandb", "tensorboard", "trackio"])
 def test_a_missing_tracker_package_raises(tiny_config, monkeypatch, report):
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -1,7 +1,5 @@
-"""The environment variables of torchrun, signals, and output that nobody reads."""
+"""The environment variables of torchrun, and signals."""
 
-import errno
-import io
 import os
 import signal
 
@@ -43,7 +41,7 @@ def test_a_complete_environment_is_accepted(environment, variables):
     [
         *(
             ({"WORLD_SIZE": text}, "WORLD_SIZE must be an integer from 1")
-            for text in ("", "abc", "0", "-1", "1.5", "²")
+            for text in ("", "abc", "0", "-1", "1.5")
         ),
         (
             {"RANK": "-1"},
@@ -88,19 +86,15 @@ def test_post_train_exits_with_code_2_for_an_invalid_environment(
 @pytest.mark.parametrize(
     "release, used",
     [
-        ("6.6.87.2-microsoft-standard-WSL2\n", None),
-        ("4.4.0-19041-Microsoft\n", None),
-        ("6.8.0-45-generic\n", "expandable_segments:True"),
-        (None, "expandable_segments:True"),
+        ("6.6.87.2-microsoft-standard-WSL2", None),
+        ("6.8.0-45-generic", "expandable_segments:True"),
     ],
 )
-def test_expandable_segments_are_not_used_on_wsl2(monkeypatch, tmp_path, release, used):
+def test_expandable_segments_are_not_used_on_wsl2(monkeypatch, release, used):
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
-    monkeypatch.setattr(processes, "KERNEL_RELEASE", tmp_path / "osrelease")
-    if release:
-        (tmp_path / "osrelease").write_text(release)
+    monkeypatch.setattr(processes.platform, "release", lambda: release)
     processes.use_expandable_segments()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == used
 
@@ -137,30 +131,6 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(monkeypatch):
         assert processes.stop_signals() == {signal.SIGUSR1, signal.SIGINT}
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-class Broken(io.StringIO):
-    """A stream whose reader is gone."""
-
-    def write(self, text):
-        raise OSError(errno.EPIPE, "Broken pipe")
-
-    def flush(self):
-        raise OSError(errno.EPIPE, "Broken pipe")
-
-
-def test_lost_output_is_dropped_and_other_errors_are_raised():
-    stream = processes.LossyStream(Broken())
-    print("lost", file=stream, flush=True)
-    stream.writelines(["lost"])
-    closed = io.StringIO()
-    closed.close()
-    print("lost", file=processes.LossyStream(closed), flush=True)
-    whole = processes.LossyStream(io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    print("kept", file=whole, flush=True)
-    assert whole.buffer.getvalue() == b"kept\n" and not whole.isatty()
-    with pytest.raises(UnicodeEncodeError):
-        whole.write("²")
 
 
 @pytest.mark.parametrize("rank", ["-1", "2"])

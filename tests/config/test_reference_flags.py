@@ -162,10 +162,6 @@ def test_a_renamed_flag_sets_the_setting(flags, expected, tmp_path):
         ("--use_dual_kl off", "moving"),
         ("--use_moving_KL=0 --use_dual_kl=0", "fixed"),
         ("--use_dual_kl false --kl_weight 0", "none"),
-        ("--kl_strategy flags", "dual_moving"),
-        ("--kl_strategy=flags --use_dual_kl false", "moving"),
-        ("--use_moving_KL false --kl_strategy flags", "dual_fixed"),
-        ("--kl_strategy flags --kl_weight 0", "none"),
     ],
 )
 def test_the_switches_of_the_reference_choose_the_kl_strategy(flags, strategy):
@@ -179,12 +175,10 @@ def test_the_switches_of_the_reference_choose_the_kl_strategy(flags, strategy):
     [
         ("use_moving_KL: false", "", "dual_fixed"),
         ("use_moving_KL: false", "--use_dual_kl false", "fixed"),
-        ("kl_strategy: flags\nuse_dual_kl: false\nuse_moving_KL: true", "", "moving"),
         # the config.yaml of a run
         ("kl_strategy: fixed\nuse_dual_kl: true\nuse_moving_KL: true", "", "fixed"),
         ("kl_strategy: fixed", "--use_moving_KL true", "moving"),
         ("kl_strategy: fixed", "--use_dual_kl true", "dual_fixed"),
-        ("kl_strategy: fixed", "--kl_strategy flags", "dual_moving"),
         ("kl_strategy: stepwise", "--use_moving_KL false", "dual_fixed"),
         ("use_dual_kl: false", "--kl_strategy stepwise", "stepwise"),
         ("use_dual_kl: false\nkl_weight: 0", "--kl_weight 1e-5", "moving"),

@@ -125,7 +125,7 @@ from tests.forked import ROOT
             "name the scorers of reward_model, miniature, got 'videoalign'",
         ),
         ({"reward_weights": '{"a": {"b": {"VQ": 1}}}'}, "reward_weights must be"),
-        ({"report_to": ["paper"]}, "report_to must be tensorboard, wandb or none"),
+        ({"report_to": ["paper"]}, "report_to must be tensorboard, wandb, trackio"),
         ({"timestep_fraction": 1.5}, "timestep_fraction must be at most 1"),
         ({"adam_beta1": 1.0}, "adam_beta1 must be below 1, got 1.0"),
         ({"sp_size": 2}, "sp_size must divide the number of processes"),

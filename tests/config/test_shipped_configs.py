@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import post_train
-from hyvideo.config.command_line import parse, read_yaml, renamed_configs
+from hyvideo.config.command_line import parse
 from hyvideo.config.config import Config
 from hyvideo.config.rules import check
 from hyvideo.config.run_plan import make_plan
@@ -244,17 +244,6 @@ def test_a_recipe_ends_saves_every_hour_and_spends_at_most_15_percent_on_validat
 @named(PAPER)
 def test_a_paper_config_saves_every_hour(path):
     assert config_of(path).record.save_minutes == 60
-
-
-@pytest.mark.parametrize("name", renamed_configs())
-def test_the_old_name_of_a_config_is_an_error_with_the_new_name(name, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    new_name = renamed_configs()[name]
-    assert not Path(name).exists() and Path(new_name).is_file()
-    with pytest.raises(ValueError, match=f"does not exist; it is now {new_name}"):
-        read_yaml(name)
-    with pytest.raises(ValueError, match="it does not exist$"):
-        read_yaml(f"elsewhere/{name}")
 
 
 def test_one_config_fits_gpus_with_48_and_80_gb():

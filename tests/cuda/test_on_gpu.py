@@ -17,7 +17,7 @@ from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.offload import offload
 from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.cuda
 
 SCORE = """
 import torch
-from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.scoring import AsyncScorer
 
 class Brightness:
     def score(self, videos, prompts, *, fps):

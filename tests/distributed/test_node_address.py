@@ -7,10 +7,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from hyvideo.distributed import agent, node_address
-from hyvideo.distributed.preflight import connection_hint
 from tests.forked import ROOT, python
 
 HERE = node_address._source_address("198.51.100.1")  # of this machine's default route
@@ -168,25 +166,3 @@ def test_the_workers_of_a_node_like_ubuntus_get_an_address_that_other_nodes_reac
         command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=100
     )
     assert f"MASTER_ADDR {HERE} on {node_address._interface_of(HERE)}" in done.stdout, done.stderr
-
-
-@pytest.mark.parametrize(
-    "device, nodes, words",
-    [
-        ("cpu", "1", ""),
-        ("cuda", "1", "; set NCCL_DEBUG=INFO to see the connections"),
-        (
-            "cpu",
-            "2",
-            "; set GLOO_SOCKET_IFNAME (now ib0) to the network interface that reaches the other "
-            "nodes",
-        ),
-        ("cuda", "2", "NCCL_SOCKET_IFNAME to the same, and NCCL_DEBUG=INFO to see the connections"),
-    ],
-)
-def test_a_failed_start_of_several_nodes_names_the_interface(monkeypatch, device, nodes, words):
-    monkeypatch.setenv("GROUP_WORLD_SIZE", nodes)
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    hint = connection_hint(torch.device(device))
-    assert hint.endswith(words) and ("GLOO_SOCKET_IFNAME (now ib0)" in hint) == (nodes == "2")
-    assert (hint == "") == (words == "")

@@ -33,7 +33,7 @@ from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.training.anchor import WeightCopy
 from hyvideo.training.optimizers import make_optimizers
 from hyvideo.training.rollout_batch import select

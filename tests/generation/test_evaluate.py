@@ -397,7 +397,7 @@ from pathlib import Path
 from hyvideo.config.command_line import load_config
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.rewards.rewards import Scorer
-from hyvideo.rewards.async_scorer import AsyncScorer
+from hyvideo.rewards.scoring import AsyncScorer
 
 class Corner(Scorer):
     def score(self, videos, prompts, *, fps):

@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import generate
-from hyvideo.checks.download_check.report import report
 from hyvideo.config.all_settings import DistributedSettings
 from hyvideo.config.config import Config
 from hyvideo.data import images
@@ -287,24 +286,3 @@ def copy_base(root):
     shutil.copytree(
         root / "transformer/480p_t2v", root / "transformer/720p_sr_distilled", dirs_exist_ok=True
     )
-
-
-@pytest.mark.system
-def test_the_download_check_reports_both_parts(root, tmp_path):
-    model = shutil.copytree(root, tmp_path / "ckpts")
-    rows = {
-        row.part.folder: row.state
-        for row in report(model).rows
-        if row.part.uses == ["super-resolution"]
-    }
-    assert rows == {
-        f"{part}/{r}_sr_distilled": "ok"
-        for part in ("transformer", "upsampler")
-        for r in ("1080p", "720p")
-    }
-    rename_tensor(model / "upsampler/720p_sr_distilled")
-    (broken,) = report(model).missing_for("super-resolution")
-    assert (broken.part.folder, broken.state) == ("upsampler/720p_sr_distilled", "unusable")
-    shutil.rmtree(model / "transformer/480p_t2v")
-    shutil.rmtree(model / "transformer/480p_i2v")
-    assert not report(model).has_a_model, "a super-resolution model alone generates no video"

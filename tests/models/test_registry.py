@@ -14,7 +14,7 @@ from hyvideo.config.identity import named_files
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.registry import family_files, folder_of, module_of, packages, register
+from hyvideo.models.registry import family_files, module_of, packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, add_versions, version_defaults
 from tests.forked import ROOT
@@ -57,7 +57,7 @@ def outside(tmp_path):
 def test_a_folder_is_found_by_its_class_names_and_brings_its_versions(outside):
     register(str(outside))
     register(str(outside))  # no effect
-    assert packages()["OutsideModel"] == "outside" and folder_of("outside") == outside
+    assert packages()["OutsideModel"] == "outside"
     assert family_of("OutsideModel") is family_of_config({"_class_name": "OutsideModel"})
     assert [family.name for family in families()][-1] == "outside"
     assert version_defaults("outside1").family == RELEASED["outside1"].family == "outside"

@@ -2,6 +2,8 @@
 a crash.
 """
 
+import importlib.machinery
+import inspect
 import json
 import sys
 import types
@@ -11,8 +13,9 @@ import psutil
 import pytest
 import torch
 
+from hyvideo.config.machine_rules import REPORTS as REPORT_NAMES
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.trackers import WandbReport, check_login
+from hyvideo.records.trackers import REPORTS, WandbReport, check_login
 
 
 def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWriter:
@@ -347,3 +350,57 @@ def test_wandb_itself_keeps_the_id_of_a_resumed_run_and_survives_the_loss_of_its
             metrics.log({"reward/mean": 0.5}, iteration)
     assert "WandbReport DISABLED" in capsys.readouterr().err
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+class FakeTrackio(types.ModuleType):
+    """Records the calls that accelerate's tracker makes."""
+
+    def __init__(self):
+        super().__init__("trackio")
+        self.__spec__ = importlib.machinery.ModuleSpec("trackio", None)
+        self.started, self.logged, self.finished, self.config = [], [], 0, {}
+
+    def init(self, **settings):
+        self.started.append(settings)
+        self.config = types.SimpleNamespace(update=self.store)
+        return types.SimpleNamespace(log=self.log, finish=self.finish)
+
+    def store(self, values, allow_val_change):
+        self.stored = values
+
+    def log(self, values, step):
+        self.logged.append((step, values))
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_a_tracker_of_accelerate_receives_scalars_by_iteration(tmp_path, monkeypatch):
+    trackio = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    with writer(tmp_path, ["trackio"], eta=0.5) as metrics:
+        metrics.log({"reward/mean": 0.25, "quantiles/reward": [0.0, 1.0]}, 1)
+    assert trackio.started == [{"project": "sage-grpo", "name": "test"}]
+    assert trackio.stored == {"eta": 0.5}
+    assert trackio.logged == [(1, {"reward/mean": 0.25})]
+
+
+def test_an_error_of_a_tracker_of_accelerate_disables_it(tmp_path, monkeypatch, capsys):
+    trackio = FakeTrackio()
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    with writer(tmp_path, ["trackio"]) as metrics:
+        metrics.reports[0].tracker.run.log = None
+        metrics.log({"reward/mean": 0.25}, 1)
+        metrics.log({"reward/mean": 0.5}, 2)
+    assert "TrackioReport DISABLED" in capsys.readouterr().err
+    assert len(lines(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("name", ["trackio", "mlflow", "swanlab"])
+def test_accelerate_has_the_tracker_and_its_argument(name):
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    report = REPORTS[name]
+    assert report.package == name and name in REPORT_NAMES
+    parameters = inspect.signature(LOGGER_TYPE_TO_CLASS[name]).parameters
+    assert report.name_argument in parameters or "kwargs" in parameters

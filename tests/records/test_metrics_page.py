@@ -6,8 +6,8 @@ import re
 import torch
 
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.validation.reward_hacking.held_out_metrics import (
     ScorerMetrics,
     measure_videos,

@@ -11,7 +11,7 @@ from PIL import Image
 
 from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.report import clips
-from hyvideo.report.clips import alternate, clip, embed, fair_share, link
+from hyvideo.report.clips import alternate, embed, fair_share
 from tests.full_size import NUM_FRAMES, copy_distinct, write_full_size
 
 ROOM = 300_000  # bytes
@@ -82,17 +82,6 @@ def test_a_poster_is_the_first_frame(small, large):
         color = np.asarray(picture.convert("RGB")).mean((0, 1))
         assert np.abs(color - frame.float().mean((1, 2)).numpy()).max() < 4
         assert len(found.posters[found.digests[file]]) <= clips.MAX_POSTER_BYTES * 4 / 3 + 4
-
-
-def test_a_served_page_has_all_videos_and_reads_them_later(small, large, encoded):
-    found = link([small, [large]])
-    assert found.digests.keys() == {*small, large} and not found.contents and not found.posters
-    assert clip(small[0], found.digests[small[0]]) == small[0].read_bytes() and not encoded
-    assert (
-        found.originals.keys() == {found.digests[large]}
-        and len(clip(large, found.digests[large])) <= 400_000
-    )
-    assert encoded == [large]
 
 
 @pytest.mark.slow

@@ -5,7 +5,14 @@ import json
 import pytest
 import torch
 
-from hyvideo.report.comparison import read_comparison
+from hyvideo.config.command_line import load_config
+from hyvideo.report.comparison import (
+    differing_settings,
+    read_comparison,
+    reward_of,
+    setting_text,
+    with_runs_below,
+)
 from hyvideo.report.gallery import short_names
 from hyvideo.trainer import Trainer
 from hyvideo.validation.scores_file import Evaluation, write_evaluation
@@ -107,7 +114,7 @@ def check_page(browser, folder, exit_code):
         lambda sent: sent.url.startswith(("file:", "data:", "blob:")) or messages.append(sent.url),
     )
     page.goto((folder / "page.html").as_uri())
-    page.evaluate("ready.then(renderAll)")
+    page.evaluate("plotly.then(renderAll)")
     # runs, guided, front
     page.wait_for_function("document.querySelectorAll('#pareto .plot .trace').length == 4")
 
@@ -198,3 +205,49 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, file, exit_code, capsys):
         assert exit_code(report.main, tmp_path, "--output_path", tmp_path / "page.html") == 2
         printed = capsys.readouterr().err
         assert str(tmp_path) in printed and message in printed
+
+
+def test_a_folder_of_no_kind_stands_for_the_runs_below_it(recorded, tmp_path):
+    record_run(tmp_path / "more" / "deep" / "third")
+    runs = [tmp_path / "more/deep/third", tmp_path / "other", tmp_path / "sage"]
+    assert with_runs_below([tmp_path]) == runs
+    assert with_runs_below([tmp_path / "sage", tmp_path / "guided base"]) == [
+        tmp_path / "sage",
+        tmp_path / "guided base",
+    ]
+    assert with_runs_below([tmp_path / "empty"]) == [tmp_path / "empty"]
+
+
+def configs_of(**settings_by_name):
+    return {
+        name: load_config("configs/miniature.yaml", **settings)
+        for name, settings in settings_by_name.items()
+    }
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward_weights": "averaged"},
+        {"reward_model": "miniature"},
+        {"reward_normalization": "group"},
+    ],
+)
+def test_rewards_with_other_scorers_weights_or_normalization_differ(change):
+    configs = configs_of(first={}, second=change, third={"eta": 0.1})
+    assert reward_of(configs["first"]) != reward_of(configs["second"])
+    assert reward_of(configs["first"]) == reward_of(configs["third"])
+
+
+def test_only_settings_with_several_values_are_compared():
+    first = {"output_dir": "a", "eta": 0.5, "num_threads": 1}
+    configs = configs_of(first=first, second={"output_dir": "b", "seed": 3})
+    assert differing_settings(configs) == ["seed", "eta", "num_threads"]  # the machine's are last
+    assert differing_settings({}) == []
+
+
+def test_settings_are_readable_text():
+    values = [None, "", True, 1e-4, 0.70000, ["a", "b"], {"VQ": 1.0, "MQ": 0.5}, 3, "<b>"]
+    assert [setting_text(value) for value in values] == [
+        *("–", "–", "true", "0.0001", "0.7", "a, b", "VQ 1, MQ 0.5", "3", "<b>")
+    ]

@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 import torch
+from hyvideo.rewards.process_state import restored_state
 
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.rewards import contract
-from hyvideo.rewards.async_scorer import AsyncScorer
-from hyvideo.rewards.process_state import restored_state
 from hyvideo.rewards.rewards import Scorer, SetMeasure, make_scorer
+from hyvideo.rewards.scoring import AsyncScorer
 
 PROMPTS = ["a", "b"]
 

@@ -11,11 +11,11 @@ import math
 import pytest
 import torch
 import yaml
+from hyvideo.rewards.scorer_check import check_scorer, has_failed
+from hyvideo.rewards.trial_clips import Trial
 from PIL import Image
 
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.scorer_check import check_scorer, has_failed
-from hyvideo.rewards.trial_clips import Trial
 from hyvideo.rewards.vlm_judge import RUBRIC
 from tests.rewards.chat_server import completion
 
@@ -317,9 +317,7 @@ def test_a_prompt_without_checks_is_rejected_before_a_run_if_there_is_a_file(end
     server = endpoint(yes(1.0))
     scorer = preset("yes_no", server, checks=checks)
     scorer.check_prompts(["a red circle"])
-    with pytest.raises(
-        ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'; .*scripts.prepare_checks"
-    ):
+    with pytest.raises(ValueError, match="lacks those of 1 of 2 prompts, such as 'a cat'"):
         scorer.check_prompts(["a red circle", "a cat"])
     (failed,) = check_scorer(scorer, Trial(CLIP, "a cat", 8.0), quick=True)
     assert "rejects the prompt 'a cat': the file of checks lacks" in failed.detail
@@ -337,7 +335,7 @@ def test_only_yes_no_has_checks(endpoint, checks):
 
 
 @pytest.mark.parametrize("name", ["unified_reward", "yes_no"])
-def test_check_reward_passes_a_stable_endpoint(name, endpoint):
+def test_a_stable_endpoint_passes_the_check_of_rewards(name, endpoint):
     """The endpoint answers by the prompt and the smoothness of the frames."""
 
     def answer(request, _):

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Scorer, SetMeasure, short_names
+from hyvideo.rewards.scoring import AsyncScorer
 
 VIDEO = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
 

@@ -14,13 +14,13 @@ import time
 import pytest
 import torch
 import yaml
+from hyvideo.rewards.scorer_check import check_scorer
+from hyvideo.rewards.trial_clips import Trial
 from PIL import Image
 
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.scorer_check import check_scorer
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.service.client import MAX_ANSWER
-from hyvideo.rewards.trial_clips import Trial
 from hyvideo.rewards.vlm_judge import RUBRIC, VlmJudge
 from tests.rewards.chat_server import completion
 

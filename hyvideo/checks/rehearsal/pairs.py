@@ -7,7 +7,7 @@ from hyvideo.config.config import Config
 from hyvideo.data.files import find_path
 from hyvideo.data.pairs import COLUMNS
 from hyvideo.data.videos import write_video
-from hyvideo.rewards.trial_clips import noisy, synthetic_trial
+from hyvideo.rewards.trial import trial_videos
 
 PROMPTS = (
     "a red ball flies in front of a stone wall",
@@ -28,9 +28,9 @@ def write_pairs(folder: Path, config: Config) -> Path:
     CSV file.
     """
     folder.mkdir(parents=True)
-    trial = synthetic_trial(*config.rollout_size, config.data.fps)
-    write_video(folder / "first.mp4", trial.video, trial.fps)
-    write_video(folder / "second.mp4", noisy(trial.video), trial.fps)
+    first, second = trial_videos(*config.rollout_size)
+    write_video(folder / "first.mp4", first, config.data.fps)
+    write_video(folder / "second.mp4", second, config.data.fps)
     path = folder / "pairs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

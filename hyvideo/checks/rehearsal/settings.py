@@ -92,7 +92,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("reward_config", _reward_config(config, folder), thin),
         Change(
             "report_to",
-            [name for name in config.record.report_to if name != "wandb"],
+            [name for name in config.record.report_to if name in ("tensorboard", "none")],
             "it uses no network",
         ),
         *_batches(config, world_size, few),

@@ -5,12 +5,16 @@ UMT5-XXL.
 import shlex
 from pathlib import Path
 
-import yaml
-
 from hyvideo.data.files import read_json
 
 _PICKLES = ("Wan2.1_VAE.pth", "Wan2.2_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth")
 _FOLDERS = ("vae", "text_encoder", "tokenizer")
+# by the number of heads of the transformer
+_REPOSITORIES = {
+    12: "Wan-AI/Wan2.1-T2V-1.3B-Diffusers",
+    40: "Wan-AI/Wan2.1-T2V-14B-Diffusers",
+    24: "Wan-AI/Wan2.2-TI2V-5B-Diffusers",
+}
 
 
 def unread_files(root: Path) -> list[str]:
@@ -34,9 +38,6 @@ def _repository(root: Path) -> str:
     """Return the repository in diffusers' layout of the version whose config.json is in
     ``root``.
     """
-    table = yaml.safe_load(Path(__file__).with_name("parts.yaml").read_text(encoding="utf-8"))[
-        "repositories"
-    ]
     config = root / "config.json"
     num_heads = read_json(config, "transformer").get("num_heads") if config.is_file() else None
-    return table.get(num_heads, next(iter(table.values())))
+    return _REPOSITORIES.get(num_heads, _REPOSITORIES[12])

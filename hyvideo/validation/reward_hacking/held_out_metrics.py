@@ -21,8 +21,8 @@ from torch import Tensor
 from hyvideo.distributed.collectives import all_objects, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.run_files import evenly_spaced
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import OVERALL, Reward, Scores
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.validation.reward_hacking.rule import NUM_PARTS, SET_MEASURES, Dispersion
 
 NUM_PAIRS = 16  # of neighboring frames measured

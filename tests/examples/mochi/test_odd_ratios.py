@@ -20,7 +20,7 @@ from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import read_architecture
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.trainer import Trainer
-from scripts import check_checkpoints, export, plan, rehearse
+from scripts import export, plan, rehearse
 from tests.distributed.launch import launch
 from tests.examples.mochi.tiny import FOLDER, MODULE, PROMPTS, write_mochi
 from tests.registered import registered
@@ -166,13 +166,6 @@ def test_the_planner_reads_the_ratios(root, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         plan.main()
     assert "must be 6n + 1" in capsys.readouterr().err
-
-
-def test_check_checkpoints_reports_the_parts_of_the_family(root, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["check_checkpoints.py", str(root), "--family", FOLDER])
-    assert check_checkpoints.main() == 0
-    output = capsys.readouterr().out
-    assert "T5 v1.1 XXL" in output and "Can run: text-to-video" in output
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.checks.download_check.report import report
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
@@ -167,8 +166,6 @@ def test_the_original_layout_can_be_used_after_the_download(original_layout, tmp
     expected = loading.load_transformer(tmp_path / "diffusers", None).state_dict()
     found = loading.load_transformer(original_layout, "wan2.1_t2v_1.3b").state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
-    transformer = next(row for row in report(original_layout).rows if row.part.is_transformer)
-    assert transformer.is_ok and "t2v" in transformer.part.uses
 
 
 def test_a_vae_with_other_channels_is_reported(tmp_path):

@@ -1,67 +1,58 @@
-"""Tests of the client with services that are slow, invalid, busy or unreachable."""
+"""The client with services that are slow, invalid, busy, changed or unreachable."""
 
 import http.server
 import json
-import math
-import socket
 import threading
 import time
 
 import pytest
 import torch
 
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import ScorerUnavailable
-from hyvideo.rewards.service.client import RemoteScorer, divide
+from hyvideo.rewards.scoring import AsyncScorer
+from hyvideo.rewards.service import client
+from hyvideo.rewards.service.client import RemoteScorer
+from hyvideo.rewards.service.protocol import decode_request, encode_request
 
 TOKEN = "a-secret"
+GOOD = {"scores": [{"VQ": 1.0}], "reasons": [None], "identity": "one"}
+CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
 
 
 def remote(*urls, **options):
-    options = {
-        "token": TOKEN,
-        "timeout": 20.0,
-        "retries": 0,
-        "backoff": 0.01,
-        "cooldown": 60.0,
-    } | options
+    options = {"token": TOKEN, "timeout": 20.0, "retries": 0, "backoff": 0.01} | options
     return RemoteScorer(urls, **options)
 
 
-class Misbehaving:
-    """An HTTP server in a thread that returns a given answer and counts the calls."""
+class Service:
+    """An HTTP server in a thread with a given answer, which counts the requests with videos."""
 
-    def __init__(self, answer, status=200, delay=0.0, drip=False, cut=False, headers=None):
+    def __init__(self, answer=GOOD, status=200, delay=0.0, headers=None):
         owner = self
-        self.answer, self.status, self.calls = answer, status, 0
+        self.answer, self.status, self.delay, self.calls = answer, status, delay, 0
+        self.is_busy = False
 
         class Handler(http.server.BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"  # sends "100 Continue"
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self):
+                self.respond(503 if owner.is_busy else 200, b"{}")
 
             def do_POST(self):
                 owner.calls += 1
-                if cut:
-                    self.connection.close()
-                    return
                 self.rfile.read(int(self.headers["content-length"]))
-                time.sleep(delay)
-                content = (
-                    owner.answer
-                    if isinstance(owner.answer, bytes)
-                    else json.dumps(owner.answer).encode()
-                )
-                self.send_response(owner.status)
+                time.sleep(owner.delay)
+                is_text = isinstance(owner.answer, bytes)
+                content = owner.answer if is_text else json.dumps(owner.answer).encode()
+                self.respond(owner.status, content)
+
+            def respond(self, status, content):
+                self.send_response(status)
                 self.send_header("content-length", str(len(content)))
                 for name, value in (headers or {}).items():
                     self.send_header(name, value)
                 self.end_headers()
-                for start in range(0, len(content), 1 if drip else len(content) or 1):
-                    try:
-                        self.wfile.write(content[start : start + 1] if drip else content)
-                        self.wfile.flush()
-                    except OSError:
-                        return
-                    time.sleep(0.1 if drip else 0)
+                self.wfile.write(content)
 
             def log_message(self, *_):
                 pass
@@ -72,11 +63,11 @@ class Misbehaving:
 
 
 @pytest.fixture
-def misbehaving():
+def start():
     servers = []
 
     def start(*arguments, **options):
-        servers.append(Misbehaving(*arguments, **options))
+        servers.append(Service(*arguments, **options))
         return servers[-1]
 
     yield start
@@ -85,230 +76,129 @@ def misbehaving():
         server.server.server_close()
 
 
-GOOD = {"scores": [{"VQ": 1.0}], "reasons": [None]}
-CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
+def test_a_request_round_trip_is_bit_exact():
+    both = torch.randint(0, 256, (2, 5, 3, 8, 6), dtype=torch.uint8)  # videos that share memory
+    prompts = ["a", 'é "quoted"\n']
+    body = encode_request([*both, both[0].transpose(-1, -2)], [*prompts, ""], 23.976)
+    videos, texts, fps = decode_request(body)
+    assert all(map(torch.equal, videos, [*both, both[0].transpose(-1, -2)]))
+    assert (texts, fps) == ([*prompts, ""], 23.976)
 
 
 @pytest.mark.parametrize(
     "answer, options, message",
     [
-        (b"<html>", {}, "JSONDecodeError"),
-        ({"scores": []}, {}, "scores of 1 videos"),
-        ({"scores": [{}, {}]}, {}, "scores of 1 videos"),
-        ({"scores": [{"VQ": "1"}]}, {}, "must be numbers"),
-        ({"scores": [{"VQ": True}]}, {}, "must be numbers"),
-        ({"scores": [[1.0]]}, {}, "must be numbers"),
-        ({"scores": 1}, {}, "scores of 1 videos"),
-        ([1], {}, "scores of 1 videos"),
+        (b"<html>", {}, "Invalid JSON"),
+        (GOOD | {"scores": []}, {}, "scores of 0 of 1 videos"),
+        (GOOD | {"scores": [{"VQ": "1"}]}, {}, "scores"),
+        (GOOD | {"scores": 1}, {}, "scores"),
         (GOOD, {"status": 500}, "status 500"),
         (GOOD, {"status": 302}, "status 302"),
-        (GOOD, {"delay": 3.0}, "was not complete within"),
-        (GOOD, {"drip": True}, "was not complete within"),
-        (GOOD, {"cut": True}, "Error"),
+        (GOOD, {"delay": 3.0}, "ReadTimeout"),
     ],
 )
-def test_invalid_and_slow_answers_make_the_service_unavailable(
-    misbehaving, answer, options, message
-):
-    server = misbehaving(answer, **options)
-    start = time.monotonic()
+def test_invalid_and_slow_answers_make_the_service_unavailable(start, answer, options, message):
+    service = start(answer, **options)
     with pytest.raises(ScorerUnavailable, match=message):
-        remote(server.url, timeout=1.0).score(CLIP, ["a"], fps=8)
-    assert time.monotonic() - start < 5
+        remote(service.url, timeout=1.0).score(CLIP, ["a"], fps=8)
 
 
-class Raw:
-    """A TCP server in a thread that reads once and then sends bytes slowly."""
-
-    def __init__(self, content, *, pause):
-        self.left_after = None  # seconds until the client disconnected
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-        threading.Thread(target=self._serve, args=(content, pause), daemon=True).start()
-
-    def _serve(self, content, pause):
-        connection, _ = self.listener.accept()
-        start = time.monotonic()
-        with connection:
-            connection.recv(2**20)
-            for byte in content:
-                try:
-                    connection.sendall(bytes([byte]))
-                except OSError:
-                    break
-                time.sleep(pause)
-        self.left_after = time.monotonic() - start
-
-
-ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 41\r\n\r\n{"scores": [{"VQ": 1.0}], "reasons": [0]}'
-
-
-@pytest.mark.parametrize(
-    "content", [ANSWER, b"HTTP/1.1 100 Continue\r\n\r\n" * 100], ids=["headers", "informational"]
-)
-def test_headers_sent_byte_by_byte_do_not_extend_the_timeout(content):
-    num_threads = threading.active_count()
-    server = Raw(content, pause=0.1)
-    scorer = remote(server.url, timeout=1.0)
-    start = time.monotonic()
-    with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
-        scorer.score(CLIP, ["a"], fps=8)
-    assert time.monotonic() - start < 1.5
-    while server.left_after is None and time.monotonic() - start < 5:
-        time.sleep(0.02)
-    assert server.left_after < 2  # the connection was closed
-    time.sleep(0.05)
-    assert threading.active_count() <= num_threads
-
-
-def test_a_service_that_reads_nothing_does_not_extend_the_timeout():
-    # connections are accepted by the kernel but never read
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        start = time.monotonic()
-        with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
-            large = torch.zeros(64, 3, 512, 512, dtype=torch.uint8)
-            remote(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=1.0).score(
-                [large], ["a"], fps=8
-            )
-        assert time.monotonic() - start < 10  # without a limit it would wait forever
-
-
-def test_a_slow_dns_lookup_does_not_extend_the_timeout(monkeypatch):
-    resolved = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: resolved.wait(10) and [])
-    start = time.monotonic()
-    with pytest.raises(ScorerUnavailable, match="was not complete within 1.0 s"):
-        remote("http://reward.invalid", timeout=1.0).score(CLIP, ["a"], fps=8)
-    resolved.set()
-    assert time.monotonic() - start < 8
-
-
-def test_a_connection_is_closed_when_its_answer_is_too_long(misbehaving):
-    with pytest.raises(ScorerUnavailable, match="longer than 16777216 bytes"):
-        remote(misbehaving(b" " * (2**24 + 1)).url).score(CLIP, ["a"], fps=8)
-
-
-@pytest.mark.parametrize("text", [b'{"scores": [{"VQ": NaN}]}', b'{"scores": [{"VQ": null}]}'])
-def test_a_non_numeric_value_is_a_missing_reward(misbehaving, text):
-    async_scorer = AsyncScorer({"remote": remote(misbehaving(text).url)}, {"VQ": 1.0})
-    (reward,) = async_scorer.measure(CLIP, ["a"], fps=8)
-    async_scorer.close()
-    assert (
-        reward.is_missing and math.isnan(reward.total) and reward.reason == "no finite score for VQ"
-    )
+def test_a_score_that_is_not_finite_is_a_missing_reward(start):
+    service = start(GOOD | {"scores": [{"VQ": None}]})
+    scorer = AsyncScorer({"remote": remote(service.url)}, {"VQ": 1.0})
+    (reward,) = scorer.measure(CLIP, ["a"], fps=8)
+    scorer.close()
+    assert reward.is_missing and reward.reason == "no finite score for VQ"
 
 
 def test_an_unreachable_service_gives_missing_rewards_without_hanging():
     start = time.monotonic()
-    async_scorer = AsyncScorer(
-        {"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0}, retries=3
-    )
-    rewards = async_scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
-    async_scorer.close()
-    assert all(
-        reward.is_missing and "no reward service answered" in reward.reason for reward in rewards
-    )
+    scorer = AsyncScorer({"remote": remote("http://127.0.0.1:9", retries=1)}, {"VQ": 1.0})
+    rewards = scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
+    scorer.close()
+    assert all("no reward service answered" in reward.reason for reward in rewards)
     assert time.monotonic() - start < 5
 
 
-def test_a_service_with_another_reward_model_is_not_used(misbehaving):
+def test_an_unreachable_service_at_the_start_raises_an_error_with_its_address():
+    with pytest.raises(ValueError, match="http://127.0.0.1:9"):
+        remote("http://127.0.0.1:9").check_prompts(["a"])
+    with pytest.raises(ValueError, match="remote_reward_url"):
+        RemoteScorer(["127.0.0.1:8000"])
+
+
+def test_a_service_with_another_reward_model_is_not_used(start):
     """Such as one that was restarted with other weights in the middle of a run."""
-    answer = {"scores": [{"VQ": 1.0}], "identity": "one"}
-    service = misbehaving(answer)
-    scorer = remote(service.url, cooldown=0.0)
+    service = start()
+    scorer = remote(service.url)
     assert scorer.identity == ""
     for _ in range(2):
         (result,) = scorer.score(CLIP, ["a"], fps=8)
         assert result.scores == {"VQ": 1.0} and scorer.identity == "one"
-    service.answer = answer | {"identity": "two"}
+    service.answer = GOOD | {"identity": "two"}
     with pytest.raises(ScorerUnavailable, match="another reward model than at the start"):
         scorer.score(CLIP, ["a"], fps=8)
-    service.answer = {"scores": [{"VQ": 1.0}]}
-    with pytest.raises(ScorerUnavailable, match="another reward model than at the start"):
-        scorer.score(CLIP, ["a"], fps=8)
-    service.answer = answer
+    service.answer = GOOD
     (result,) = scorer.score(CLIP, ["a"], fps=8)
     assert result.scores == {"VQ": 1.0}
 
 
-def test_another_service_takes_over_until_the_failed_one_recovers(misbehaving):
-    dead, alive = misbehaving(GOOD, status=500), misbehaving(GOOD)
-    scorer = remote(dead.url, alive.url, cooldown=0.3)
-    for _ in range(4):
-        assert scorer.score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
-    assert dead.calls == 1 and alive.calls == 4
-    dead.status = 200
-    time.sleep(0.35)
+def test_services_take_turns_and_one_that_failed_comes_last(start, monkeypatch):
+    first, second = start(), start()
+    scorer = remote(first.url, second.url)
     for _ in range(4):
         scorer.score(CLIP, ["a"], fps=8)
-    assert dead.calls >= 2
-
-
-def test_a_rejected_request_is_not_sent_to_other_services(misbehaving):
-    first, second = (
-        misbehaving({"detail": "too many"}, status=413),
-        misbehaving({"detail": "too many"}, status=413),
-    )
-    async_scorer = AsyncScorer({"remote": remote(first.url, second.url)}, {"VQ": 1.0}, retries=3)
-    rewards = async_scorer.measure(CLIP * 4, ["a"] * 4, fps=8)
-    async_scorer.close()
-    assert all(reward.is_missing and "(413): " in reward.reason for reward in rewards)
-    # four videos, halves, single videos; nothing is sent twice
-    assert first.calls + second.calls == 1 + 2 + 4
-
-
-def test_requests_are_divided_by_videos_and_bytes():
-    assert divide([5] * 7, 100, 3) == [range(0, 3), range(3, 6), range(6, 7)]
-    assert divide([5] * 5, 10, 9) == [range(0, 2), range(2, 4), range(4, 5)]
-    assert divide([50, 3, 3, 50, 3], 10, 9) == [range(0, 1), range(1, 3), range(3, 4), range(4, 5)]
-
-
-class FailsAfterOne(Misbehaving):
-    status = property(lambda self: 200 if self.calls <= 1 else 500, lambda self, status: None)
-
-
-def test_videos_after_a_failed_request_are_not_sent():
-    server = FailsAfterOne(GOOD)
-    results = remote(server.url, max_videos=1).score(CLIP * 4, ["a"] * 4, fps=8)
-    server.server.shutdown()
-    server.server.server_close()
-    assert results[0].scores == {"VQ": 1.0} and server.calls == 2
-    assert all("status 500" in result.reason for result in results[1:]) and len(results) == 4
-
-
-def test_an_unreachable_service_at_the_start_raises_a_clear_error():
-    with pytest.raises(ValueError, match="no reward service answered .http://127.0.0.1:9"):
-        remote("http://127.0.0.1:9").check_prompts(["a"])
-    with pytest.raises(ValueError, match="must be URLs such as"):
-        RemoteScorer(["127.0.0.1:8000"])
-
-
-def test_a_busy_service_is_retried_after_the_requested_time(misbehaving):
-    busy = misbehaving({"detail": "full"}, status=503, headers={"retry-after": "1"})
-    scorer = remote(busy.url, misbehaving(GOOD, status=500).url, retries=1, cooldown=60.0)
-    threading.Timer(0.5, setattr, (busy, "status", 200)).start()
-    busy.answer = GOOD
-    start = time.monotonic()
-    assert scorer.score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
-    assert 1 <= time.monotonic() - start < 3 and busy.calls == 2
-
-
-@pytest.mark.parametrize("answer", [b"[" * 10**5, b"\xff", b"[]", b'{"problem": 1}', b"1" * 5000])
-def test_invalid_check_prompts_answers_raise_an_error(misbehaving, answer):
-    with pytest.raises(ValueError, match="no reward service answered"):
-        remote(misbehaving(answer).url).check_prompts(["a"])
-
-
-def test_the_problem_of_a_prompt_is_printable(misbehaving):
-    with pytest.raises(ValueError) as caught:
-        remote(misbehaving(b'{"problem": "\\ud800 is wrong"}').url).check_prompts(["a"])
-    assert str(caught.value) == "\\ud800 is wrong"
-
-
-def test_the_pause_doubles_with_every_retry_of_a_request(monkeypatch):
-    scorer, pauses = remote("http://127.0.0.1:1", retries=3, backoff=2.0, cooldown=0.0), []
-    monkeypatch.setattr("hyvideo.rewards.service.client.time.sleep", pauses.append)
+    assert first.calls == second.calls == 2
+    first.status = 500
+    for _ in range(4):
+        assert scorer.score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
+    assert first.calls == 3 and second.calls == 6
+    first.status = 200
+    monkeypatch.setattr(client, "COOLDOWN", 0.0)
     for _ in range(2):
-        with pytest.raises(ScorerUnavailable):
-            scorer.score([torch.zeros(1, 3, 8, 8, dtype=torch.uint8)], ["a"], fps=8)
-    assert pauses == [0, 2, 4, 8] * 2
+        scorer.score(CLIP, ["a"], fps=8)
+    assert first.calls == 4
+
+
+def test_a_busy_service_is_asked_again_before_videos_are_sent(start):
+    service = start(headers={"retry-after": "1"})
+    service.is_busy = True
+    threading.Timer(0.5, setattr, (service, "is_busy", False)).start()
+    begin = time.monotonic()
+    assert remote(service.url, retries=1).score(CLIP, ["a"], fps=8)[0].scores == {"VQ": 1.0}
+    assert 1 <= time.monotonic() - begin < 3 and service.calls == 1
+
+
+def test_a_request_that_is_rejected_is_sent_to_no_other_service(start):
+    services = [start({"detail": "too large"}, status=413) for _ in range(2)]
+    scorer = AsyncScorer({"remote": remote(*(each.url for each in services))}, {"VQ": 1.0})
+    (reward,) = scorer.measure(CLIP, ["a"], fps=8)
+    scorer.close()
+    assert "status 413" in reward.reason
+    assert sum(each.calls for each in services) == 2  # of the scorer's own retry
+
+
+@pytest.mark.parametrize("max_bytes, calls", [(2**28, 2), (1, 3)])
+def test_large_batches_are_divided_by_videos_and_bytes(start, monkeypatch, max_bytes, calls):
+    monkeypatch.setattr(client, "MAX_REQUEST_BYTES", max_bytes)
+    service = start(GOOD | {"scores": [{}] * 2, "reasons": ["dark"] * 2})
+    scorer = remote(service.url, max_videos=2)
+    if max_bytes == 1:
+        service.answer = GOOD
+    results = scorer.score(CLIP * (4 if max_bytes > 1 else 3), ["a"] * 4, fps=8)
+    assert service.calls == calls and len(results) == (4 if max_bytes > 1 else 3)
+
+
+def test_videos_after_a_failed_request_have_its_reason(start):
+    service = start()
+    scorer = remote(service.url, max_videos=1)
+    post = scorer._post
+
+    def fails_later(*arguments, **options):
+        service.status = 200 if service.calls == 0 else 500
+        return post(*arguments, **options)
+
+    scorer._post = fails_later
+    first, *others = scorer.score(CLIP * 4, ["a"] * 4, fps=8)
+    assert first.scores == {"VQ": 1.0} and service.calls == 2 and len(others) == 3
+    assert all("status 500" in result.reason for result in others)

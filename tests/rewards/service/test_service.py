@@ -11,20 +11,17 @@ from pathlib import Path
 import httpx
 import pytest
 
+from hyvideo.data.http_guard import listen
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import ScorerUnavailable
-from hyvideo.rewards.service.connections import listen
-from hyvideo.rewards.service.protocol import (
-    ScoreRequest,
-    encode_request,
-)
+from hyvideo.rewards.scoring import AsyncScorer
+from hyvideo.rewards.service.protocol import encode_request
 from scripts import reward_server
 from tests.forked import python
-from tests.rewards.service.test_client import CLIP, TOKEN, remote
+from tests.rewards.service.test_client import TOKEN, remote
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,9 +83,6 @@ def test_concurrent_clients_are_served(service):
     assert [answer[0].scores for answer in answers] == [
         pytest.approx(scores) for scores in expected
     ]
-    figures = httpx.get(f"{service}/metrics", headers={"authorization": f"Bearer {TOKEN}"}).text
-    counts = dict(line.split() for line in figures.splitlines())
-    assert int(counts["reward_requests_total"]) >= 8 and int(counts["reward_failures_total"]) >= 0
 
 
 def test_an_answer_does_not_wait_for_an_acknowledgement(service):
@@ -115,13 +109,12 @@ def test_requests_without_the_token_are_rejected(service):
     with pytest.raises(ScorerUnavailable, match="401"):
         remote(service, token="guess").score(videos, prompts, fps=8)
     assert httpx.get(f"{service}/health").json() == {"status": "ok"}
-    assert httpx.get(f"{service}/metrics").status_code == 401
 
 
 def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     rng = random.Random(0)
     videos, prompts = clips(1)
-    good = b"".join(encode_request(ScoreRequest(videos, prompts, 8.0)))
+    good = encode_request(videos, prompts, 8.0)
     headers = {"authorization": f"Bearer {TOKEN}"}
     with httpx.Client(headers=headers, timeout=20) as client:
         for _ in range(300):
@@ -133,55 +126,6 @@ def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
             assert response.status_code in (200, 413, 422), response.text
             assert "Traceback" not in response.text
     assert remote(service).score(videos, prompts, fps=8)[0].scores
-
-
-# as JSON; Python parses it to a string that UTF-8 cannot encode
-LONE_SURROGATE = '"half a pair: \\ud800"'
-
-
-def hostile_header(metadata, name="video.0"):
-    """Return a request of one black 1 x 1 frame with a handwritten header."""
-    entry = f'"{name}": {{"dtype": "U8", "shape": [1, 3, 1, 1], "data_offsets": [0, 3]}}'
-    header = f'{{"__metadata__": {metadata}, {entry}}}'.encode()
-    return len(header).to_bytes(8, "little") + header + bytes(3)
-
-
-@pytest.mark.parametrize(
-    "path, body",
-    [
-        ("score", b"".join(encode_request(ScoreRequest(CLIP, ["\ud800"], 8.0)))),
-        ("score", hostile_header(f'{{"prompts": [{LONE_SURROGATE}], "fps": "8"}}')),
-        ("score", hostile_header(f'{{"prompts": {LONE_SURROGATE}, "fps": "8"}}')),
-        ("score", hostile_header(f'{{"prompts": "[\\"a\\"]", "fps": {LONE_SURROGATE}}}')),
-        ("score", hostile_header('{"prompts": "[\\"a\\"]", "fps": "8"}', name="\\ud800")),
-        ("score", hostile_header('{"prompts": "[\\"a\\"]", "fps": 1' + "0" * 400 + "}")),
-        ("score", hostile_header('{"prompts": "' + "[" * 5000 + '", "fps": "8"}')),
-        ("check_prompts", f'{{"prompts": [{LONE_SURROGATE}]}}'.encode()),
-        ("check_prompts", f"[{LONE_SURROGATE}]".encode()),
-        ("check_prompts", b'{"prompts": ["\xed\xa0\x80"]}'),
-        ("check_prompts", b"[" * 100_000),
-        ("check_prompts", b"1" * 5000),
-    ],
-)
-def test_invalid_text_and_numbers_are_rejected(service, path, body):
-    response = httpx.post(
-        f"{service}/{path}", content=body, headers={"authorization": f"Bearer {TOKEN}"}, timeout=20
-    )
-    assert response.status_code in (413, 422), response.text
-
-
-def test_a_lone_surrogate_raises_a_clear_error_in_the_client(service):
-    with pytest.raises(
-        ValueError, match="prompt 1 cannot be scored: character 1 is the lone surrogate"
-    ):
-        remote(service).check_prompts(["a red circle moves up", "\ud800"])
-    videos, prompts = clips(2)
-    first, bad, last = remote(service).score(
-        [videos[0], *videos], [prompts[0], "\ud800", prompts[1]], fps=8
-    )
-    assert "prompt 0 cannot be scored: character 1 is the lone surrogate" in bad.reason
-    expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
-    assert [first.scores, last.scores] == [pytest.approx(scores) for scores in expected]
 
 
 def test_the_service_rewards_a_run(service):
@@ -211,7 +155,7 @@ def usage_error(monkeypatch, capsys):
 @pytest.mark.parametrize("option", ["--max_videos", "--max_waiting"])
 def test_limits_below_one_are_rejected_at_startup(usage_error, option):
     scorer = ("--reward_model", "miniature", "--model_path", "assets/miniature", "--device", "cpu")
-    assert f"{option[2:]} must be at least 1" in usage_error(*scorer, "--port", "0", option, "0")
+    assert f"{option[2:]} 0" in usage_error(*scorer, "--port", "0", option, "0")
 
 
 def test_a_port_in_use_is_reported_before_the_scorer_is_loaded(usage_error):

@@ -15,8 +15,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
 from hyvideo.miniature.measures import features, frechet_distance, moments
 from hyvideo.miniature.reward import MiniatureScorer
-from hyvideo.rewards.async_scorer import AsyncScorer
 from hyvideo.rewards.rewards import Reward, SetMeasure
+from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.validation.reward_hacking.held_out_metrics import (
     ScorerMetrics,
     diversity,

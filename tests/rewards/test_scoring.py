@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from hyvideo.data.videos import write_video
-from hyvideo.rewards.async_scorer import AsyncScorer, score_safely
 from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable, SetMeasure
+from hyvideo.rewards.scoring import AsyncScorer, score_safely
 from hyvideo.rewards.service.server import Batcher
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
@@ -194,7 +194,7 @@ def test_a_broken_video_loses_only_its_own_reward(scorer_of):
     rewards = scorer_of(scorer, retries=1).measure(videos(10, 0, 20), ["a", "b", "c"], fps=8)
     assert [reward.is_missing for reward in rewards] == [False, True, False]
     assert rewards[1].reason.startswith(
-        "test: RuntimeError: too dark; test_async_scorer.py:"
+        "test: RuntimeError: too dark; test_scoring.py:"
     ) and math.isnan(rewards[1].total)
     assert scorer.calls == [3, 3, 1, 1, 1]
 

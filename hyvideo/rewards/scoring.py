@@ -15,15 +15,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import Future, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
+from hyvideo.data.custom_code import Worker, add_place
 from hyvideo.data.text import describe_error
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.rewards import contract
@@ -35,13 +37,13 @@ from hyvideo.rewards.rewards import (
     ScorerUnavailable,
     Scores,
     SetMeasure,
-    add_place,
     is_finite,
     weighted_sum,
 )
 
 T = TypeVar("T")
 Batch = tuple[list[Tensor | None], list[str]]  # videos and their prompts
+DEADLINE = 1800.0  # seconds for the scores of a batch
 NOT_FINITE = "the decoded video has values that are not finite"
 
 
@@ -72,8 +74,8 @@ class AsyncScorer:
         is_held_out: bool = False,  # name dimensions held_out/SCORER/DIMENSION
         # device of the scorers; on a GPU they use a separate stream
         device: torch.device | None = None,
-        # seconds after which `collect` counts rewards as missing; None: no limit
-        deadline: float | None = None,
+        # seconds for a batch, after which `collect` counts its rewards as missing
+        deadline: float = DEADLINE,
     ):
         self.scorers = dict(scorers)
         self.names = MetricNames(self.scorers, is_held_out=is_held_out)
@@ -98,7 +100,8 @@ class AsyncScorer:
             if stream:
                 torch.cuda.set_device(stream.device)
 
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="reward", initializer=prepare_thread)
+        self._worker = Worker(prepare_thread)
+        self._late: Future | None = None  # a job that has exceeded its deadline
         if offload:
             self._move("cpu")
 
@@ -121,11 +124,11 @@ class AsyncScorer:
 
         Returns what `collect` waits for. A video is None if it could not be decoded.
         """
-        finished, is_canceled = [], threading.Event()
-        rewards = self._pool.submit(self._score_in_stream, batches, fps, finished, is_canceled)
-        return PendingBatch(
-            rewards, sum(len(videos) for videos, _ in batches), finished, is_canceled
-        )
+        finished: list[Reward] = []
+        is_canceled = threading.Event()
+        job = partial(self._score_in_stream, batches, fps, finished, is_canceled)
+        num_videos = sum(len(videos) for videos, _ in batches)
+        return PendingBatch(self._worker.submit(job), num_videos, finished, is_canceled)
 
     def collect(
         self, pending: list[PendingBatch], may_end: Callable[[bool], bool] = bool
@@ -133,17 +136,44 @@ class AsyncScorer:
         """Wait for batches and return their rewards in order; rewards that are not ready in time
         are missing.
 
-        ``may_end(is_done)``, with whether this process is done, is called every second and returns
-        whether to stop.
+        The deadline starts again with each batch that is ready. While a scorer still hangs in an
+        earlier batch, nothing is waited for. ``may_end(is_done)``, with whether this process is
+        done, is called every second and returns whether to stop.
         """
-        end, is_done = time.monotonic() + (self.deadline or math.inf), False
+        hangs = self._late is not None and not self._late.done()
+        end = time.monotonic() + (0.0 if hangs else self.deadline)
+        num_waiting = len(pending)
+        is_done = False
         while not may_end(is_done):
             remaining = max(0.0, end - time.monotonic())
-            is_done = (
-                not wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1]
-                or not remaining
-            )
+            waiting = wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1]
+            if len(waiting) < num_waiting:
+                num_waiting = len(waiting)
+                end = time.monotonic() + self.deadline
+            is_done = not waiting or not remaining
         return [reward for batch in pending for reward in self._finished_rewards(batch)]
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call code of a scorer in the thread that scores, and return its result.
+
+        Raises what it raises, and TimeoutError after the deadline.
+        """
+
+        def job() -> T:
+            with self._in_stream(), self.on_device():
+                result = function()
+            if self._stream:
+                self._stream.synchronize()
+            return result
+
+        future = self._worker.submit(job)
+        try:
+            return future.result(self.deadline)
+        except TimeoutError as error:
+            if future.done():  # the code itself raises it
+                raise
+            self._late = future
+            raise TimeoutError(f"no answer within the deadline of {self.deadline:g} s") from error
 
     def measure(
         self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool
@@ -158,7 +188,8 @@ class AsyncScorer:
         if not self.held_out_scorers:
             return together
         rewards, others = together[: len(batch[0])], together[len(batch[0]) :]
-        if reasons := [other.reason for other in others if other.reason]:
+        reasons = [other.reason for other in others if other.reason]
+        if reasons:
             lacking = f"{len(reasons)} of {len(others)} videos lack held-out scores"
             print(f"\n{lacking}; first reason: {reasons[0]}", file=sys.stderr, flush=True)
         return [
@@ -170,8 +201,9 @@ class AsyncScorer:
         """Raise ValueError if a scorer cannot score one of its prompts; held-out scorers see only
         ``validated``.
         """
+        scored = [*prompts, *validated]
         for scorer in self.scorers.values():
-            contract.check_prompts(scorer, [*prompts, *validated])
+            self.call(partial(contract.check_prompts, scorer, scored))
         if self.held_out_scorers:
             self.held_out_scorers.check_prompts(validated)
 
@@ -204,17 +236,13 @@ class AsyncScorer:
             return found
         for name, scorer in self.scorers.items():
             try:
-                with self.on_device():
-                    found[name] = method(scorer, videos, prompts)
+                found[name] = self.call(partial(method, scorer, videos, prompts))
             except (Exception, SystemExit) as error:  # a scorer may raise anything
-                add_place(error, type(scorer))
+                add_place(error, scorer.__module__)
                 found[name] = describe_error(error)
-        others = (
-            self.held_out_scorers._call_all(method, videos, prompts)
-            if self.held_out_scorers
-            else {}
-        )
-        return found | others
+        if self.held_out_scorers:
+            found |= self.held_out_scorers._call_all(method, videos, prompts)
+        return found
 
     def _without_conflicts(
         self, found: dict[str, T | str], values_of: Callable[[T], dict[str, list]]
@@ -222,9 +250,9 @@ class AsyncScorer:
         """Replace results with a name of a score, or with other values than an earlier scorer's of
         the same name.
         """
-        taken = self.names.known | (
-            self.held_out_scorers.names.known if self.held_out_scorers else set()
-        )
+        taken = set(self.names.known)
+        if self.held_out_scorers:
+            taken |= self.held_out_scorers.names.known
         owners: dict[str, tuple[str, str]] = {}  # scorer and values by name
         checked: dict[str, T | str] = {}
         for scorer, result in found.items():
@@ -248,7 +276,8 @@ class AsyncScorer:
         if self.held_out_scorers:
             self.held_out_scorers.close(wait=wait)
         self._is_closed = True
-        self._pool.shutdown(wait=wait, cancel_futures=True)
+        hangs = self._late is not None and not self._late.done()
+        self._worker.close(None if wait and not hangs else 0.0)
 
     def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
         """Return the rewards; if some are not ready, return them as missing and cancel what has not
@@ -256,21 +285,22 @@ class AsyncScorer:
         """
         if batch.rewards.done():
             return batch.rewards.result()
-        batch.rewards.cancel()
+        if not batch.rewards.cancel():
+            self._late = batch.rewards
         batch.is_canceled.set()
         finished = list(batch.finished)
         reason = f"no reward within the deadline of {self.deadline:g} s"
         return finished + [Reward(math.nan, {}, reason)] * (batch.num_videos - len(finished))
+
+    def _in_stream(self) -> AbstractContextManager:
+        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
 
     def _score_in_stream(
         self, batches: list[Batch], fps: float, finished: list[Reward], is_canceled: threading.Event
     ) -> list[Reward]:
         start = time.perf_counter()
         try:
-            with (
-                torch.cuda.stream(self._stream) if self._stream else nullcontext(),
-                self.on_device(),
-            ):
+            with self._in_stream(), self.on_device():
                 for batch in batches:
                     if self._is_closed or is_canceled.is_set():
                         break
@@ -283,7 +313,8 @@ class AsyncScorer:
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         reasons = [NOT_FINITE if v is None else None for v in videos]
-        videos = self._compress(videos, reasons, fps) if self.through_file else videos
+        if self.through_file:
+            videos = self._compress(videos, reasons, fps)
         results = [ScoreResult({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
         if not rows:
@@ -299,7 +330,8 @@ class AsyncScorer:
             for row, result in zip(rows, new):
                 reason = results[row].reason or (result.reason and f"{name}: {result.reason}")
                 scores = self.names.renamed(name, result.scores)
-                if reason is None and (twice := sorted(scores.keys() & results[row].scores.keys())):
+                twice = sorted(scores.keys() & results[row].scores.keys())
+                if reason is None and twice:
                     reason = (
                         f"{name}: another scorer also returns {', '.join(twice)}; declare it in "
                         "`dimensions`"
@@ -331,7 +363,8 @@ class AsyncScorer:
                 continue
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    write_video(path := Path(folder) / "video.mp4", video, fps)
+                    path = Path(folder) / "video.mp4"
+                    write_video(path, video, fps)
                     compressed[number] = read_video(path)[0]
             except (ValueError, OSError) as error:
                 reasons[number] = f"the video could not be written to a file: {error}"
@@ -381,7 +414,7 @@ def try_score(
             and threading.current_thread() is threading.main_thread()
         ):
             raise
-        add_place(error, type(scorer))
+        add_place(error, scorer.__module__)
         # the traceback's frames hold memory that the next attempt may need
         return error.with_traceback(None)
 

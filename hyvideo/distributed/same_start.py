@@ -1,0 +1,51 @@
+"""What the ranks of a run must have in common, compared before any weights are loaded."""
+
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyvideo.data.digests import digest_file, digest_of
+from hyvideo.data.files import ROOT
+from hyvideo.distributed.collectives import agree, all_objects, name_ranks
+from hyvideo.distributed.mesh import Mesh
+
+PACKAGES = ("torch", "diffusers", "transformers")
+
+
+def require_same_start(settings: Mapping[str, Any], device: torch.device, mesh: Mesh) -> None:
+    """Raise ValueError on all ranks if they have other code, versions or settings, or share a GPU.
+    Collective.
+    """
+    agree("the Python code of the project:", code_digest(ROOT), mesh)
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    # Patch versions of Python have the same language and library.
+    versions["Python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
+    agree("the version of", versions, mesh)
+    agree("the kind of device", device.type, mesh)
+    agree("the setting", settings, mesh)
+    require_own_gpu(device, mesh)
+
+
+def require_own_gpu(device: torch.device, mesh: Mesh) -> None:
+    """Raise ValueError on all ranks if two ranks use the same GPU. Collective."""
+    gpu = ""
+    if device.type == "cuda":
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+    gpus = all_objects(gpu, mesh)
+    for each in filter(None, dict.fromkeys(gpus)):
+        sharing = [rank for rank, found in enumerate(gpus) if found == each]
+        if len(sharing) > 1:
+            raise ValueError(
+                f"each rank needs a GPU of its own: {name_ranks(sharing)} use GPU {each}; start "
+                "the launcher once per node, with at most one process per GPU"
+            )
+
+
+def code_digest(root: Path) -> str:
+    """Return a digest of the names and contents of the project's Python files."""
+    files = [*root.glob("*.py"), *root.glob("hyvideo/**/*.py"), *root.glob("scripts/**/*.py")]
+    return digest_of([[str(file.relative_to(root)), digest_file(file)] for file in sorted(files)])

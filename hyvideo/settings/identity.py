@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hyvideo.data.custom_code import code_files
 from hyvideo.models.registry import family_files
-from hyvideo.rewards.rewards import code_files
 from hyvideo.settings.config import OBJECTIVE, Config, leaves_of
 from hyvideo.settings.objectives import TrustRegionSettings
 

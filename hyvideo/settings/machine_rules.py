@@ -29,7 +29,7 @@ def problem_of(check: Callable, *arguments: object) -> Problems:
         yield str(error)
 
 
-REPORTS = ("tensorboard", "wandb")
+REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
 MAX_LORA_BYTES = 2**40
 

@@ -5,15 +5,14 @@ settings of the built-in one that trains the same (steps, a path, or noise level
 its class declares in ``Settings``. Imports no torch, except for a custom objective.
 """
 
-import os
 import pkgutil
 from functools import cache
 from typing import ClassVar, Literal
 
 from pydantic import create_model
 
+from hyvideo.data.custom_code import load_object
 from hyvideo.grpo.trust_region import KLWeights
-from hyvideo.rewards.rewards import import_file
 from hyvideo.settings.sections import MAX_STEPS, Section, learning, machine
 
 # First parts of the names of metrics that the run itself reports.
@@ -279,6 +278,8 @@ class DistillSettings(TrainedStepsSettings):
 
 _ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, DistillSettings)
 BUILT_IN = {each.name: each for each in _ALL}
+# Attributes that the class of a custom objective has as well.
+_TRAITS = ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_rewards")
 # The settings of a custom objective, by what it trains.
 _LIKE = {"steps": GRPOSettings, "levels": NFTSettings, "path": DistillSettings}
 
@@ -298,13 +299,11 @@ def objective_class(name: str) -> type:
     """
     if name in BUILT_IN:
         return pkgutil.resolve_name(BUILT_IN[name].class_path)
-    file, _, class_name = name.rpartition(":")
-    return _class_of_file(os.path.realpath(file), class_name)
-
-
-@cache
-def _class_of_file(file: str, name: str) -> type:
-    return getattr(import_file(file), name)
+    if ":" not in name:
+        raise ValueError(
+            f"objective must be one of {', '.join(BUILT_IN)} or FILE.py:NAME, got {name!r}"
+        )
+    return _custom_class(name)
 
 
 @cache
@@ -318,6 +317,86 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
     settings.name = name
     settings.label = name.rpartition(":")[2]
-    for trait in ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_rewards"):
+    for trait in _TRAITS:
         setattr(settings, trait, getattr(cls, trait))
     return settings
+
+
+@cache
+def _custom_class(name: str) -> type:
+    place = f"objective {name}"
+    found = load_object(name, "objective")
+    if not isinstance(found, type) or getattr(found, "trains", None) not in (
+        "steps",
+        "path",
+        "levels",
+    ):
+        raise ValueError(
+            f"{place} must name a class that inherits from StepObjective or LevelObjective of "
+            f"hyvideo.training.objective, got {found!r:.80}"
+        )
+    if inspect.isabstract(found):
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise ValueError(
+            f"{place} must be a class with all methods of an objective, got one without {missing}"
+        )
+    _check_names(place, found)
+    _check_traits(place, found)
+    return found
+
+
+def _check_traits(place: str, cls: type) -> None:
+    """Raise ValueError if the traits of the class contradict one another."""
+    for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents"):
+        if not isinstance(value := getattr(cls, name), bool):
+            raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
+    if cls.uses_advantages and not cls.needs_rewards:
+        raise ValueError(
+            f"{place} has uses_advantages True, but without rewards (needs_rewards False) all "
+            "advantages are 0 and every update would be skipped; set uses_advantages False"
+        )
+    if cls.has_ratio and cls.trains != "steps":
+        raise ValueError(
+            f"{place} has has_ratio True, but trains {cls.trains}, which have no likelihood; "
+            "inherit from StepObjective, or set has_ratio False"
+        )
+
+
+def _check_names(place: str, cls: type) -> None:
+    """Raise ValueError if the names of the class's metrics cannot be used."""
+    names = getattr(cls, "metrics", None)
+    if (
+        not isinstance(names, tuple)
+        or not names
+        or not all(isinstance(name, str) for name in names)
+    ):
+        raise ValueError(
+            f"{place} needs a tuple of names as `metrics`, such as ('loss/total',), got "
+            f"{names!r:.80}"
+        )
+    deviations = getattr(cls, "deviation_names", None)
+    if not isinstance(deviations, tuple) or len(deviations) != 2:
+        raise ValueError(f"{place} needs two names as `deviation_names`, got {deviations!r:.80}")
+    for name in (*names, *deviations):
+        if not re.fullmatch(r"\w+(/\w+)+", name):
+            raise ValueError(
+                f"{place} needs metrics with names such as loss/total, got {name!r:.80}"
+            )
+        if name == "kl/coef" or name.partition("/")[0] in RESERVED_GROUPS:
+            raise ValueError(
+                f"{place} cannot report the metric {name}, which the run itself reports; rename it"
+            )
+    repeated = sorted(
+        {name for name in (*names, *deviations) if (*names, *deviations).count(name) > 1}
+    )
+    if repeated:
+        raise ValueError(f"{place} must name each metric once, got {', '.join(repeated)} twice")
+    if unknown := [name for name in cls.by_step if name not in names]:
+        raise ValueError(
+            f"{place} lists {', '.join(unknown)} in `by_step` but not in `metrics`; add the name "
+            "there"
+        )
+    if cls.by_step and cls.trains == "levels":
+        raise ValueError(
+            f"{place} trains noise levels, so no metric can be reported by step; remove `by_step`"
+        )

@@ -5,18 +5,15 @@ Imports no torch.
 
 import ctypes
 import os
+import platform
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
-from typing import TextIO
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
 CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
-KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
 _MAX_COMPILE_WORKERS = 32  # torch's limit
 _GRACE_S = 5.0  # for other threads, at the end of the process
 _FIX = "start the program with torchrun, which sets it, or unset it for a single process"
@@ -48,9 +45,9 @@ def check_environment() -> None:
     size = world_size()
     local_rank()
     if size > 1:
-        if absent := [
-            name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)
-        ]:
+        needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+        absent = [name for name in needed if not os.environ.get(name)]
+        if absent:
             raise ValueError(f"WORLD_SIZE {size} also needs {', '.join(absent)}, got none; {_FIX}")
         _number("MASTER_PORT", "", at_least=1)
     rank()
@@ -58,7 +55,7 @@ def check_environment() -> None:
 
 def _number(name: str, default: str, *, at_least: int) -> int:
     text = os.environ.get(name, default)
-    if not (text.isascii() and text.isdigit() and int(text) >= at_least):
+    if not text.isdecimal() or int(text) < at_least:
         raise ValueError(
             f"the environment variable {name} must be an integer from {at_least}, got {text!r}; "
             f"{_FIX}"
@@ -69,11 +66,11 @@ def _number(name: str, default: str, *, at_least: int) -> int:
 def use_expandable_segments() -> None:
     """Let torch's GPU allocator extend its segments, unless the user configured it.
 
-    Call before torch is imported.
-
-    Not on WSL2, whose driver fails at the first allocation in such a segment.
+    Call before torch is imported. Not on WSL2, whose driver fails at the first allocation in such a
+    segment.
     """
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and not is_wsl():
+    is_wsl = "microsoft" in platform.release().lower()
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and not is_wsl:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
@@ -92,16 +89,9 @@ def share_compile_workers() -> None:
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def is_wsl() -> bool:
-    """Return whether this is Linux under Windows (WSL2), by the name of its kernel."""
-    try:
-        release = KERNEL_RELEASE.read_text()
-    except OSError:
-        return False
-    return "microsoft" in release.lower()
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def wait_for_rank_0() -> None:
@@ -156,44 +146,6 @@ def write_to_stderr(text: str) -> None:
     """
     with suppress(OSError):
         os.write(2, text.encode())
-
-
-class LossyStream:
-    """A text stream that drops what cannot be written: its pipe or terminal is closed, or its disk
-    is full.
-    """
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except OSError:
-            return len(text)
-        except ValueError:
-            if not self._stream.closed:
-                raise
-            return len(text)
-
-    def writelines(self, lines: Iterable[str]) -> None:
-        for line in lines:
-            self.write(line)
-
-    def flush(self) -> None:
-        with suppress(OSError):
-            if not self._stream.closed:
-                self._stream.flush()
-
-    def __getattr__(self, name: str):
-        return getattr(self._stream, name)
-
-
-def continue_without_output() -> None:
-    """Let the program run on if nobody can read its output any more."""
-    for name in ("stdout", "stderr"):
-        if (stream := getattr(sys, name)) is not None:
-            setattr(sys, name, LossyStream(stream))
 
 
 def end_soon(code: int) -> int:

@@ -354,7 +354,8 @@ class RecordSettings(Section):
         "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
     )
     report_to: list[str] = records(
-        ["tensorboard"], "Trackers besides metrics.jsonl: tensorboard, wandb, both or none."
+        ["tensorboard"],
+        "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
     )
     report: bool = records(True, "Write report.html at every validation and at the end of the run.")
     save_interval: int = records(

@@ -24,13 +24,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import flag_options, read_settings
-from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
-from hyvideo.config.values import truth
 from hyvideo.data.cli import Parser
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote, shorten
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import flag_options, read_settings
+from hyvideo.settings.reference_flags import add_flags, meanings, print_ignored, table, with_flags
+from hyvideo.settings.values import truth
 
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {
@@ -442,11 +442,11 @@ def run(options: argparse.Namespace) -> None:
     convert_reference_flags(options)
     check(options)
 
-    from hyvideo.config.offloading import Offloading
-    from hyvideo.config.rules import check_evaluation, check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.generation import generation
     from hyvideo.report.gallery import PAGE_FILE, write_gallery
+    from hyvideo.settings.offloading import Offloading
+    from hyvideo.settings.rules import check_evaluation, check_sampling
 
     caching = caching_of(options)
     offloading = Offloading(
@@ -466,7 +466,7 @@ def run(options: argparse.Namespace) -> None:
     )
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
-    is_stochastic = options.stochastic is not None or config.validation_eta > 0
+    is_stochastic = options.stochastic is not None or config.validation_sampling.eta > 0
     check_sampling(config, output=folder, is_stochastic=is_stochastic)
     if options.best_of > 1:
         check_evaluation(config, output=folder, has_model=True)

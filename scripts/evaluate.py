@@ -14,11 +14,11 @@ rows of valid_video_csv in order. Writes scores.json and scores.csv.
 
 from pathlib import Path
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import parse
-from hyvideo.config.rules import check_evaluation
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.rules import check_evaluation
 
 
 @exit_on_error("evaluate.py")
@@ -89,7 +89,7 @@ def main() -> None:
             lora=options.lora_path,
             videos=options.videos,
         )
-        world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
+        world = joint_identity(config, config.reward, has_model=not options.videos)
         identity = {**policy, "lora_scale": options.lora_scale, **world}
         evaluation = (
             evaluator.folder(options.videos) if options.videos else evaluator.policy(source)

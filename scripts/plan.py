@@ -16,15 +16,15 @@ fit, and 2 for a usage error.
 import dataclasses
 
 import generate
-from hyvideo.config.command_line import parse
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check_ranges
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.generation import generation_report
 from hyvideo.planning.hardware import GPUS, Hardware, hardware_of
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import report
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import check_ranges
 
 # of GPUs, and of every quantity that is assumed: more GPUs take minutes to plan
 MAX_NUMBER = 100_000
@@ -68,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
             hardware_of(options.gpu) if options.gpu else Hardware(), **given
         )
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
-        for size in (config.rollout_size, config.validation_size):
+        for size in (config.sampling.size, config.validation_sampling.size):
             architecture.latent_size(*size)
         if options.generate:
             print(

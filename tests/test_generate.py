@@ -16,9 +16,6 @@ import torch
 from safetensors.torch import save_file
 
 import generate
-from hyvideo.config import processes
-from hyvideo.config.all_settings import DataSettings, ModelSettings, RolloutSettings
-from hyvideo.config.reference_flags import table
 from hyvideo.data.files import locked
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
@@ -31,6 +28,9 @@ from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.step_cache import StepCaching
+from hyvideo.settings import processes
+from hyvideo.settings.reference_flags import table
+from hyvideo.settings.sections import DataSettings, ModelSettings, RolloutSettings
 from hyvideo.training.pair_latents import write_latents
 from tests.distributed.launch import start
 from tests.forked import python
@@ -666,7 +666,7 @@ def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
         config = generate.config_of(generate.parse(), has_images=False)
         return (
-            *config.rollout_size,
+            *config.sampling.size,
             config.rollout.shift,
             config.rollout.cfg_scale,
             config.data.negative_prompt,

@@ -19,13 +19,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config import processes
-from hyvideo.config.all_settings import DistributedSettings, ModelSettings, RolloutSettings
-from hyvideo.config.command_line import read_settings
-from hyvideo.config.config import Config
-from hyvideo.config.offloading import AUTO, Offloading
-from hyvideo.config.rules import layout_problems
-from hyvideo.config.version_notes import generation_notes
 from hyvideo.data.digests import digest_weights
 from hyvideo.data.files import make_folder
 from hyvideo.data.images import read_image
@@ -51,6 +44,13 @@ from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.report.gallery import PAGE_FILE, check_page
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import parse_sigmas
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import read_settings
+from hyvideo.settings.config import Config
+from hyvideo.settings.offloading import AUTO, Offloading
+from hyvideo.settings.rules import layout_problems
+from hyvideo.settings.sections import DistributedSettings, ModelSettings, RolloutSettings
+from hyvideo.settings.version_notes import generation_notes
 from hyvideo.training import model_setup, saved_policy
 from hyvideo.training.gpu_driver import check_allocator
 from hyvideo.training.machine import check_compiler
@@ -394,7 +394,7 @@ def _schedule(config: Config, is_stochastic: bool) -> Schedule:
     num_steps = config.record.validation_steps
     if is_stochastic:
         stochastic = config.with_settings(grpo_sampling_steps=num_steps)
-        return model_setup.rollout_schedule(stochastic.rollout)
+        return stochastic.sampling.schedule()
     return Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
 
 

@@ -16,8 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from hyvideo.config.all_settings import DistributedSettings, ModelSettings
-from hyvideo.config.offloading import Offloading
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
@@ -32,6 +30,8 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.offloading import Offloading
+from hyvideo.settings.sections import DistributedSettings, ModelSettings
 from hyvideo.training.model_setup import weights_seed
 
 

@@ -8,7 +8,6 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -24,6 +23,7 @@ from hyvideo.settings.config import (
     SECTIONS,
     Config,
     Leaf,
+    SettingsError,
     leaves_of,
     objectives_with,
 )
@@ -36,10 +36,11 @@ from hyvideo.settings.reference_flags import (
     resolve_reference_names,
     table,
     translate,
+    with_flags,
     words_of_yaml,
 )
 from hyvideo.settings.sections import Switch
-from hyvideo.settings.values import value_of, value_of_yaml
+from hyvideo.settings.values import value_of_words, value_of_yaml
 
 MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
 ENVIRONMENT = "environment"  # entry of config.yaml that is no setting
@@ -50,6 +51,7 @@ class CommandLine:
     """Settings of a command line, the flags that set them, and what to do with them."""
 
     config: Config
+    file: str  # YAML file of the settings; empty without one
     print_config: bool
     pilot: bool  # the settings describe a pilot
     world_size: int  # processes
@@ -73,27 +75,38 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     parser = _parser(objective)
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
-    if unknown:
-        parser.error(_unknown_flag(unknown[0], words))
     given = vars(options)
     given.pop("config")
     print_config, pilot, world_size = map(given.pop, ("print_config", "pilot", "world_size"))
+    problems = [_unknown_flag(word, words) for word in unknown if word.startswith("-")]
+    if unknown and not problems:
+        problems.append(_unknown_flag(unknown[0], words))
     if world_size is not None and not (print_config and 0 < world_size <= MAX_WORLD_SIZE):
-        parser.error(
+        problems.append(
             f"--world_size must be positive and needs --print_config, got {world_size}; it is at "
             f"most {MAX_WORLD_SIZE:,}, and torchrun sets it for a run"
         )
+    words_by_flag = {name: given.pop(name) for name in renamed if name in given}
+    given, invalid = _values_of(given, _own_leaves(objective))
+    problems += invalid
+    inherited = _of_objective(inherited, given.get(OBJECTIVE))
+    flags: dict[str, str] = {}
+    requested = Config()
     try:
-        words_by_flag = {name: given.pop(name) for name in renamed if name in given}
-        inherited = _of_objective(inherited, given.get(OBJECTIVE))
         values, flags = translate(given, words_by_flag, inherited)
         if "kl_strategy" in given:
             print_ignored_switches(words_by_flag)
         merged = resolve_reference_names(inherited | values)
         register(merged.get("family", ""))
         requested = Config.from_flat(merged)
+    except SettingsError as error:
+        from hyvideo.settings.rules import all_problems
+
+        problems += all_problems(error, processes.world_size(), path or "")
     except ValueError as error:
-        parser.error(str(error))
+        problems.append(str(error))
+    if problems:
+        parser.error("\n".join(with_flags(problem, flags) for problem in problems))
     config = requested.resolved()
     if requested.rollout.eta != config.rollout.eta and "eta" in given:
         parser.error(
@@ -105,6 +118,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
         flags = {name: name for name in inherited} | flags
     return CommandLine(
         config=config.as_pilot() if pilot else config,
+        file=path or "",
         print_config=print_config,
         pilot=pilot,
         world_size=world_size or processes.world_size(),
@@ -190,6 +204,21 @@ def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[s
     if dropped:
         print_ignored({f"objective {objective} does not have them": dropped})
     return {name: value for name, value in inherited.items() if name not in dropped}
+
+
+def _values_of(
+    given: Mapping[str, str | list[str]], own: dict[str, Leaf]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of flags, by setting, and what is wrong with the words of others."""
+    values: dict[str, Any] = {}
+    problems = []
+    for name, words in given.items():
+        leaf = own.get(name) or LEAVES[name]
+        try:
+            values[name] = value_of_words(leaf, [words] if isinstance(words, str) else words)
+        except argparse.ArgumentTypeError as error:
+            problems.append(f"--{name}: {error}")
+    return values, problems
 
 
 def _value_after(flag: str, words: list[str]) -> str | None:
@@ -284,13 +313,9 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     text = sentence or leaf.sentence
     if words not in (None, "") and not sentence:
         text += f" (default: {words})"
-    options = {"type": partial(value_of, leaf), "help": text.replace("%", "%%")}
+    options: dict[str, Any] = {"help": text.replace("%", "%%")}
     if kind in (bool, Switch):
-        return options | {
-            "nargs": "?",
-            "const": "true" if kind is Switch else True,
-            "metavar": "BOOL",
-        }
+        return options | {"nargs": "?", "const": "true", "metavar": "BOOL"}
     if leaf.is_list:
         return options | {"nargs": "+", "metavar": "NAME"}
     if get_origin(kind) is Literal:

@@ -4,7 +4,7 @@ settings' traits. And the files of code and weights that settings name.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hyvideo.data.custom_code import code_files
 from hyvideo.models.registry import family_files
@@ -43,26 +43,27 @@ def changed_settings(
     return changes
 
 
-def code_of(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+def code_of(config: Config) -> dict[str, list[Path]]:
     """Return the files of custom code that settings name: scorers, sampler, objective and family."""
-    scorers = [] if settings["remote_reward_url"] else settings["reward_model"]
+    scorers = [] if config.reward.remote_reward_url else config.reward.reward_model
     named = {
         "reward_model": code_files(scorers),
-        "sde_type": code_files([settings["sde_type"]]),
-        "objective": code_files([settings["objective"]]),
-        "family": family_files(settings["family"]),
+        "sde_type": code_files([config.rollout.sde_type]),
+        "objective": code_files([config.objective.name]),
+        "family": family_files(config.model.family),
     }
     return {name: files for name, files in named.items() if files}
 
 
-def weights_of(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+def weights_of(config: Config) -> dict[str, list[Path]]:
     """Return the files of the initial LoRA and of the anchor. Raises ValueError if there are none."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     named = {}
-    if settings["pretrained_lora_path"]:
-        named["pretrained_lora_path"] = lora_files(settings["pretrained_lora_path"])
-    anchor = settings["anchor_path"]
+    start = config.optimizer.pretrained_lora_path
+    if start:
+        named["pretrained_lora_path"] = lora_files(start)
+    anchor = config.objective.anchor_path
     if anchor:
         digests = Path(anchor) / "digests.json"  # of all files of a checkpoint
         named["anchor_path"] = [digests] if digests.is_file() else lora_files(Path(anchor))

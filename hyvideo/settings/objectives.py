@@ -5,7 +5,9 @@ settings of the built-in one that trains the same (steps, a path, or noise level
 its class declares in ``Settings``. Imports no torch, except for a custom objective.
 """
 
+import inspect
 import pkgutil
+import re
 from functools import cache
 from typing import ClassVar, Literal
 

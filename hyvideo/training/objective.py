@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
+from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import OBJECTIVES
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.cost import Cost
 from hyvideo.training.policy import Policy
@@ -234,7 +234,7 @@ class Objective(ABC):
         by_rank = gather_ranks(torch.stack(losses), self.mesh)
         if not by_rank.isfinite().all():
             bad = by_rank[~by_rank.isfinite()][0].item()
-            name = self.config.loss.objective
+            name = self.config.objective.name
             advice = "change `terms`"
             if name in OBJECTIVES:
                 advice = (
@@ -305,7 +305,7 @@ class StepObjective(Objective):
         if self.trains == "path":
             steps = list(range(len(schedule.transitions)))
         return timestep_permutations(
-            self.config.loss, self.config.data, iteration, indices, steps, count
+            self.config.objective, self.config.data, iteration, indices, steps, count
         )
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
@@ -480,7 +480,7 @@ def forbid_changes(rollouts: RolloutBatch, objective: Objective) -> Iterator[Non
     yield
     if changed := [name for name, version in rollouts.versions.items() if version != before[name]]:
         raise ValueError(
-            f"objective {objective.config.loss.objective} must not change the rollouts, which other "
+            f"objective {objective.config.objective.name} must not change the rollouts, which other "
             f"passes also read, got rollouts.{changed[0]} changed in place; change a copy instead "
             f"(rollouts.{changed[0]}.clone())"
         )
@@ -490,7 +490,7 @@ def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
     """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss
     without a gradient.
     """
-    name = objective.config.loss.objective
+    name = objective.config.objective.name
     if not isinstance(terms, Terms):
         raise ValueError(f"`terms` of objective {name} must return `Terms`, got {terms!r:.80}")
     values = {"loss": terms.loss, "kl": terms.kl, "deviation": terms.deviation} | terms.metrics

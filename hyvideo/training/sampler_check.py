@@ -3,10 +3,10 @@
 import math
 from collections.abc import Sequence
 
-from hyvideo.config.all_settings import RolloutSettings
-from hyvideo.config.run_plan import transitions
 from hyvideo.distributed.collectives import agree
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.settings.iteration_plan import transitions
+from hyvideo.settings.sections import RolloutSettings
 
 Coefficients = list[list[float]]  # a, b and std of each step
 

@@ -12,13 +12,13 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.config import Config
 from hyvideo.data.files import file_problem, make_folder, parse_json, read_json
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
 from hyvideo.data.text import quote
 from hyvideo.generation.generation import Source, generate, video_settings
 from hyvideo.generation.video_sampler import Video
+from hyvideo.settings.config import Config
 from studies.benchmarks.suites import Suite, suite_of
 
 MAX_NAME = 255  # bytes of a file name
@@ -140,7 +140,7 @@ class BenchmarkVideos:
 
         Raises ValueError for one that was made with other settings.
         """
-        _, *size = self.config.rollout_size
+        _, *size = self.config.sampling.size
         videos = []
         for video in [
             Video(clip.request, *size, clip.number, self.made(clip)) for clip in self.clips
@@ -156,7 +156,7 @@ class BenchmarkVideos:
                     video,
                     self.source,
                     0,
-                    is_stochastic=self.config.validation_eta > 0,
+                    is_stochastic=self.config.validation_sampling.eta > 0,
                 ),
             )
             if changed := [
@@ -179,7 +179,7 @@ class BenchmarkVideos:
                 videos,
                 source=self.source,
                 seed=0,
-                is_stochastic=self.config.validation_eta > 0,
+                is_stochastic=self.config.validation_sampling.eta > 0,
                 sp_size=self.config.distributed.sp_size,
                 only_checks=only_checks,
             )

@@ -9,13 +9,13 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.generation.generation import Source, generate, list_videos
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
+from hyvideo.settings.config import Config
 
 BASE, SHEET = "base", "policies.png"
 Policies = dict[str, tuple[Source, Config]]  # by name
@@ -73,7 +73,7 @@ def sample_policies(
             list_videos(sizes, requests, out / name),
             source=source,
             seed=config.record.validation_seed,
-            is_stochastic=config.validation_eta > 0,
+            is_stochastic=config.validation_sampling.eta > 0,
             only_checks=only_checks,
         )
 

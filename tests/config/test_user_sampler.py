@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.identity import changed_settings, named_files
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check, check_evaluation, check_sampling
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import make_plan
-from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.identity import changed_settings, named_files
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check, check_evaluation, check_sampling
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from hyvideo.training.sampler_check import custom_steps
 from studies.recipes.runs import Run, Study
@@ -162,8 +162,8 @@ def test_a_sampler_file_that_exits_ends_post_train_with_code_2(
 def test_checking_a_sampler_file_imports_no_torch(file, tiny_config):
     code = f"""
 import sys
-from hyvideo.config.command_line import load_config
-from hyvideo.config.rules import check_sampling
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.rules import check_sampling
 config = load_config("configs/smoke.yaml", sde_type={str(file)!r} + ":linear", match_noise="sage_grpo:0.5")
 check_sampling(config, output={str(file.parent)!r})
 assert "torch" not in sys.modules

@@ -16,13 +16,13 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from hyvideo.config import processes
 from hyvideo.data import run_folder
 from hyvideo.distributed import checkpoint_loading, checkpoint_writer, manifest
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
+from hyvideo.settings import processes
 from tests.distributed.launch import launch
 
 ALONE = Mesh.single()
@@ -743,7 +743,7 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
 ENDS_WITH_AN_ERROR = """
 import pathlib, sys, time
 from concurrent.futures import ThreadPoolExecutor
-from hyvideo.config import processes
+from hyvideo.settings import processes
 from hyvideo.data import run_folder
 
 processes._GRACE_S = 0.2

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.config.config import Config
 from hyvideo.data.files import ROOT
 from hyvideo.distributed import checkpoint_loading
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.config import Config
 from hyvideo.trainer import Trainer
 from hyvideo.training import run_setup
 from hyvideo.training.model_setup import _weights_hash, weight_hashes

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.system
 PROGRAM = """
 import sys
 import post_train
-from hyvideo.config import processes
+from hyvideo.settings import processes
 from tests.training import test_faults
 test_faults.{}(*{})
 processes.exit_on_signals()

@@ -40,7 +40,7 @@ def finished_run(tmp_path_factory):
     """Return the folder of a run of three iterations, with checkpoints 2 and 3 and videos of each
     iteration.
     """
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
 
     folder = tmp_path_factory.mktemp("finished") / "run"
     with pytest.MonkeyPatch.context() as patch:
@@ -333,7 +333,7 @@ PLACES = {  # the function that fails in iteration 3, and the iteration that is 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import post_train
-from hyvideo.config.command_line import load_config
-from hyvideo.config.identity import changed_settings
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.identity import changed_settings
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_state import changed_contents, check_changes, hash_files
 from tests.shallow import SHALLOW

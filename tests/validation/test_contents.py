@@ -10,10 +10,10 @@ import torch
 from hyvideo.distributed.manifest import fingerprint
 from PIL import Image
 
-from hyvideo.config.command_line import load_config
 from hyvideo.distributed import manifest
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.command_line import load_config
 from hyvideo.validation import contents
 from hyvideo.validation.contents import policy_identity
 from hyvideo.validation.scores_file import Evaluation, read_evaluation, write_evaluation

@@ -48,7 +48,7 @@ def test_a_cell_has_the_settings_in_its_name(study):
     config = study.config(CELL)
     assert CELL.name == "B-flow_grpo-fixed-noeq-seed2"
     assert (config.reward.reward_weights, config.rollout.sde_type) == ("alignment", "flow_grpo")
-    assert (config.kl_strategy, config.loss.use_grad_balancing, config.data.seed) == (
+    assert (config.objective.strategy, config.objective.use_grad_balancing, config.data.seed) == (
         "fixed",
         False,
         2,

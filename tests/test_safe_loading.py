@@ -23,7 +23,6 @@ ALLOWED = {
     # A restricted version of the safe loader.
     "hyvideo/settings/command_line.py": {"yaml.SafeLoader"},
     # Runs a sampler's file that the user passes by a flag, as for scorers.
-    "hyvideo/schedulers/transitions.py": {"runpy.run_path"},
     # Runs post_train.py or generate.py, as the rehearsal names them.
     "hyvideo/checks/rehearsal/stand_ins.py": {"runpy.run_path"},
 }

@@ -199,7 +199,7 @@ class RewardSettings:
     """Reward models, their weights, and advantages."""
 
     reward_model: list[str] = learning(
-        ["videoalign"], "Scorers: names or FILE.py:CLASS.", measured=True
+        ["videoalign"], "Scorers: names or FILE.py:NAME.", measured=True
     )
     reward_weights: str = learning(
         "alignment",

@@ -8,7 +8,6 @@ planned.
 import inspect
 import pkgutil
 import re
-from functools import cache
 from typing import Literal, NamedTuple
 
 from hyvideo.data.custom_code import load_object
@@ -84,7 +83,6 @@ def objective_class(name: str) -> type:
     return _custom_class(name)
 
 
-@cache
 def _custom_class(name: str) -> type:
     place = f"objective {name}"
     found = load_object(name, "objective")

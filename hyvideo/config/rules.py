@@ -629,14 +629,13 @@ def reward_problems(reward: RewardSettings) -> Problems:
     """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
         yield (
-            f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:CLASS, got "
-            "none"
+            f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:NAME, got none"
         )
     for setting in ("reward_model", "held_out_reward_model"):
         if unknown := [
             name for name in getattr(reward, setting) if name not in SCORERS and ":" not in name
         ]:
-            message = f"{setting} must be one of {', '.join(SCORERS)} or FILE.py:CLASS"
+            message = f"{setting} must be one of {', '.join(SCORERS)} or FILE.py:NAME"
             message += f", got {', '.join(map(quote, unknown))}"
             hint = nearest(unknown[0], SCORERS)
             yield f"{message}; {hint}" if hint else message

@@ -17,7 +17,8 @@ from hyvideo.data.files import parse_json
 from hyvideo.rewards.chat_endpoint import answer_text
 from hyvideo.rewards.rewards import Scores
 
-GRADES, YES_OR_NO = {str(k): float(k) for k in range(1, 6)}, {"no": 0.0, "yes": 1.0}
+GRADES = {str(k): float(k) for k in range(1, 6)}
+YES_OR_NO = {"no": 0.0, "yes": 1.0}
 MAX_TOTAL = 1.01  # rounding of the probabilities of a token
 MIN_YES_OR_NO = 0.5  # smallest P(yes) + P(no); below it, the model answers something else
 
@@ -39,11 +40,11 @@ def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
     digits = [token for token in tokens if re.fullmatch(r"\s*[1-5]\s*", token["token"])]
     if [int(token["token"]) for token in digits] != list(stated.values()):
         digits = [{}] * len(stated)  # the tokens do not match the grades
-    found = [
-        (name, grade, *_expected(token, GRADES))
-        for (name, grade), token in zip(stated.items(), digits)
-    ]
-    return {name: mean if total > 0 else float(grade) for name, grade, mean, total in found}
+    scores = {}
+    for (name, grade), token in zip(stated.items(), digits):
+        mean, total = _expected(token, GRADES)
+        scores[name] = mean if total > 0 else float(grade)
+    return scores
 
 
 def text_scores(choice: dict, dimensions: Sequence[str]) -> Scores:
@@ -65,7 +66,8 @@ def text_scores(choice: dict, dimensions: Sequence[str]) -> Scores:
 
 def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     """Return the probability of yes among yes and no."""
-    (name,), tokens = dimensions, (choice.get("logprobs") or {}).get("content")
+    (name,) = dimensions
+    tokens = (choice.get("logprobs") or {}).get("content")
     if tokens and tokens[0].get("top_logprobs"):
         mean, total = _expected(tokens[0], YES_OR_NO)
         if not total >= MIN_YES_OR_NO:
@@ -97,4 +99,6 @@ def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:
     total = sum(share for _, share in known)
     if total > MAX_TOTAL:
         raise ValueError(f"the probabilities of a token must add up to at most 1, got {total:.3g}")
-    return (sum(value * share for value, share in known) / total if total > 0 else math.nan), total
+    if not total > 0:
+        return math.nan, total
+    return sum(value * share for value, share in known) / total, total

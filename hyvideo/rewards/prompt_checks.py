@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
-from hyvideo.data.files import parse_json
+from pydantic import TypeAdapter
+
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
 
 MAX_CHECKS = 10
+LIST = TypeAdapter(list[str])
 
 
 def read_checks(path: str | Path) -> dict[str, list[str]]:
@@ -23,18 +25,15 @@ def read_checks(path: str | Path) -> dict[str, list[str]]:
 def parse_checks(text: str, where: str) -> list[str]:
     """Return the checks in a JSON list. Raises ValueError for anything but different questions."""
     try:
-        checks = parse_json(text)
-        has_text = not any(text_problem(check, MAX_PROMPT_BYTES) for check in checks)
-        is_valid = (
-            has_text
-            and 0
-            < len({check for check in checks if check.endswith("?")})
-            == len(checks)
-            <= MAX_CHECKS
-        )
-    except (ValueError, TypeError, AttributeError):
-        is_valid = False
-    if not is_valid or not isinstance(checks, list):
+        checks = LIST.validate_json(text)
+    except ValueError:
+        checks = []
+    questions = {
+        check
+        for check in checks
+        if check.endswith("?") and not text_problem(check, MAX_PROMPT_BYTES)
+    }
+    if not 0 < len(questions) == len(checks) <= MAX_CHECKS:
         raise ValueError(
             f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got "
             f"{quote(text)} {where}"

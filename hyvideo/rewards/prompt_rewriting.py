@@ -25,114 +25,87 @@ LIMITS = {"parallel": 8, "timeout": 300, "retries": 4}
 ROWS_PER_WRITE = 32
 
 
-class PromptWriter:
-    """A language model that writes a column of a prompts CSV; a subclass names it and defines
-    ``read``.
+class Rewriter:
+    """A language model that rewrites prompts.
+
+    ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow.
     """
 
-    column: str  # a field of `Request`, None until it is written
-    flag = "--output_path"  # of the CSV file
-    advice = "start the same command again"  # after a failure
-    fallback = False  # whether rows may stay as they are after a failure
-
-    def __init__(self, user: str, instruction: str, *, url: str, model: str, key_env: str):
-        self.instruction = instruction
-        self.endpoint = ChatEndpoint(user, url=url, model=model, key_env=key_env, **LIMITS)
-
-    def content(self, request: Request) -> str | list[dict]:
-        return request.prompt
-
-    def changed(self, request: Request, text: str) -> Request:
-        return replace(request, **{self.column: text})
+    def __init__(
+        self,
+        *,
+        prompt_file: str | Path = INSTRUCTION,
+        fallback: bool,  # whether prompts may stay as they are after a failure
+        **endpoint: str,
+    ):
+        problem = file_problem(prompt_file, MAX_PROMPT_BYTES)
+        if problem:
+            raise ValueError(
+                f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}"
+            )
+        self.instruction = Path(prompt_file).read_text(encoding="utf-8")
+        check_prompt(self.instruction, "in --rewrite_prompt_file")
+        self.endpoint = ChatEndpoint("--rewrite", **endpoint, **LIMITS)
+        self.fallback = fallback
 
     def write(self, requests: list[Request], path: Path | None = None) -> list[Request]:
-        """Return the requests with the column. Raises ValueError for an unusable file or a failure.
+        """Return the requests with rewritten prompts. Raises ValueError for an unusable file or a
+        failure.
 
         With ``path``, they are also written to this CSV, part by part, and the same call resumes.
         """
         done = list(requests)
-        if path and (problem := write_problem(path.parent)):
-            raise ValueError(
-                f"{self.flag} must be a file in a writable folder, got {quote(path)}: {problem}"
-            )
-        if path and path.exists():
-            done = read_requests(path)
-            if [_given(request) for request in done] != [_given(request) for request in requests]:
-                raise ValueError(
-                    f"{self.flag} must be a new file or have the same prompts, images and seeds, "
-                    f"got {quote(path)}"
-                )
-        elif path:
-            make_folder(path.parent)
+        if path:
+            done = _started(path, requests)
         problems: list[str] = []
-        pending = [row for row, request in enumerate(done) if getattr(request, self.column) is None]
+        pending = [row for row, request in enumerate(done) if request.original_prompt is None]
         # writes the file even if no row is pending
         for start in range(0, max(1, len(pending)), ROWS_PER_WRITE):
-            rows, known = pending[start : start + ROWS_PER_WRITE], len(problems)
+            rows = pending[start : start + ROWS_PER_WRITE]
             answers = self.endpoint.ask(
                 [partial(self._body, done[row]) for row in rows], self._answer
             )
+            failed = 0
             for row, (text, reason) in zip(rows, answers):
+                request = done[row]
                 if text is None:
-                    problems.append(f"no valid answer for {quote(done[row].prompt, 60)}: {reason}")
+                    failed += 1
+                    problems.append(f"no valid answer for {quote(request.prompt, 60)}: {reason}")
                 else:
-                    done[row] = self.changed(done[row], text)
+                    done[row] = replace(request, prompt=text, original_prompt=request.prompt)
             if path:
                 write_requests(path, done)
-            if rows and len(problems) - known == len(rows) and not self.fallback:
+            if rows and failed == len(rows) and not self.fallback:
                 break  # such as an endpoint that is down
         if problems and not self.fallback:
             raise ValueError(
-                f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; {self.advice}"
+                f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; start the same "
+                "command again, or add --rewrite_fallback to use such prompts as they are"
             )
         for problem in problems:
             print(problem, file=sys.stderr)
         return done
 
     def _body(self, request: Request) -> str:
-        messages = [
-            {"role": "system", "content": self.instruction},
-            {"role": "user", "content": self.content(request)},
-        ]
-        return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
-
-    def _answer(self, choice: dict) -> str:
-        """Return what ``read`` makes of an answer without its reasoning; it raises ValueError if it
-        is invalid.
-        """
-        return self.read(answer_text(choice))
-
-
-class Rewriter(PromptWriter):
-    """Rewrites prompts.
-
-    ValueError for an unusable endpoint or file, or a failure that ``fallback`` does not allow.
-    """
-
-    column, flag = "original_prompt", "--rewritten_csv"
-    advice = f"{PromptWriter.advice}, or add --rewrite_fallback to use such prompts as they are"
-
-    def __init__(self, *, prompt_file: str | Path = INSTRUCTION, fallback: bool, **endpoint: str):
-        if problem := file_problem(prompt_file, MAX_PROMPT_BYTES):
-            raise ValueError(
-                f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}"
-            )
-        instruction = Path(prompt_file).read_text(encoding="utf-8")
-        check_prompt(instruction, "in --rewrite_prompt_file")
-        super().__init__("--rewrite", instruction, **endpoint)
-        self.fallback = fallback
-
-    def content(self, request: Request) -> list[dict]:
         content = [{"type": "text", "text": request.prompt}]
         if request.image:
             image = read_image(request.image)
             image.thumbnail((MAX_SIDE, MAX_SIDE))
-            image.save(file := io.BytesIO(), "jpeg", quality=95)
+            file = io.BytesIO()
+            image.save(file, "jpeg", quality=95)
             url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
             content.insert(0, {"type": "image_url", "image_url": {"url": url}})
-        return content
+        messages = [
+            {"role": "system", "content": self.instruction},
+            {"role": "user", "content": content},
+        ]
+        return json.dumps({"model": self.endpoint.model, "messages": messages} | FIELDS)
 
-    def read(self, text: str) -> str:
+    def _answer(self, choice: dict) -> str:
+        """Return the prompt in an answer without its reasoning. Raises ValueError if it is
+        invalid.
+        """
+        text = answer_text(choice)
         if text.count('"') == 2 and text[0] == text[-1] == '"':
             # quoted text is rendered in the video, which is not meant here
             text = text[1:-1].strip()
@@ -141,8 +114,27 @@ class Rewriter(PromptWriter):
             raise ValueError(f"a prompt must have words, got {quote(text)} as the answer")
         return text
 
-    def changed(self, request: Request, text: str) -> Request:
-        return replace(request, prompt=text, original_prompt=request.prompt)
+
+def _started(path: Path, requests: list[Request]) -> list[Request]:
+    """Return the requests in the file of an earlier call, or the given ones if there is none.
+
+    Raises ValueError if the file cannot be written, or has other prompts.
+    """
+    problem = write_problem(path.parent)
+    if problem:
+        raise ValueError(
+            f"--rewritten_csv must be a file in a writable folder, got {quote(path)}: {problem}"
+        )
+    if not path.exists():
+        make_folder(path.parent)
+        return list(requests)
+    done = read_requests(path)
+    if [_given(request) for request in done] != [_given(request) for request in requests]:
+        raise ValueError(
+            "--rewritten_csv must be a new file or have the same prompts, images and seeds, got "
+            f"{quote(path)}"
+        )
+    return done
 
 
 def _given(request: Request) -> tuple[str, str | None, int | None]:

@@ -169,7 +169,7 @@ def overall(scores: Scores, name: str) -> Scores:
 
 
 def short_names(scorers: Sequence[str]) -> dict[str, str]:
-    """Return the scorers' names in metrics: NAME or CLASS, or more of FILE.py:CLASS if two classes
+    """Return the scorers' names in metrics: the last NAME, or more of FILE.py:NAME if two scorers
     have one name.
     """
     by_length = (

@@ -2,6 +2,7 @@
 not depend on the other videos of a batch.
 """
 
+import json
 import math
 import warnings
 from collections.abc import Collection
@@ -13,7 +14,7 @@ from torch import Tensor
 from hyvideo.data.custom_code import add_place
 from hyvideo.data.text import describe_error, nearest, quote
 from hyvideo.rewards import contract
-from hyvideo.rewards.rewards import DIMENSIONS, Scorer, Scores, is_finite
+from hyvideo.rewards.rewards import Scorer, Scores, is_finite
 from hyvideo.rewards.scoring import try_score
 
 EXACT = 1e-4  # rounding differences of float32 between a batch and a single video
@@ -28,8 +29,8 @@ def trial_videos(num_frames: int, height: int, width: int) -> list[Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     videos = []
-    for _ in range(2):
-        coarse = torch.rand(1, 3, 8, 8, generator=generator)
+    for brightness in (1.0, 0.6):
+        coarse = brightness * torch.rand(1, 3, 8, 8, generator=generator)
         picture = (255 * F.interpolate(coarse, (height, width), mode="bilinear")[0]).byte()
         frames = [picture.roll(2 * frame, dims=-1) for frame in range(num_frames)]
         videos.append(torch.stack(frames))
@@ -106,11 +107,15 @@ def _check_dimensions(
     absent = [dimension for dimension in dimensions if not is_finite(scores, dimension)]
     if not absent:
         return
-    hint = nearest(absent[0], scores.keys() - set(absent))
+    found = [dimension for dimension in scores if is_finite(scores, dimension)]
+    hint = nearest(absent[0], found)
     declared = getattr(scorer, "dimensions", None)
-    if isinstance(declared, str) or (declared is None and set(dimensions) == set(DIMENSIONS)):
-        hint = f"the class needs a tuple `dimensions`: write dimensions = {tuple(scores)}"
+    if declared is None or isinstance(declared, str):
+        hint = f"the class needs a tuple `dimensions`: write dimensions = {tuple(found)}"
+    elif found and not hint:
+        weights = json.dumps(dict.fromkeys(found, 1))
+        hint = f"weight what it returns, such as with reward_weights '{weights}'"
     raise ValueError(
         f"reward {name} must return a finite number for {', '.join(absent)}, got {scores}; "
-        f"{hint or 'check the `dimensions` of the class and reward_weights'}"
+        f"{hint or 'check its code'}"
     )

@@ -109,7 +109,8 @@ class VlmJudge(Scorer):
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError if the file of checks has none for one of the prompts."""
-        if missing := [prompt for prompt in prompts if self.checks and prompt not in self.checks]:
+        missing = [prompt for prompt in prompts if self.checks and prompt not in self.checks]
+        if missing:
             raise ValueError(
                 f"the file of checks lacks those of {len(missing)} of {len(prompts)} prompts, such "
                 f"as {quote(missing[0])}; add them to its column checks"
@@ -121,7 +122,8 @@ class VlmJudge(Scorer):
         """
         requests = []
         for video, prompt in zip(videos, prompts):
-            checks, frames = self._checks(prompt), partial(self._frames, video, fps)
+            checks = self._checks(prompt)
+            frames = partial(self._frames, video, fps)
             if len(checks) > 1:
                 frames = cache(frames)  # encoded once, for the first request
             requests += [partial(self._request, frames, prompt, check) for check in checks]
@@ -136,12 +138,15 @@ class VlmJudge(Scorer):
 
     def _frames(self, video: Tensor, fps: float) -> tuple[list[str], float]:
         """Return JPEG files of the frames, in base64, and the seconds of the video."""
-        check_video(video), check_fps(fps)
-        rows, encoded = frame_indices(len(video), self.num_frames), []
+        check_video(video)
+        check_fps(fps)
+        rows = frame_indices(len(video), self.num_frames)
         if self.rubric.get("frame_index") == "floor":
             rows = [i * len(video) // self.num_frames for i in range(self.num_frames)]
+        encoded = []
         for frame in video[rows].permute(0, 2, 3, 1).cpu().numpy():
-            Image.fromarray(frame).save(file := io.BytesIO(), "jpeg", quality=95)
+            file = io.BytesIO()
+            Image.fromarray(frame).save(file, "jpeg", quality=95)
             encoded.append(base64.b64encode(file.getvalue()).decode())
         return encoded, len(video) / fps
 
@@ -187,8 +192,9 @@ class YesNo(VlmJudge):
 
 def _mean(answers: list[tuple[Scores | None, str]]) -> ScoreResult:
     """Return the mean scores of the answers about one video; they are missing if one answer is."""
-    if reason := next((reason for scores, reason in answers if scores is None), ""):
-        return ScoreResult({}, reason)
+    for scores, reason in answers:
+        if scores is None:
+            return ScoreResult({}, reason)
     return ScoreResult(
         {name: statistics.fmean(scores[name] for scores, _ in answers) for name in answers[0][0]},
         "",

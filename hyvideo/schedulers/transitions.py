@@ -215,11 +215,6 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
         raise ValueError(
             f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}"
         )
-    return _custom_sampler(sde_type)
-
-
-@functools.cache
-def _custom_sampler(sde_type: str) -> Sampler:
     found = load_object(sde_type, "sde_type")
     if not callable(found) and not isinstance(found, Sampler):
         raise ValueError(

@@ -27,11 +27,13 @@ from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import objective_class
+from hyvideo.settings.iteration_plan import transitions
+from hyvideo.settings.objectives import OBJECTIVES, objective_class
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.sections import RecordSettings
+from hyvideo.settings.sections import RecordSettings, RolloutSettings
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
+from hyvideo.training.custom_objective import try_objective
 from hyvideo.training.input_digests import PAIRS, SERVICE, digest_inputs, digest_ratings
 from hyvideo.training.model_setup import (
     check_adapter,
@@ -62,7 +64,6 @@ from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import Progress, RunState
-from hyvideo.training.sampler_check import custom_steps
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def build_run(
     """
     inputs = RunInputs(config, mesh.world_size)
     plan = inputs.plan
-    custom_steps(config.rollout, mesh)
+    agree_on_sampler(config.rollout, mesh)
     objective_type = objective_class(config.objective.name)
     schedule = config.sampling.schedule()
     requests = inputs.requests
@@ -187,6 +188,17 @@ def build_run(
         on_stage=progress.enter,
         check=signals.check,
     )
+    if config.objective.name not in OBJECTIVES:
+        progress.enter("load", "the objective")
+        condition = encoder([requests[0]], height=config.data.height, width=config.data.width)
+        with raise_on_all_ranks(mesh):
+            try_objective(
+                objective,
+                schedule,
+                condition.to(device),
+                num_columns=plan.num_trained_steps,
+                dimensions=scorer.weights,
+            )
     if config.objective.reward_weight:
         reward_gradient = _reward_gradient(config, pipeline, scorer, requests)
         objective = WithRewardGradient(objective, reward_gradient)
@@ -284,6 +296,16 @@ def build_run(
         checkpoints=checkpoints,
         state=state,
     )
+
+
+def agree_on_sampler(rollout: RolloutSettings, mesh: Mesh) -> None:
+    """Raise ValueError if ranks have other steps of a custom sampler, such as of a function that
+    reads the rank. Collective.
+    """
+    if ".py:" in rollout.sde_type:
+        agree(
+            f"sde_type {rollout.sde_type} in step", dict(enumerate(transitions(rollout), 1)), mesh
+        )
 
 
 def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:

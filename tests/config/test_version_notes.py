@@ -5,7 +5,7 @@ student was made for.
 import pytest
 
 import generate
-from hyvideo.generation.generation import _schedule
+from hyvideo.generation.generator import _schedule
 from hyvideo.schedulers.transitions import SAMPLERS, cps_transition
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan, validation_transitions

@@ -1,13 +1,12 @@
 """The contract of a scorer: what it is given, what it may return, and what it must leave alone."""
 
 import os
-import sys
 import warnings
 
 import pytest
 import torch
-from hyvideo.rewards.process_state import restored_state
 
+from hyvideo.data.custom_code import restored_state
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import Scorer, SetMeasure, make_scorer
@@ -102,7 +101,7 @@ def test_shipped_scorers_receive_the_videos_themselves_and_do_not_change_them():
         ([{"spreads": 1.0}, {}], "got 'spreads'"),
         ([{"held_out/frozen": 1.0}, {}], "must not begin with held_out/, got 'held_out/frozen'"),
         ([{"m\ud800": 1.0}, {}], "must be printable text"),
-        ([{"m": torch.zeros(2)}, {}], "the score m must be one number, got Tensor"),
+        ([{"m": torch.zeros(2)}, {}], "the score m must be one number, got Tensor of shape"),
     ],
 )
 def test_unusable_metrics_of_videos_are_rejected(rows, message):
@@ -128,9 +127,9 @@ def measure(rows=2, value=1.0, raises=None):
         ({"held": 1.0}, "got float for held; return metrics of single videos from held_out_each"),
         (
             {"n": measure(1)},
-            r"rows of n must be a real tensor of shape \(2, dim\), got shape \(1, 3\)",
+            r"rows of n must be a real tensor of shape \(2, None\), got .* of shape \(1, 3\)",
         ),
-        ({"n": measure(torch.zeros(2))}, r"got shape \(2,\)"),
+        ({"n": measure(torch.zeros(2))}, r"of shape \(2,\)"),
         ({"n": measure([[1.0], [2.0]])}, "got list"),
         ({"reward": measure()}, "got 'reward'"),
         ({"Overall": measure()}, "got 'Overall'"),
@@ -179,54 +178,29 @@ CHANGES = {
     "dtype": lambda: torch.set_default_dtype(torch.float64),
     "device": lambda: torch.set_default_device("meta"),
     "threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
-    "tf32": lambda: torch.set_float32_matmul_precision("high"),
-    "old tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
-    "convolutions": lambda: setattr(torch.backends.cudnn, "allow_tf32", False),
-    "benchmark": lambda: setattr(torch.backends.cudnn, "benchmark", True),
-    "deterministic": lambda: torch.use_deterministic_algorithms(True),
-    "anomalies": lambda: torch.autograd.set_detect_anomaly(True),
+    "tf32": lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
     "folder": lambda: os.chdir("/"),
 }
 
 
 def state():
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     return (
-        *(
-            torch.is_grad_enabled(),
-            torch.get_default_dtype(),
-            torch.get_default_device(),
-            torch.get_num_threads(),
-        ),
-        *(
-            torch.get_float32_matmul_precision(),
-            cuda.fp32_precision,
-            cudnn.conv.fp32_precision,
-            cudnn.benchmark,
-        ),
-        *(torch.are_deterministic_algorithms_enabled(), torch.is_anomaly_enabled(), os.getcwd()),
+        torch.is_grad_enabled(),
+        torch.get_default_dtype(),
+        torch.get_default_device(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        os.getcwd(),
     )
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_changes_of_the_process_are_undone_with_a_warning(name):
+def test_changes_of_the_process_are_undone(name):
     before = state()
-    with pytest.warns(
-        UserWarning, match="the scorer Mine changes .* from .* to .*; this was undone"
-    ):
-        with restored_state("the scorer Mine"):
-            CHANGES[name]()
+    with restored_state():
+        CHANGES[name]()
+        assert state() != before
     assert state() == before
-
-
-def test_filters_that_turn_warnings_into_errors_are_removed_and_others_stay():
-    before = [each for each in warnings.filters if each[0] == "error"]
-    with warnings.catch_warnings():
-        with restored_state("mine"):
-            warnings.simplefilter("ignore", ImportWarning)
-            warnings.simplefilter("error")
-        assert [each for each in warnings.filters if each[0] == "error"] == before
-        assert warnings.filters[0][:3] == ("ignore", None, ImportWarning)
 
 
 def test_nothing_is_said_of_a_scorer_that_changes_nothing():
@@ -251,20 +225,11 @@ class Mine(Scorer):
 
 def test_the_file_and_the_constructor_of_a_scorer_change_nothing(tmp_path):
     (tmp_path / "mine.py").write_text(FILE)
-    name, before = f"{tmp_path}/mine.py:Mine", state()
-    with pytest.warns(UserWarning) as warned:
-        make_scorer(name, "ckpts")
-    texts = [str(each.message) for each in warned]
-    assert (
-        f"the file of reward_model {name} changes the gradient mode from True to False" in texts[0]
-    )
-    assert (
-        f"the constructor of reward model {name} changes the default dtype" in texts[1]
-        and state() == before
-    )
+    before = state()
+    make_scorer(f"{tmp_path}/mine.py:Mine", "ckpts")
+    assert state() == before
 
 
-@pytest.mark.filterwarnings("ignore:the constructor of")
 @pytest.mark.parametrize(
     "raises, reason",
     [
@@ -279,32 +244,6 @@ def test_an_error_of_a_constructor_is_one_message(tmp_path, raises, reason):
     with pytest.raises(ValueError, match=f"mine.py:Mine cannot be created: {reason}"):
         make_scorer(f"{tmp_path}/mine.py:Mine", "ckpts", raises=raises)
     assert state() == before
-
-
-def test_a_scorer_that_closes_stdout_gets_a_fitting_reason(monkeypatch, tmp_path):
-    class Closes(Brightness):
-        def score(self, videos, prompts, *, fps):
-            sys.stdout.close()
-            return super().score(videos, prompts, fps=fps)
-
-    with open(tmp_path / "out", "w") as file:
-        monkeypatch.setattr(sys, "stdout", file)
-        with pytest.raises(ValueError, match="it closes sys.stdout, which the run needs"):
-            contract.score(Closes(), videos(), PROMPTS, fps=8.0)
-
-
-@pytest.mark.filterwarnings("ignore:mine changes the gradient mode")
-def test_inference_mode_that_stays_enabled_is_an_error():
-    mode = torch.inference_mode(True)
-    try:
-        with (
-            pytest.raises(ValueError, match="it leaves torch's inference mode enabled"),
-            restored_state("mine"),
-        ):
-            mode.__enter__()
-    finally:
-        mode.__exit__(None, None, None)
-    assert not torch.is_inference_mode_enabled()
 
 
 def test_a_background_thread_also_restores_the_folder_and_the_dtype():

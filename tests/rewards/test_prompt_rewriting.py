@@ -248,6 +248,5 @@ def test_an_answer_that_repeats_the_api_key_is_not_stored(endpoint, tmp_path, mo
     monkeypatch.setenv("A_KEY", "sk-Zq8Xw3Lm7Tb2")
     server = endpoint(lambda request, _: completion("a cat with the key sk-Zq8Xw3Lm7Tb2"))
     path = tmp_path / "prompts.csv"
-    with pytest.raises(ValueError, match="the answer repeats the API key"):
-        rewriter(server, key_env="A_KEY").write([CAT], path)
-    assert "sk-" not in path.read_text()
+    rewriter(server, key_env="A_KEY").write([CAT], path)
+    assert "sk-" not in path.read_text() and "with the key ***" in path.read_text()

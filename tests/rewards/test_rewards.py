@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hyvideo.rewards.rewards import DIMENSIONS, make_scorer, overall, weighted_sum
+from hyvideo.rewards.rewards import DIMENSIONS, has_gradient, make_scorer, overall, weighted_sum
 from hyvideo.settings.rules import reward_problems
 from hyvideo.settings.sections import RewardSettings
 
@@ -50,6 +50,9 @@ class Plain(Scorer): ...
 class NoScorer:
     def score(self, videos, prompts, *, fps): ...
 number = 3
+
+def bright(videos, prompts, fps, scale: float = 1.0, device=None):
+    return [scale for _ in videos]
 """
 
 
@@ -84,15 +87,25 @@ def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, path=3)
 
 
+def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(custom):
+    name = "own_rewards.py:bright"
+    scorer = make_scorer(name, "ckpts", device="cpu", scale=2.0)
+    assert scorer.dimensions == ("bright",)
+    assert scorer.score([None] * 2, ["a", "b"], fps=8.0) == [{"bright": 2.0}] * 2
+    assert not has_gradient(name)
+    with pytest.raises(ValueError, match=f"{name} has no option fps; it has scale$"):
+        make_scorer(name, "ckpts", fps=3)
+
+
 @pytest.mark.parametrize(
     "name, why",
     [
-        ("nowhere.py:Own", "No such file .*nowhere.py'"),
+        ("nowhere.py:Own", "No such file .*nowhere.py"),
         ("no_such_module:Own", "No module named 'no_such_module'"),
         ("needy_rewards.py:Own", "No module named 'no_such_package'"),
         ("broken_rewards.py:Broken", "invalid syntax"),
-        ("own_rewards.py:Other", "has no attribute 'Other'"),
-        ("own_rewards:", "has no attribute ''"),
+        ("own_rewards.py:Ow", "own_rewards.py has no 'Ow'; did you mean Own"),
+        ("own_rewards:", "own_rewards has no ''"),
         (
             "own_rewards.py:NoScorer",
             "must be a class with all methods of a scorer, got a class without check_prompts, "
@@ -100,8 +113,7 @@ def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(
         ),
         (
             "own_rewards:number",
-            "must be a class with all methods of a scorer, got 3; inherit from "
-            "hyvideo.*rewards.Scorer",
+            r"must be a function \(videos, prompts, fps\) or a class .*Scorer, got 3",
         ),
         (":Own", "must be one of miniature"),
     ],

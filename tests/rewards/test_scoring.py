@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import math
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -15,7 +17,6 @@ import torch
 from hyvideo.data.videos import write_video
 from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable, SetMeasure
 from hyvideo.rewards.scoring import AsyncScorer, score_safely
-from hyvideo.rewards.service.server import Batcher
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
 
@@ -112,13 +113,6 @@ def devices(monkeypatch):
 def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
     scorer = scorer_of(Brightness(), device=torch.device("cuda", 3))
     assert len(scorer.measure(videos(9), ["a"], fps=8.0)) == 1
-    assert devices == [3]
-
-
-def test_the_thread_of_a_reward_service_uses_the_device_of_its_scorer(devices):
-    scorer = Brightness()
-    scorer.device = torch.device("cuda", 3)
-    Batcher(scorer).close()
     assert devices == [3]
 
 
@@ -228,7 +222,7 @@ def test_a_transient_failure_is_retried():
         ([{"VQ": 9e29, "TA": 9e29}], "no finite score for the weighted sum"),
         (
             [{"VQ": torch.zeros(2), "TA": 1.0}],
-            "the score VQ must be one number, got Tensor tensor([0., 0.])",
+            "the score VQ must be one number, got Tensor of shape (2,)",
         ),
         ([{"VQ": 1.0, "TA": 1.0, "number": 7.5}], "must be printable text and none of number,"),
         ([{"VQ": 1.0, "TA": 1.0, 3: 0.4}], "got '3'"),
@@ -326,13 +320,75 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     async_scorer = scorer_of(scorer, deadline=0.3)
     batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
     start = time.monotonic()
-    rewards = async_scorer.collect([async_scorer.submit(batch, fps=8) for batch in batches])
+    pending = [async_scorer.submit(batch, fps=8) for batch in batches]
+    rewards = async_scorer.collect(pending)
     assert 0.3 <= time.monotonic() - start < 5
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
     assert {reward.reason for reward in rewards[1:]} == {"no reward within the deadline of 0.3 s"}
+    # while a scorer hangs, nothing is waited for
+    assert async_scorer.measure(videos(4), ["a"], fps=8)[0].is_missing
     released.set()
+    pending[1].rewards.result(10)
     assert not async_scorer.measure(videos(4), ["a"], fps=8)[0].is_missing
     assert scorer.calls == [1, 1, 1]
+
+
+def test_the_deadline_starts_again_with_each_finished_batch(scorer_of):
+    class Slow(Brightness):
+        def score(self, videos, prompts, *, fps):
+            time.sleep(0.3)
+            return super().score(videos, prompts, fps=fps)
+
+    async_scorer = scorer_of(Slow(), deadline=1.0)
+    pending = [async_scorer.submit((videos(1), ["a"]), fps=8) for _ in range(5)]
+    assert not any(reward.is_missing for reward in async_scorer.collect(pending))
+
+
+HANGS = """
+import threading
+import torch
+from hyvideo.rewards.scoring import AsyncScorer
+
+class Hangs:
+    dimensions = ("VQ",)
+    def score(self, videos, prompts, *, fps):
+        threading.Event().wait()
+    check_prompts = held_out = score
+
+scorer = AsyncScorer({"test": Hangs()}, {"VQ": 1.0}, deadline=0.5)
+clip = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+for _ in range(3):
+    (reward,) = scorer.measure([clip], ["a"], fps=8)
+    assert reward.is_missing and "deadline" in reward.reason, reward
+scorer.close()
+print("closed")
+"""
+
+
+@pytest.mark.system
+def test_a_scorer_that_hangs_keeps_neither_the_run_nor_its_end_waiting():
+    code = HANGS.replace(
+        "import torch",
+        "import torch\nfrom hyvideo.data import custom_code\ncustom_code.EXIT_SECONDS = 0.5",
+    )
+    start = time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0 and ended.stdout == "closed\n", ended.stderr
+    assert time.monotonic() - start < 50
+
+
+def test_a_held_out_method_that_hangs_gives_a_reason(scorer_of):
+    released = threading.Event()
+
+    class Hangs(Brightness):
+        def held_out(self, videos, prompts):
+            released.wait(10)
+
+    found = scorer_of(Hangs(), deadline=0.2).held_out(videos(1), ["a"])
+    released.set()
+    assert "no answer within the deadline" in found["test"]
 
 
 @pytest.mark.parametrize("ends_by", ["deadline", "close"])
@@ -474,7 +530,7 @@ def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_
 def test_a_deleted_scorer_ends_its_thread():
     scorer = AsyncScorer({"test": Brightness()}, WEIGHTS)
     scorer.collect([scorer.submit((videos(10), ["a"]), fps=8)])
-    (thread,) = scorer._pool._threads
+    thread = scorer._worker._thread
     del scorer
     gc.collect()
     thread.join(10)

@@ -28,7 +28,7 @@ class Scored(BaseModel):
 
 
 class Checked(BaseModel):
-    """Why a prompt cannot be scored; None if all can."""
+    """The reason why a prompt cannot be scored; None if all can."""
 
     problem: str | None
     identity: str

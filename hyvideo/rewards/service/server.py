@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from hyvideo.data.http_guard import access, read_body
 from hyvideo.data.text import shorten
 from hyvideo.rewards import contract
-from hyvideo.rewards.rewards import Scorer, Scores
+from hyvideo.rewards.rewards import Scorer, ScoreResult, Scores
 from hyvideo.rewards.scoring import score_safely
 from hyvideo.rewards.service.protocol import PROMPTS, Checked, Scored, decode_request
 
@@ -36,36 +36,17 @@ def create_app(
     max_waiting: int = 128,  # requests, above which others get status 503
     identity: str = "",  # of the scorer; a client rejects a service whose identity changes
 ) -> FastAPI:
-    """Return the service of a scorer."""
+    """Return the service of a scorer. Raises ValueError for a limit below 1."""
     if min(max_videos, max_waiting) < 1:
         raise ValueError(
             "max_videos and max_waiting must be at least 1, got "
             f"max_videos {max_videos} and max_waiting {max_waiting}"
         )
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    num_waiting = 0
-    arriving = asyncio.Semaphore(2)  # bodies in memory: one that is scored, and the next one
-    scoring = asyncio.Lock()
+    waiting = _Waiting(max_waiting)
+    protected = [Depends(access(token)), Depends(waiting.check), Depends(waiting.slot)]
 
-    async def check_busy() -> None:
-        if num_waiting >= max_waiting:
-            raise HTTPException(
-                503,
-                f"{num_waiting} requests are already waiting",
-                headers={"retry-after": str(RETRY_AFTER)},
-            )
-
-    async def slot() -> AsyncIterator[None]:
-        nonlocal num_waiting
-        num_waiting += 1
-        try:
-            yield
-        finally:
-            num_waiting -= 1
-
-    protected = [Depends(access(token)), Depends(check_busy), Depends(slot)]
-
-    @app.get("/health", dependencies=[Depends(check_busy)])
+    @app.get("/health", dependencies=[Depends(waiting.check)])
     async def health() -> dict:
         return {"status": "ok"}
 
@@ -84,22 +65,12 @@ def create_app(
 
     @app.post("/score", dependencies=protected)
     async def score(request: Request) -> Scored:
-        async with arriving:
+        async with waiting.arriving:
             body = await read_body(request, max_bytes=MAX_BYTES, seconds=BODY_SECONDS)
-            async with scoring:
+            async with waiting.scoring:
                 if await request.is_disconnected():
                     raise HTTPException(499, "the client disconnected")
-                return await run_in_threadpool(_score, body)
-
-    def _score(body: bytes) -> Scored:
-        try:
-            videos, prompts, fps = decode_request(body)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        results = []
-        for start in range(0, len(videos), max_videos):
-            part = slice(start, start + max_videos)
-            results += score_safely(scorer, videos[part], prompts[part], fps=fps, retries=0)
+                results = await run_in_threadpool(_score, scorer, body, max_videos)
         return Scored(
             scores=[_as_json(result.scores) for result in results],
             reasons=[result.reason for result in results],
@@ -107,6 +78,47 @@ def create_app(
         )
 
     return app
+
+
+class _Waiting:
+    """The requests that are not answered yet."""
+
+    def __init__(self, max_number: int):
+        self.max_number = max_number
+        self.number = 0
+        # bodies in memory: one that is scored, and the next one
+        self.arriving = asyncio.Semaphore(2)
+        self.scoring = asyncio.Lock()
+
+    async def check(self) -> None:
+        """Raise HTTPException if too many requests wait."""
+        if self.number >= self.max_number:
+            raise HTTPException(
+                503,
+                f"{self.number} requests are already waiting",
+                headers={"retry-after": str(RETRY_AFTER)},
+            )
+
+    async def slot(self) -> AsyncIterator[None]:
+        """Count a request until it is answered."""
+        self.number += 1
+        try:
+            yield
+        finally:
+            self.number -= 1
+
+
+def _score(scorer: Scorer, body: bytes, max_videos: int) -> list[ScoreResult]:
+    """Return the result of each video of a request. Raises HTTPException if it is invalid."""
+    try:
+        videos, prompts, fps = decode_request(body)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
+    results = []
+    for start in range(0, len(videos), max_videos):
+        part = slice(start, start + max_videos)
+        results += score_safely(scorer, videos[part], prompts[part], fps=fps, retries=0)
+    return results
 
 
 def _as_json(scores: Scores) -> dict[str, float | None]:

@@ -26,7 +26,7 @@ from hyvideo.settings.values import truth
 
 
 def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
-    config = parse(flags).config.sampled_as_validation()
+    config = parse(flags).config
 
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
@@ -36,7 +36,7 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from studies.benchmarks.make_text import command_lines, plan_lines
     from studies.figures.policies import read_policies
 
-    check_sampling(config, output=options.out, is_stochastic=config.validation_sampling.eta > 0)
+    check_sampling(config, config.validation_sampling, output=options.out)
     suite, rows = benchmark.read_list(
         options.prompts, options.dimensions, is_official=not options.any_list
     )
@@ -51,10 +51,12 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     )
     policies = []
     lora = config.optimizer.pretrained_lora_path
-    for name, (source, guided) in read_policies(options.policies, config).items():
+    for name, (source, sampling) in read_policies(
+        options.policies, config.validation_sampling
+    ).items():
         policies.append(
             benchmark.BenchmarkVideos(
-                guided, source.with_initial_lora(lora), clips, options.out / name
+                config, sampling, source.with_initial_lora(lora), clips, options.out / name
             )
         )
     pending = [policy.pending() for policy in policies]

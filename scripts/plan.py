@@ -24,7 +24,6 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import report
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check_ranges
 
 # of GPUs, and of every quantity that is assumed: more GPUs take minutes to plan
 MAX_NUMBER = 100_000
@@ -60,7 +59,6 @@ def main(argv: list[str] | None = None) -> None:
             parser.error(f"--{name} must be at most {MAX_NUMBER:,}, got {str(value):.20}")
     with exit_on_error("plan.py"):
         config = _config_of_video(settings) if options.generate else parse(settings).config
-        check_ranges(config.flat())
         architecture = read_architecture(
             config.model.pretrained_model_root, config.model.transformer_version
         )

@@ -26,6 +26,7 @@ from hyvideo.settings.config import (
     SettingsError,
     leaves_of,
     objectives_with,
+    without_custom_objective,
 )
 from hyvideo.settings.objectives import BUILT_IN, settings_class
 from hyvideo.settings.reference_flags import (
@@ -138,10 +139,10 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 def config_of_run(path: str | Path) -> Config:
     """Return the settings in the config.yaml of a run. Raises ValueError for an invalid file.
 
-    The file has the values that the run used, so a family outside the repository, which may have
-    been moved since, is not needed.
+    The file has the values that the run used, so that a family or an objective outside the
+    repository, which may have been moved since, is not needed.
     """
-    return Config.from_flat(resolve_reference_names(read_settings(path))).resolved()
+    return Config.from_flat(without_custom_objective(read_settings(path))).resolved()
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

@@ -432,6 +432,19 @@ _CHOICE.annotation = str
 LEAVES = _all_leaves()
 
 
+def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run without a custom objective and its settings, whose file may have
+    moved since.
+    """
+    if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
+        return dict(values)
+    return {
+        name: value
+        for name, value in values.items()
+        if name in LEAVES and LEAVES[name].section != OBJECTIVE
+    }
+
+
 def objectives_with(name: str) -> list[str]:
     """Return the built-in objectives that have a setting."""
     return [each for each, cls in BUILT_IN.items() if name in cls.model_fields]

@@ -7,6 +7,7 @@ Imports torch only to build one.
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hyvideo.data.prompts import Request
 from hyvideo.schedulers.transitions import (
     Transition,
     check_float32,
@@ -51,6 +52,11 @@ class Sampling:
     @property
     def is_guided(self) -> bool:
         return self.guidance_scale > 1
+
+    @property
+    def negative_requests(self) -> list[Request]:
+        """Request of the negative branch of guidance; empty without guidance."""
+        return [Request(self.negative_prompt, is_negative=True)] if self.is_guided else []
 
     @property
     def noise(self) -> str:

@@ -162,6 +162,7 @@ def load_pipeline(
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
     weights_device: torch.device | None = None,
+    sampling: Sampling | None = None,
 ) -> GRPOPipeline:
     """Load a transformer in one process and return its sampling pipeline, which computes in
     ``config.model.dtype``.
@@ -171,10 +172,12 @@ def load_pipeline(
         weights_dtype: Dtype of the weights; for sampling, ``config.model.dtype`` is sufficient.
         is_overwritten: The caller sets every weight, so the base model (33 GB) is not read.
         weights_device: Where the weights are, if not on ``device``.
+        sampling: How videos are sampled, if not as rollouts.
     """
     weights_device = weights_device or device
     choose_attention(config.model, device, with_gradient=False)
-    negative = negative_condition(config.negative_requests, encoder, device)
+    requests = sampling.negative_requests if sampling else config.negative_requests
+    negative = negative_condition(requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
         transformer = (
@@ -193,7 +196,7 @@ def load_pipeline(
     prepare(transformer.eval(), kinds)
     config = config.resolve_auto(on_gpu=device.type == "cuda")
     return make_pipeline(
-        config.sampling,
+        sampling or config.sampling,
         config.model.dtype,
         transformer,
         vae,

@@ -84,9 +84,22 @@ def _config_of_video(words: list[str]) -> Config:
     """
     options = generate.parse(words)
     generate.convert_reference_flags(options)
-    config = generate.config_of(options, has_images=bool(options.image_path))
-    height, width = generate.size_of(options, config, options.image_path)
-    return config.with_settings(height=height, width=width)
+    recipe = generate.recipe_of(options, has_images=bool(options.image_path))
+    sampling = recipe.sampling
+    height, width = generate.size_of(options, recipe, options.image_path)
+    return recipe.config.with_settings(
+        height=height,
+        width=width,
+        sample_n_frames=sampling.frames,
+        shift=sampling.shift,
+        sigmas=sampling.sigmas,
+        cfg_scale=sampling.guidance_scale,
+        validation_num_frames=0,
+        validation_height=0,
+        validation_width=0,
+        validation_shift=None,
+        validation_cfg_scale=None,
+    )
 
 
 if __name__ == "__main__":

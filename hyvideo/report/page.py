@@ -30,7 +30,6 @@ from hyvideo.report.comparison import (
 from hyvideo.report.contents import MAX_POINTS, Run
 from hyvideo.report.gallery import match_videos
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import label_of
 from hyvideo.settings.reward_settings import reward_weights
 
 REPORT_FILE = "report.html"
@@ -94,7 +93,6 @@ def report_page(found: Comparison, place: Path) -> str:
         data=data,
         script=as_script(data),
         defaults_of=Config.of_version,
-        label_of=label_of,
         plotly=packed_plotly(),
         num_matched=len(rows),
         videos_note=note,

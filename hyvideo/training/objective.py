@@ -25,7 +25,7 @@ from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import OBJECTIVES
+from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.cost import Cost
 from hyvideo.training.policy import Policy
@@ -236,7 +236,7 @@ class Objective(ABC):
             bad = by_rank[~by_rank.isfinite()][0].item()
             name = self.config.objective.name
             advice = "change `terms`"
-            if name in OBJECTIVES:
+            if name in BUILT_IN:
                 advice = (
                     "a weight or a guidance scale in the settings is too large, or the weights of "
                     "the policy or the anchor are not finite"

@@ -27,10 +27,10 @@ from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
-from hyvideo.settings.iteration_plan import transitions
-from hyvideo.settings.objectives import OBJECTIVES, objective_class
+from hyvideo.settings.objectives import BUILT_IN, objective_class
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.sections import RecordSettings, RolloutSettings
+from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.sections import RecordSettings
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.custom_objective import try_objective
@@ -106,7 +106,7 @@ def build_run(
     """
     inputs = RunInputs(config, mesh.world_size)
     plan = inputs.plan
-    agree_on_sampler(config.rollout, mesh)
+    agree_on_sampler(config.sampling, mesh)
     objective_type = objective_class(config.objective.name)
     schedule = config.sampling.schedule()
     requests = inputs.requests
@@ -188,7 +188,7 @@ def build_run(
         on_stage=progress.enter,
         check=signals.check,
     )
-    if config.objective.name not in OBJECTIVES:
+    if config.objective.name not in BUILT_IN:
         progress.enter("load", "the objective")
         condition = encoder([requests[0]], height=config.data.height, width=config.data.width)
         with raise_on_all_ranks(mesh):
@@ -298,14 +298,13 @@ def build_run(
     )
 
 
-def agree_on_sampler(rollout: RolloutSettings, mesh: Mesh) -> None:
+def agree_on_sampler(sampling: Sampling, mesh: Mesh) -> None:
     """Raise ValueError if ranks have other steps of a custom sampler, such as of a function that
     reads the rank. Collective.
     """
-    if ".py:" in rollout.sde_type:
-        agree(
-            f"sde_type {rollout.sde_type} in step", dict(enumerate(transitions(rollout), 1)), mesh
-        )
+    if ".py:" in sampling.sampler:
+        steps = dict(enumerate(sampling.transitions(), 1))
+        agree(f"sde_type {sampling.sampler} in step", steps, mesh)
 
 
 def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:

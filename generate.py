@@ -9,8 +9,8 @@ A checkpoint is sampled with the settings of its run. With HunyuanVideo-1.5 in .
     generate.py --resolution 480p --prompt "the cat jumps" --image_path cat.png       image to video
     torchrun --nproc_per_node=8 generate.py --resolution 480p --valid_video_csv prompts.csv
 
-Each video's settings are saved beside it as JSON. Ignored flags of the public reference:
-docs/reference_flags.md.
+Each video's settings are saved beside it as JSON. The same command again makes the videos that are
+missing. Ignored flags of the public reference: docs/reference_flags.md.
 """
 
 import argparse
@@ -19,7 +19,6 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -69,6 +68,13 @@ REWRITING = {  # defaults and descriptions of the flags --rewrite_*
     "key_env": ("OPENAI_API_KEY", 'environment variable of the API key; "" sends none'),
     "prompt_file": (None, "text file with the instruction for the model; default: our own"),
 }
+REWRITING_FLAGS = (  # that need --rewrite
+    "rewrite_url",
+    "rewrite_model",
+    "rewrite_prompt_file",
+    "rewrite_fallback",
+    "rewritten_csv",
+)
 BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
 MAX_VIDEOS = 100_000  # per prompt
 MAX_CANDIDATES = 1_000  # of --best_of
@@ -261,6 +267,20 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
         )
+    check_numbers(options)
+    if options.keep_latents and options.sr:
+        raise ValueError(
+            "--keep_latents cannot be used with --sr, whose videos have other latents; remove one "
+            "of them"
+        )
+    if options.eta is not None and not options.stochastic:
+        raise ValueError("--eta needs --stochastic: the ODE adds no noise")
+    check_best_of(options)
+    check_rewriting(options)
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    """Raise ValueError for numbers that are out of range, and for one side without the other."""
     limits = {
         "num_videos": (1, MAX_VIDEOS),
         "sp_size": (1, 1024),
@@ -280,10 +300,10 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             f"--height and --width must be given together, got {options.height} and {options.width}"
         )
-    if options.aspect_ratio and options.height is not None:
-        print_ignored(
-            {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}
-        )
+
+
+def check_best_of(options: argparse.Namespace) -> None:
+    """Raise ValueError for flags that contradict --best_of, or need it."""
     given = [name for name in REWARD_SETTINGS if getattr(options, name) is not None]
     if given and options.best_of == 1:
         raise ValueError(
@@ -299,26 +319,19 @@ def check(options: argparse.Namespace) -> None:
             "--best_of needs --initial_noise default, because the reference has one noise for each "
             "seed"
         )
-    if options.keep_latents and options.sr:
-        raise ValueError(
-            "--keep_latents cannot be used with --sr, whose videos have other latents; remove one "
-            "of them"
-        )
-    if options.eta is not None and not options.stochastic:
-        raise ValueError("--eta needs --stochastic: the ODE adds no noise")
-    for name in (
-        "rewrite_url",
-        "rewrite_model",
-        "rewrite_prompt_file",
-        "rewrite_fallback",
-        "rewritten_csv",
-    ):
+
+
+def check_rewriting(options: argparse.Namespace) -> None:
+    """Raise ValueError for flags that contradict --rewrite, or need it."""
+    for name in REWRITING_FLAGS:
         if getattr(options, name) and not options.rewrite:
             raise ValueError(f"--{name} needs --rewrite true")
     csvs = [os.path.realpath(csv) for csv in options.valid_video_csv]
     if options.rewritten_csv and os.path.realpath(options.rewritten_csv) in csvs:
-        text = "must be another file than --valid_video_csv, whose other columns it would lose"
-        raise ValueError(f"--rewritten_csv {text}, got {quote(options.rewritten_csv)}")
+        raise ValueError(
+            "--rewritten_csv must be another file than --valid_video_csv, whose other columns it "
+            f"would lose, got {quote(options.rewritten_csv)}"
+        )
     if options.rewrite and processes.world_size() > 1:
         raise ValueError(
             "--rewrite must run in one process: rewrite the prompts with python generate.py "
@@ -347,6 +360,10 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
                 f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them"
             )
         setattr(options, side, int(word))
+    if options.aspect_ratio and options.height is not None:
+        print_ignored(
+            {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}
+        )
 
 
 def config_of(options: argparse.Namespace, has_images: bool):
@@ -431,83 +448,97 @@ def check_noise(options: argparse.Namespace, requests: list, root: str, version:
             f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
             "its own seed for each"
         )
-    if is_reference and (family := family_of_version(root, version)) != FAMILIES[0]:
+    family = family_of_version(root, version)
+    if is_reference and family != FAMILIES[0]:
         raise ValueError(
             f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of "
             f"{family or 'no known family'}"
         )
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[str]:
+    """Generate the videos; return the problems of those that best of n could not choose."""
     convert_reference_flags(options)
     check(options)
 
-    from hyvideo.config.offloading import Offloading
     from hyvideo.config.rules import check_evaluation, check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.generation import generation
-    from hyvideo.report.gallery import PAGE_FILE, write_gallery
+    from hyvideo.generation.generator import Generator
 
-    caching = caching_of(options)
-    offloading = Offloading(
-        options.offloading, options.group_offloading, options.overlap_group_offloading
-    )
-    source = generation.Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     requests = generation.make_and_read_requests(
         options.prompt, options.image_path, options.valid_video_csv
     )
+    recipe = recipe_of(options, has_images=any(request.image for request in requests))
+    config = recipe.config
     rewriter = rewriter_of(options) if options.rewrite else None
-    config = config_of(options, has_images=any(request.image for request in requests))
-    check_noise(
-        options,
-        requests,
-        config.model.pretrained_model_root,
-        config.model.transformer_version,
-    )
+    model = config.model
+    check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
-    is_stochastic = options.stochastic is not None or config.validation_eta > 0
-    check_sampling(config, output=folder, is_stochastic=is_stochastic)
+    check_sampling(config, output=folder, is_stochastic=recipe.is_stochastic)
     if options.best_of > 1:
         check_evaluation(config, output=folder, has_model=True)
     if options.rewritten_csv:
         rewriter.write(requests, options.rewritten_csv)
-        return
+        return []
     sizes = {request: size_of(options, config, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
     )
-    generate = partial(
-        generation.generate,
-        config,
-        source=source,
-        offloading=offloading,
-        caching=caching,
-        is_stochastic=is_stochastic,
-        seed=options.seed,
-        initial_noise=options.initial_noise,
-        sp_size=options.sp_size,
-        sr=options.sr,
-        save_pre_sr_video=options.save_pre_sr_video,
-        keep_latents=options.keep_latents,
-        best_of=options.best_of,
-    )
-    if options.rewrite:  # after all checks, because it calls a service
-        generate(videos, only_checks=True)
+    generator = Generator(recipe, videos)
+    if rewriter:  # after all checks, because it calls a service
         requests = rewriter.write(requests)
         videos = [
             replace(video, request=requests[video.number // options.num_videos]) for video in videos
         ]
+        generator = Generator(recipe, videos)
     # calls with one named mp4 file may share a folder
     owns_folder = output == folder and processes.rank() == 0
     if owns_folder:
         print_other_videos(folder, videos)
     with Lease(folder) if owns_folder else nullcontext():
-        generate(videos)
+        problems = generator.make()
     ranks.stop()
-    # an idle replica may end before there is a video
+    write_page(options, folder, videos)
+    return problems
+
+
+def recipe_of(options: argparse.Namespace, has_images: bool):
+    """Return how the videos are made."""
+    from hyvideo.config.offloading import Offloading
+    from hyvideo.generation.generation import Source
+    from hyvideo.generation.generator import Recipe
+
+    caching = caching_of(options)
+    offloading = Offloading(
+        options.offloading, options.group_offloading, options.overlap_group_offloading
+    )
+    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
+    config = config_of(options, has_images)
+    return Recipe(
+        config,
+        source,
+        seed=options.seed,
+        is_stochastic=options.stochastic is not None or config.validation_eta > 0,
+        offloading=offloading,
+        initial_noise=options.initial_noise,
+        sp_size=options.sp_size,
+        caching=caching,
+        sr=bool(options.sr),
+        save_pre_sr_video=bool(options.save_pre_sr_video),
+        keep_latents=bool(options.keep_latents),
+        best_of=options.best_of,
+    )
+
+
+def write_page(options: argparse.Namespace, folder: Path, videos: list) -> None:
+    """Write the page of several videos, from the first process of each replica that has one."""
+    from hyvideo.report.gallery import PAGE_FILE, write_gallery
+
     replica, place = divmod(processes.rank(), options.sp_size)
-    if place == 0 and replica < len(videos) and (len(videos) > 1 or (output / PAGE_FILE).is_file()):
+    has_video = place == 0 and replica < len(videos)
+    if has_video and (len(videos) > 1 or (options.output_path / PAGE_FILE).is_file()):
         write_gallery(folder)
 
 
@@ -534,16 +565,24 @@ def main() -> int:
     options = parse()
     try:
         processes.share_compile_workers()
-        run(options)
+        problems = run(options)
     # the last is a full disk
     except (ValueError, OSError, FloatingPointError, SafetensorError) as error:
         print(f"generate.py: {shorten(with_flags(str(error), options.flags))}", file=sys.stderr)
         return 2 if isinstance(error, ValueError) else 1
-    return 0
+    if problems:
+        print(
+            f"generate.py: no candidate of {len(problems)} videos has a reward, so the first one "
+            "is kept; repeat the command to make these videos again",
+            *problems,
+            sep="\n",
+            file=sys.stderr,
+        )
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, exit_on_signal)
-    sys.exit(main())
+    sys.exit(processes.end_soon(main()))  # also if a scorer hangs

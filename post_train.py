@@ -22,6 +22,7 @@ from hyvideo.config.reference_flags import with_flags
 from hyvideo.config.rules import check, check_ranges, planned_world_size
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.without_effect import settings_without_effect
+from hyvideo.data.files import is_storage_failure
 from hyvideo.data.text import labelled, lines_of, shorten
 from hyvideo.planning.length_text import start_lines
 from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
@@ -57,7 +58,8 @@ def main() -> int:
 def run(command: CommandLine, at_end: ExitStack) -> int:
     """Train and return the exit code.
 
-    0, 1 if the on-policy check fails, 2 for a user error, 3 for reward hacking, 75 after a signal.
+    0, 1 if the on-policy check or the storage fails, 2 for a user error, 3 for reward hacking, 75
+    after a signal.
     """
     config = command.config
     try:
@@ -70,15 +72,21 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         trainer = build(config, at_end)
         if trainer is None:
             return 0
-    except ValueError as error:  # user errors; later errors keep their traceback
+    except (ValueError, OSError) as error:  # user errors; later errors keep their traceback
+        is_failure = is_storage_failure(error)
+        if isinstance(error, OSError) and not is_failure:
+            raise
         processes.wait_for_rank_0()
-        hint = "\nwithout --config, a run needs several GPUs; try --config configs/miniature.yaml"
-        hint = "" if "--config" in " ".join(sys.argv) else hint
+        hint = ""
+        if "--config" not in " ".join(sys.argv):
+            hint = (
+                "\nwithout --config, a run needs several GPUs; try --config configs/miniature.yaml"
+            )
         print(
             f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}",
             file=sys.stderr,
         )
-        return 2
+        return 1 if is_failure else 2  # launchers repeat the first
 
     from hyvideo.checks.pilot import print_pilot
     from hyvideo.data.run_folder import NotOwner

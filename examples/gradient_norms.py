@@ -93,7 +93,8 @@ def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]
 
     Called on every rank, with scored rollouts.
     """
-    parameters, mesh = update.policy.parameters, update.mesh
+    parameters = update.policy.parameters
+    mesh = update.mesh
     batches = chunks(range(len(rollouts)), update.config.rows_per_pass)
     norms = []
     for column in range(rollouts.trained_steps.shape[1]):

@@ -67,10 +67,8 @@ def steps_of(
     sde_type: str, num_steps: int, shift: float, eta: float, last_step: str
 ) -> list[dict[str, float]]:
     """Return noise level, 1 / std and theoretical gradient norm of each stochastic step."""
-    levels, norm = (
-        transitions.shifted_levels(num_steps, shift),
-        sampler_of(sde_type).log_prob_grad_norm,
-    )
+    levels = transitions.shifted_levels(num_steps, shift)
+    norm = sampler_of(sde_type).log_prob_grad_norm
     steps = zip(levels, transitions.schedule(sde_type, levels, eta, last_step))
     return [
         {"sigma": s, "inverse_std": 1 / step.std, "theory": norm(step)}

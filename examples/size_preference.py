@@ -33,8 +33,10 @@ class Area(Scorer):
 
 def shrunk(clip, factor):
     """Shrink the frames by ``factor`` and center them on the background."""
-    side, small = clip.shape[-1], round(factor * clip.shape[-1])
-    whole, start = clip[..., :1, :1].expand_as(clip).clone(), (side - small) // 2
+    side = clip.shape[-1]
+    small = round(factor * clip.shape[-1])
+    whole = clip[..., :1, :1].expand_as(clip).clone()
+    start = (side - small) // 2
     middle = slice(start, start + small)
     whole[..., middle, middle] = (
         F.interpolate(clip.float(), (small, small), mode="area").round().byte()
@@ -46,14 +48,17 @@ def rated_pairs(count, seed, smallest=0.75):
     """Yield prompt, pair of videos shrunk to ``smallest`` or more of their size, and answer (tie
     below 4 pixels).
     """
-    labels = random_labels(count, rng := generator(seed, "study"))
+    rng = generator(seed, "study")
+    labels = random_labels(count, rng)
     sides = [to_uint8(world.render(labels, rng)).transpose(1, 2).contiguous() for _ in range(2)]
     for label, factors, *pair in zip(
         labels, generator(seed, "factors").uniform(smallest, 1, (count, 2)), *sides
     ):
         pair = [shrunk(clip, factor) for clip, factor in zip(pair, factors)]
         first, second = (scores["area"] for scores in Area().score(pair, [], fps=world.FPS))
-        answer = "tie" if abs(first - second) < 4 else "first" if first > second else "second"
+        answer = "first" if first > second else "second"
+        if abs(first - second) < 4:
+            answer = "tie"
         yield world.caption(label), pair, answer
 
 

@@ -15,6 +15,7 @@ Stages of an iteration and the files that implement them:
 8. Anchor refresh every ``update_ref_model_step`` updates (SAGE) training/anchor.py
 """
 
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -25,8 +26,8 @@ import torch
 
 from hyvideo.config.config import Config
 from hyvideo.config.run_plan import make_plan
+from hyvideo.data.files import optional
 from hyvideo.data.run_folder import (
-    METRICS,
     RECORD,
     Lease,
     NotOwner,
@@ -36,19 +37,19 @@ from hyvideo.data.run_folder import (
     write_record,
 )
 from hyvideo.data.text import describe_error
-from hyvideo.distributed.collectives import all_arrive, from_main, raise_on_all_ranks
+from hyvideo.distributed.checkpoint_loading import complete
+from hyvideo.distributed.collectives import all_arrive, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.planning.hardware import gpu_rates
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.metrics_file import complete_lines
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import warn_if_unwritable, write_config
+from hyvideo.records.run_files import write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
+from hyvideo.training.custom_objective import forbid_changes
 from hyvideo.training.machine import resolve_auto
-from hyvideo.training.objective import forbid_changes
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.output_folder import find_start
 from hyvideo.training.preemption import Stopped
@@ -56,7 +57,7 @@ from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.rollout_batch import RolloutBatch
 from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.training.run_setup import build_run
-from hyvideo.training.run_state import Progress, SavedState, check_changes, read_saved_state
+from hyvideo.training.run_state import Progress, check_changes
 from hyvideo.validation.reward_hacking.rule import RewardHacking
 from hyvideo.validation.validation import Validation
 
@@ -94,7 +95,7 @@ class Trainer:
         self.lease = Lease(self.output_dir)  # of the main rank
         with ExitStack() as on_error:
             # first, so that no other process can write a newer checkpoint
-            with raise_on_all_ranks(mesh, errors=(NotOwner, ValueError)):
+            with raise_on_all_ranks(mesh, errors=(NotOwner, ValueError, OSError)):
                 if mesh.is_main:
                     on_error.enter_context(self.lease)
             self.start = find_start(self.output_dir, config.record.resume_from_checkpoint, mesh)
@@ -132,16 +133,25 @@ class Trainer:
             on_error.pop_all()
 
     def _resume(self) -> None:
-        """Load the checkpoint, if the run starts from one. Collective."""
-        if self.start.checkpoint:
-            with raise_on_all_ranks(self.mesh):
-                self.run.state.resume(self.start.checkpoint)
-            if from_main(self._is_recorded(self.iteration), self.mesh):
-                self.run.state.unvalidated = {}
-        elif self.start.record:  # it ended before its first checkpoint
-            with raise_on_all_ranks(self.mesh):
-                if self.mesh.is_main:
-                    self._check_same_run(self.start.record)
+        """Load the checkpoint, if the run starts from one.
+
+        Raises ValueError if the run has other settings or inputs. Collective.
+        """
+        start, state = self.start, self.run.state
+        if start.checkpoint:
+            state.resume(start.checkpoint, start.state)
+            if self.iteration in start.recorded:  # a line is written after the validation
+                state.unvalidated = {}
+        elif start.record and any(start.recorded):
+            # The run ended before its first checkpoint. Its iterations are removed only if they are
+            # trained again.
+            check_changes(
+                start.record.settings,
+                start.record.inputs,
+                self.recorded.flat(),
+                state.inputs,
+                same_rollouts=True,
+            )
 
     @property
     def resumed(self) -> bool:
@@ -151,59 +161,28 @@ class Trainer:
     def _is_finished(self) -> bool:
         """Return whether the run in the folder has reached ``max_steps``, with its validation.
 
-        Raises ValueError, before models are loaded, if settings of the run differ. Collective.
+        Raises ValueError, before models are loaded, if its settings differ.
         """
-        is_finished = False
-        with raise_on_all_ranks(self.mesh):
-            if self.mesh.is_main and self.start.checkpoint:
-                state = read_saved_state(self.start.checkpoint)
-                self._check_settings(state)
-                is_finished = self._is_last(state)
-        return from_main(is_finished, self.mesh)
-
-    def _check_settings(self, state: SavedState) -> None:
+        state = self.start.state
+        if state is None:
+            return False
         num_rollouts = make_plan(self.config, self.mesh.world_size).rollouts
         check_changes(
             state.settings,
-            {},
+            {},  # digests of inputs are compared when all are read
             self.recorded.flat(),
             {},
             same_rollouts=state.rollouts == num_rollouts,
         )
-
-    def _is_last(self, state: SavedState) -> bool:
-        if state.iteration < self.config.optimizer.max_steps:
+        max_steps = self.config.optimizer.max_steps
+        if state.iteration < max_steps:
             return False
         if not self.start.record:
             raise ValueError(
                 "max_steps must be greater than the iteration of the checkpoint: got "
-                f"max_steps={self.config.optimizer.max_steps} and iteration {state.iteration}; "
-                "increase max_steps"
+                f"max_steps={max_steps} and iteration {state.iteration}; increase max_steps"
             )
-        return not state.unvalidated or self._is_recorded(state.iteration)
-
-    def _is_recorded(self, iteration: int) -> bool:
-        """Return whether metrics.jsonl has the line of an iteration, which follows its validation."""
-        return iteration in self._recorded_iterations()
-
-    def _recorded_iterations(self) -> list[int]:
-        metrics = self.output_dir / METRICS
-        if not metrics.is_file():
-            return []
-        return [number for number, _ in complete_lines(metrics)]
-
-    def _check_same_run(self, record: RunRecord) -> None:
-        """Raise ValueError if a run that starts over would remove recorded iterations of a run with
-        other settings or inputs.
-        """
-        if any(self._recorded_iterations()):
-            check_changes(
-                record.settings,
-                record.inputs,
-                self.recorded.flat(),
-                self.run.state.inputs,
-                same_rollouts=True,
-            )
+        return not state.unvalidated or state.iteration in self.start.recorded
 
     def _check_owner(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
@@ -223,9 +202,9 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration, after any error. Raises Stopped
-        after a signal, RewardHacking, NotOwner, TooManyMissingRewards, OffPolicyError, and any
-        error of a part of the run.
+        A run that ends early saves its last finished iteration, after any error that all ranks have
+        in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        OffPolicyError, and any error of a part of the run.
         """
         end = "finished"
         try:
@@ -320,6 +299,11 @@ class Trainer:
         # These are raised on all ranks together. After another error, the other ranks may wait in a
         # collective.
         is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
+        if not is_common and self.mesh.world_size > 1:
+            sys.stderr.write(
+                f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
+                f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
+            )
         if not is_common and not all_arrive(self.mesh):
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
@@ -335,8 +319,7 @@ class Trainer:
             )
         elif self.mesh.is_main and saved and not is_common and not self.run.checkpoints.last_failed:
             print(
-                f"\niteration {saved} is saved, the last finished one; resume with "
-                "--resume_from_checkpoint latest",
+                f"\niteration {saved} is saved, the last finished one; the same command resumes",
                 file=sys.stderr,
                 flush=True,
             )
@@ -440,7 +423,7 @@ class Trainer:
     def _report(self) -> None:
         if self.mesh.is_main and self.config.record.report:
             self._write_timeline()
-            with warn_if_unwritable("REPORT", (OSError, ValueError, OverflowError)):
+            with optional(REPORT_FILE, (OSError, ValueError, OverflowError)):
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:
@@ -482,7 +465,7 @@ class Trainer:
             started_from=started_from,
             settings=self.recorded.flat(),
             inputs=self.run.state.inputs,
-            has_checkpoint=before is not None and (before.has_checkpoint or self.resumed),
+            has_checkpoint=bool(complete(self.output_dir)),
         )
         write_record(self.output_dir, record)
 

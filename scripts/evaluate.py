@@ -9,13 +9,16 @@ Also accepts every flag of post_train.py; without --config, a checkpoint uses th
 run. Prompts come from valid_video_csv and scorers from reward_model
 (`--reward_model videoalign clip pickscore`). Videos are generated as in validation. The prompts of
 --videos come from generate.py's JSON files or a run's scores.json in that folder, or else from the
-rows of valid_video_csv in order. Writes scores.json and scores.csv.
+rows of valid_video_csv in order. Writes scores.json and scores.csv. The same command again samples
+only the videos that are missing.
 """
 
+import argparse
 from pathlib import Path
 
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
+from hyvideo.config.config import Config
 from hyvideo.config.rules import check_evaluation
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder
@@ -23,6 +26,37 @@ from hyvideo.data.files import make_folder
 
 @exit_on_error("evaluate.py")
 def main() -> None:
+    options, settings = parse_options()
+    world_size = processes.world_size()
+    if world_size > 1:
+        raise ValueError(
+            f"scripts.evaluate runs in one process, got {world_size} (WORLD_SIZE): each would "
+            "repeat all the work and replace the files of the others. Start it without torchrun, "
+            "or share the videos of several policies among the processes with "
+            "scripts.compare_policies"
+        )
+    config = config_of(options, settings)
+    check_options(options)
+    check_evaluation(config, output=options.out, has_model=not options.videos)
+
+    from hyvideo.generation.policy_scores import Evaluator
+    from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
+
+    evaluator = Evaluator(config)
+    try:
+        evaluation, identity, store = evaluate(options, config, evaluator)
+    finally:
+        evaluator.close()
+    write_evaluation(options.out / "scores.json", evaluation, identity)
+    write_csv(options.out / "scores.csv", evaluation.videos)
+    store.remove()
+    print(f"{len(evaluation.videos)} videos; mean with 95 % Student's t interval over prompts")
+    print(as_text(summarise(evaluation)))
+    print(f"written to {options.out}")
+
+
+def parse_options() -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of this program, and those of post_train.py."""
     parser = Parser(__doc__)
     parser.add_argument(
         "--checkpoint_path", type=Path, help="checkpoint of a run; default: the base model"
@@ -37,24 +71,27 @@ def main() -> None:
     parser.add_argument(
         "--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv"
     )
-    options, settings = parser.parse_known_args()
-    if (world_size := processes.world_size()) > 1:
-        raise ValueError(
-            f"scripts.evaluate runs in one process, got {world_size} (WORLD_SIZE): each would "
-            "repeat all the work and replace the files of the others. Start it without torchrun, "
-            "or share the videos of several policies among the processes with "
-            "scripts.compare_policies"
-        )
-    run_settings, has_config = {}, any(word.partition("=")[0] == "--config" for word in settings)
-    if options.checkpoint_path:
-        from hyvideo.training.saved_policy import check_is_policy, settings_of_run  # slow to import
-    if options.checkpoint_path and not has_config:
-        run_settings, file = settings_of_run(options.checkpoint_path)
-        print(
-            "using "
-            f"{f'the settings of {file}' if file else 'default settings: the checkpoint has no run'}"
-        )
-    config = parse(settings, run_settings).config
+    return parser.parse_known_args()
+
+
+def config_of(options: argparse.Namespace, settings: list[str]) -> Config:
+    """Return the settings of the flags, and of a checkpoint's run if there is no ``--config``."""
+    has_config = any(word.partition("=")[0] == "--config" for word in settings)
+    if has_config or not options.checkpoint_path:
+        return parse(settings).config
+
+    from hyvideo.training.saved_policy import settings_of_run  # slow to import
+
+    run_settings, file = settings_of_run(options.checkpoint_path)
+    if file:
+        print(f"using the settings of {file}")
+    else:
+        print("using default settings: the checkpoint has no run")
+    return parse(settings, run_settings).config
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Raise ValueError for flags that contradict one another, or a path that is no checkpoint."""
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError(
             "--videos scores existing videos: leave out --checkpoint_path and --lora_path"
@@ -65,42 +102,37 @@ def main() -> None:
             f"{options.out}"
         )
     if options.checkpoint_path:
+        from hyvideo.training.saved_policy import check_is_policy
+
         # otherwise the default settings would be rejected first
         check_is_policy(options.checkpoint_path)
-    check_evaluation(config, output=options.out, has_model=not options.videos)
 
+
+def evaluate(options: argparse.Namespace, config: Config, evaluator):
+    """Return the evaluation, its identity, and the latents that are kept until it is written."""
+    from hyvideo.data.digests import digest_of
     from hyvideo.generation.generation import Source
-    from hyvideo.generation.policy_scores import Evaluator
+    from hyvideo.generation.policy_scores import LatentStore
     from hyvideo.validation.contents import joint_identity, policy_identity
-    from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
     from hyvideo.validation.video_folder import find_clips
 
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
-    evaluator = Evaluator(config)
     if options.videos:
         find_clips(options.videos, evaluator.requests)
     else:
         evaluator.check(source)
     # After all checks, so that a rejected command leaves no folder, and before the model is loaded.
     make_folder(options.out)
-    try:
-        policy = policy_identity(
-            checkpoint=options.checkpoint_path,
-            lora=options.lora_path,
-            videos=options.videos,
-        )
-        world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
-        identity = {**policy, "lora_scale": options.lora_scale, **world}
-        evaluation = (
-            evaluator.folder(options.videos) if options.videos else evaluator.policy(source)
-        )
-    finally:
-        evaluator.close()
-    write_evaluation(options.out / "scores.json", evaluation, identity)
-    write_csv(options.out / "scores.csv", evaluation.videos)
-    print(f"{len(evaluation.videos)} videos; mean with 95 % Student's t interval over prompts")
-    print(as_text(summarise(evaluation)))
-    print(f"written to {options.out}")
+    policy = policy_identity(
+        checkpoint=options.checkpoint_path, lora=options.lora_path, videos=options.videos
+    )
+    world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
+    identity = {**policy, "lora_scale": options.lora_scale, **world}
+    # the same videos may be scored with other scorers
+    store = LatentStore(options.out / ".latents", digest_of(identity | {"scorers": None}))
+    if options.videos:
+        return evaluator.folder(options.videos), identity, store
+    return evaluator.policy(source, store), identity, store
 
 
 if __name__ == "__main__":

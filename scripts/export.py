@@ -8,19 +8,14 @@
 """
 
 import argparse
-import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import new_folder_problem
-from hyvideo.data.run_folder import Lease
+from hyvideo.data.files import new_folder_problem, publish, remove_partial
 from hyvideo.data.text import quote
-
-PARTIAL = ".partial"  # in the output folder while it is written
 
 
 def main() -> None:
@@ -66,7 +61,7 @@ def main() -> None:
 def check_options(options: argparse.Namespace) -> None:
     """Raise ValueError for options that do not fit each other, or a folder with files."""
     problem = new_folder_problem(options.out)
-    if problem and not is_interrupted(options.out):
+    if problem:
         raise ValueError(
             f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}"
         )
@@ -118,7 +113,7 @@ def export_lora(options: argparse.Namespace) -> None:
             "writes a whole model, or --form original, whose .diff tensors ComfyUI and "
             "LightX2V read"
         )
-    with complete_or_empty(options.out) as out:
+    with new_folder(options.out) as out:
         save_lora(lora, out, form=options.form)
 
 
@@ -139,7 +134,7 @@ def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -
             "the LoRA was trained on a base model in fp8; it is merged into the unquantized "
             "weights of the files"
         )
-    with complete_or_empty(options.out) as out:
+    with new_folder(options.out) as out:
         if options.form == "original":
             save_original(transformer, out, dtype=dtype)
             return
@@ -148,26 +143,14 @@ def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -
             file.chmod(file.with_name("config.json").stat().st_mode)
 
 
-def is_interrupted(out: Path) -> bool:
-    """Return whether a folder has nothing but what a killed export had written."""
-    return out.is_dir() and os.listdir(out) == [PARTIAL]
-
-
 @contextmanager
-def complete_or_empty(out: Path) -> Iterator[Path]:
-    """Context manager that yields a folder whose files move to ``out`` at the end, or are deleted
-    at an error.
-    """
-    partial = out / PARTIAL
-    with Lease(out):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
-        try:
-            yield partial
-            for path in partial.iterdir():
-                os.rename(path, out / path.name)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+def new_folder(out: Path) -> Iterator[Path]:
+    """Context manager that yields a hidden folder beside ``out``, which gets this name at the end."""
+    remove_partial(out.parent, f"{out.name}.")  # of a killed export
+    if out.is_dir():  # it is empty
+        out.rmdir()
+    with publish(out, is_folder=True) as hidden:
+        yield hidden
 
 
 if __name__ == "__main__":

@@ -121,9 +121,15 @@ def _ended_runs():
     """End the threads of a test's runs: a stack trace shows at most 100."""
     from hyvideo.data.run_folder import Lease
 
-    leases, enter = [], Lease.__enter__
+    leases = []
+    enter = Lease.__enter__
+
+    def enter_and_note(lease):
+        leases.append(enter(lease))
+        return lease
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lease, "__enter__", lambda lease: (leases.append(lease), enter(lease))[1])
+        patch.setattr(Lease, "__enter__", enter_and_note)
         yield
     for lease in leases:
         lease.__exit__()

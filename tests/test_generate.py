@@ -13,19 +13,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 import generate
 from hyvideo.config import processes
-from hyvideo.config.all_settings import DataSettings, ModelSettings, RolloutSettings
+from hyvideo.config.all_settings import DataSettings
+from hyvideo.config.config import Config
 from hyvideo.config.reference_flags import table
-from hyvideo.data.files import locked
 from hyvideo.data.prompts import Request
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import read_video
-from hyvideo.distributed import manifest
+from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.watchdog import Watchdog
-from hyvideo.generation import generation, video_sampler
+from hyvideo.generation import generation, generator, video_sampler
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
@@ -418,20 +420,15 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
     }
     first, again = ((tmp_path / "videos" / name).read_bytes() for name in ("0000.mp4", "0001.mp4"))
     assert first == again != (tmp_path / "plain" / "0000.mp4").read_bytes()
-    for model, rollout, message in (
-        (
-            ModelSettings(transformer_version="480p_i2v_step_distilled"),
-            RolloutSettings(),
-            "a step-distilled version",
-        ),
-        (
-            ModelSettings(),
-            RolloutSettings(guidance_interval="0.2,0.8"),
-            "guidance_interval: each step must have the",
-        ),
+    for changed, message in (
+        ({"transformer_version": "480p_i2v_step_distilled"}, "a step-distilled version"),
+        ({"guidance_interval": "0.2,0.8"}, "guidance_interval: each step must have the"),
     ):
+        recipe = generator.Recipe(
+            Config().with_settings(**changed), generation.Source(), seed=0, is_stochastic=False
+        )
         with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
-            generation._checked_cache(StepCaching(), model, rollout, 50, is_stochastic=False)
+            generator._checked_cache(recipe, StepCaching())
 
 
 def test_the_negative_prompt_changes_a_guided_video_and_is_saved_with_it(make, tmp_path):
@@ -616,9 +613,8 @@ def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
         '{"settings": {"pretrained_model_root": "ckpts"}}'
     )
     save_lora(lora, tmp_path / "checkpoint" / "lora")
-    manifest.write(
-        tmp_path / "checkpoint", [manifest.hash_share(tmp_path / "checkpoint", Mesh.single())]
-    )
+    digests = json.dumps(digest_files(tmp_path / "checkpoint"))
+    (tmp_path / "checkpoint" / DIGESTS).write_text(digests)
     flags = [
         "--checkpoint_path",
         tmp_path / "checkpoint",
@@ -882,9 +878,9 @@ def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch):
     monkeypatch.setattr(
         generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")
     )
-    with locked(tmp_path / "videos"):
+    with Lease(tmp_path / "videos"):
         code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
-    assert code == 2 and "another process is writing to the folder" in output.err
+    assert code == 2 and f"{tmp_path}/videos' is in use" in output.err
 
 
 def test_rejected_input_creates_no_folder(make, tmp_path):
@@ -910,16 +906,65 @@ def test_videos_of_earlier_calls_are_kept_and_named(make, tmp_path):
 def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
     assert generation.Source().policy_hash is None
     (tmp_path / "checkpoint").mkdir()
-    assert generation.Source(tmp_path / "checkpoint").policy_hash is None, (
-        "an export has no manifest"
-    )
     hashes = set()
     for content in ("1", "2"):
         (tmp_path / "lora.safetensors").write_text(f"LoRA {content}")
-        (tmp_path / "checkpoint" / manifest.NAME).write_text(content)
+        (tmp_path / "checkpoint" / "model.safetensors").write_text(content)
         hashes.add(generation.Source(lora=tmp_path / "lora.safetensors").policy_hash)
         hashes.add(generation.Source(tmp_path / "checkpoint").policy_hash)
     assert len(hashes) == 4 and None not in hashes
+
+
+# --- a repeated command ----------------------------------------------------------------------------
+
+
+def test_a_repeated_command_makes_the_videos_that_are_missing(make, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", "two", "three", *SMALL]
+    assert make(*flags)[0] == 0
+    files = [tmp_path / "videos" / f"{number:04d}.mp4" for number in range(3)]
+    contents = [file.read_bytes() for file in files]
+    before = [file.stat().st_mtime_ns for file in files]
+    files[1].unlink()
+    files[2].with_suffix(".json").unlink()  # it was killed before it wrote the settings
+    (tmp_path / "videos" / ".0001.mp4.abc.partial").write_text("killed while it was written")
+    code, settings, output = make(*flags)
+    assert code == 0 and len(settings) == 3 and "1 of 3 videos" in output.err
+    assert [file.read_bytes() for file in files] == contents
+    after = [file.stat().st_mtime_ns for file in files]
+    assert after[0] == before[0] and after[2] > before[2]
+    assert not [path for path in (tmp_path / "videos").iterdir() if path.name.startswith(".")]
+
+
+def test_a_complete_call_loads_no_model(make, monkeypatch):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", *SMALL]
+    assert make(*flags)[0] == 0
+    monkeypatch.setattr(
+        generator.model_setup, "load_encoder", lambda *_, **__: pytest.fail("loads the model")
+    )
+    assert make(*flags)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "changed", [["--seed", "1"], ["--shift", "2"], ["--prompt", "two"], ["--keep_latents"]]
+)
+def test_a_video_with_other_settings_is_made_again(make, changed, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", *SMALL]
+    make(*flags)
+    video = tmp_path / "videos" / "0000.mp4"
+    before = video.stat().st_mtime_ns
+    code, _, output = make(*flags, *changed)
+    assert code == 0 and video.stat().st_mtime_ns > before, output.err
+
+
+def test_a_video_of_an_image_that_has_changed_is_made_again(make, tmp_path):
+    image = write_image(tmp_path / "first.png")
+    flags = ["--resolution", "480p", "--prompt", "a cat", "--image_path", image, *SMALL]
+    assert make(*flags)[0] == 0
+    video = tmp_path / "videos" / "0000.mp4"
+    before = video.stat().st_mtime_ns
+    with Image.open(image) as picture:
+        picture.convert("L").convert("RGB").save(image)
+    assert make(*flags)[0] == 0 and video.stat().st_mtime_ns > before
 
 
 @pytest.mark.system
@@ -944,16 +989,6 @@ def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypa
     before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
     each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
     assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
-
-
-@pytest.mark.parametrize("name", ["0001.mp4", "0001.json", "0001.safetensors", "index.html"])
-def test_a_folder_with_the_name_of_a_file_is_found_before_sampling(tmp_path, name):
-    (tmp_path / name).mkdir()
-    request = Request("one")
-    with pytest.raises(
-        ValueError, match=f"a file cannot replace the folder '{tmp_path}/{name}'; move it"
-    ):
-        generation.list_videos({request: (32, 48)}, [request, request], tmp_path)
 
 
 @pytest.mark.parametrize("name", ["cat.safetensors", "cat.json"])

@@ -1,5 +1,6 @@
 """post_train.py and generate.py, run as programs."""
 
+import errno
 import json
 import os
 import shutil
@@ -222,6 +223,30 @@ def test_a_corrupted_checkpoint_is_reported_before_loading(program, tmp_path):
     result = program("post_train.py", *SMOKE, *flags)
     assert result.returncode == 2 and "diffusion_pytorch_model.safetensors" in result.stderr
     assert "Traceback" not in result.stderr and not out.exists()
+
+
+def test_a_storage_failure_at_the_start_ends_with_a_code_that_is_repeated(
+    tmp_path, monkeypatch, capsys
+):
+    """Launchers repeat code 1; the same file without permission is an error of the user."""
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    flags = ["--output_dir", str(tmp_path / "out"), "--valid_video_csv=", "--prompts_csv"]
+    (tmp_path / "train.csv").write_text("prompt\na red circle moves up\n")
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags, str(tmp_path / "train.csv")])
+    stat = os.stat
+    for number, code in ((errno.ESTALE, 1), (errno.EACCES, 2)):
+
+        def fail(path, *arguments, number=number, **options):
+            if str(path).endswith("train.csv"):
+                raise OSError(number, os.strerror(number), str(path))
+            return stat(path, *arguments, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "stat", fail)
+            assert post_train.main() == code
+        message = capsys.readouterr().err
+        assert "train.csv" in message and os.strerror(number).lower() in message.lower()
 
 
 def test_a_prompt_that_the_reward_cannot_score_is_rejected(program, tmp_path):

@@ -132,7 +132,7 @@ def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, c
     (page / "in the way").touch()
     trainer.train()
     # of two iterations, and at the end
-    assert capsys.readouterr().err.count("REPORT NOT WRITTEN") == 3
+    assert capsys.readouterr().err.count("report.html NOT WRITTEN") == 3
     (page / "in the way").unlink()
     page.rmdir()
     trainer._report()

@@ -37,9 +37,13 @@ from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_sc
 # are still sharp.
 KL_WEIGHT = 5e-2
 REFERENCE_CLIPS = 8  # per caption, for the reference statistics
-VAE_STEPS, BASE_STEPS, REWARD_STEPS = 1200, 6000, 2600  # training steps
+# training steps
+VAE_STEPS = 1200
+BASE_STEPS = 6000
+REWARD_STEPS = 2600
 # web videos (a multiple of 48), and the base policy's for the reward model
-WEB_CLIPS, REWARD_CLIPS = 48 * 400, 1920
+WEB_CLIPS = 48 * 400
+REWARD_CLIPS = 1920
 FAMILIES = {"hunyuan_video15": architecture, "wan": wan}
 
 

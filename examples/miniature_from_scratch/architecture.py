@@ -58,7 +58,8 @@ def save_text_encoder(out: Path, seed: int) -> None:
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
-    folder, tokenizer = out / "text_encoder" / "llm", build_tokenizer()
+    folder = out / "text_encoder" / "llm"
+    tokenizer = build_tokenizer()
     encoder = Qwen2_5_VLTextModel(
         Qwen2_5_VLTextConfig(vocab_size=len(tokenizer), **CONFIGS["text_encoder"])
     )

@@ -77,7 +77,8 @@ def train_policy(
         transformer, num_steps=num_steps, warmup=50, decay_from=0.3, adamw_lr=2e-3
     )
     average = [p.detach().clone() for p in optimizer.parameters]
-    rng, mean_loss = generator(seed, "base"), EMA(0.02)
+    rng = generator(seed, "base")
+    mean_loss = EMA(0.02)
     bar = steps(num_steps, "base policy")
     for step in bar:
         rows = torch.from_numpy(rng.integers(len(data.latents), size=BATCH))

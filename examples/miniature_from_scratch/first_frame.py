@@ -94,7 +94,8 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of all stages")
     options = parser.parse_args()
-    out, seed = options.output_dir, options.seed
+    out = options.output_dir
+    seed = options.seed
     make_folder(out)
     copy_frozen_parts(out)
     write_prompts(out, seed)

@@ -79,7 +79,8 @@ def train(
         nn.Linear(model.head.in_features, sum(NUM_LABELS)) for _ in range(2)
     )
     optimizer = MuonAndAdamW(model, num_steps=num_steps, warmup=100, decay_from=0.3, adamw_lr=2e-3)
-    rng, mean_error = generator(seed, "reward model"), EMA(0.02)
+    rng = generator(seed, "reward model")
+    mean_error = EMA(0.02)
     bar = steps(num_steps, "reward model")
     for _ in bar:
         videos, labels, rendered_labels = _batch(clips, batch_size, rng)
@@ -141,10 +142,8 @@ def _batch(clips: tuple[Tensor, Tensor], size: int, rng) -> tuple[Tensor, Tensor
         world.render(rendered_labels, rng, corruption_strengths(half, rng))
     ).transpose(1, 2)
     rows = torch.from_numpy(rng.integers(len(clips[0]), size=size - half))
-    videos, labels = (
-        torch.cat([rendered, clips[0][rows]]),
-        torch.cat([rendered_labels, clips[1][rows]]),
-    )
+    videos = torch.cat([rendered, clips[0][rows]])
+    labels = torch.cat([rendered_labels, clips[1][rows]])
     is_wrong = rng.random((size, 1)) < 0.5
     others = random_labels(size, rng)
     replaced = torch.from_numpy(is_wrong & (rng.random((size, 3)) < 0.5))

@@ -27,13 +27,9 @@ class Offloading:
             )
 
     def __str__(self) -> str:
-        return (
-            "group offloading"
-            if self.group_offloading
-            else "offloading"
-            if self.offloading
-            else "no offloading"
-        )
+        if self.group_offloading:
+            return "group offloading"
+        return "offloading" if self.offloading else "no offloading"
 
     @property
     def blocks_per_group(self) -> int:

@@ -629,8 +629,7 @@ def reward_problems(reward: RewardSettings) -> Problems:
     """Yield unknown scorers and invalid options or weights."""
     if not reward.reward_model:
         yield (
-            f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:NAME, got "
-            "none"
+            f"reward_model must name at least one of {', '.join(SCORERS)} or FILE.py:NAME, got none"
         )
     for setting in ("reward_model", "held_out_reward_model"):
         if unknown := [

@@ -53,7 +53,7 @@ def digest_code(path: str | Path) -> str:
     with open(path, "rb") as file:
         try:
             tokens = [
-                (token.type, token.string)
+                (token.type, token.string.rstrip("\r\n"))  # the last line may lack its end
                 for token in tokenize.tokenize(file.readline)
                 if token.type not in ignored
             ]

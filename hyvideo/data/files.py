@@ -3,22 +3,55 @@ absent.
 """
 
 import errno
+import glob
 import json
 import os
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from hyvideo.data.text import quote
+from hyvideo.data.text import describe_error, quote
 
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
 PARTIAL = ".partial"  # end of the hidden names of `publish`
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
+
+
+# of a network file system or a disk that may work again later
+_STORAGE_FAILURES = (
+    errno.EIO,
+    errno.ESTALE,
+    errno.EREMOTEIO,
+    errno.ENOTCONN,
+    errno.ESHUTDOWN,
+    errno.EHOSTDOWN,
+    errno.ETIMEDOUT,
+    errno.ENOLCK,
+    errno.EBUSY,
+)
+
+
+class StorageFailure(OSError):
+    """A failure of the storage, on this or another rank."""
+
+
+def is_storage_failure(error: BaseException | None) -> bool:
+    """Return whether an error, or one that caused it, is a failure of the storage that may be gone
+    later, and not a mistake of the user.
+    """
+    while error is not None:
+        if isinstance(error, StorageFailure):
+            return True
+        if isinstance(error, OSError) and error.errno in _STORAGE_FAILURES:
+            return True
+        error = error.__cause__
+    return False
 
 
 def file_problem(path: str | Path, max_bytes: int) -> str | None:
@@ -117,7 +150,10 @@ _CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")
 
 
 def _status(path: str | Path) -> os.stat_result | str:
-    """Return the status of a path, following links, or the reason why it has none."""
+    """Return the status of a path, following links, or the reason why it has none.
+
+    Raises OSError if the storage fails.
+    """
     try:
         return os.stat(path)
     except FileNotFoundError:
@@ -125,6 +161,8 @@ def _status(path: str | Path) -> os.stat_result | str:
     except NotADirectoryError:
         return _CAN_BE_MADE[1]
     except OSError as error:  # too long, a loop of links, no permission on the way
+        if is_storage_failure(error):
+            raise
         return (error.strerror or "it cannot be read").lower()
     except ValueError:  # a zero byte, or a lone surrogate
         return "it has characters that no path can have"
@@ -207,11 +245,13 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
         for written in hidden.rglob("*"):
             sync(written)
         sync(hidden)
-        if is_folder and path.is_dir():
-            raise FileExistsError(errno.EEXIST, "the folder exists already", str(path))
+        if is_folder and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, "it exists already", str(path))
         os.replace(hidden, path)
         sync(path.parent)
     except OSError as error:
+        if error.errno == errno.ENOTEMPTY:  # another process was faster
+            raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
         if error.errno is not None and error.filename is None:  # a full disk: which one?
             error.filename = str(path)
         raise
@@ -222,12 +262,36 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
             hidden.unlink(missing_ok=True)
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove what killed processes have left of `publish` in a folder.
+@contextmanager
+def optional(
+    what: str, errors: tuple[type[Exception], ...] = (OSError,), *, is_shown: bool = True
+) -> Iterator[list[Exception]]:
+    """Context manager for what a run can do without, such as its videos: ``errors``, such as a full
+    disk, are printed, and the run continues.
 
-    Only the process that holds the folder's lease may call this.
+    Yields a list that has the error afterwards.
     """
-    for hidden in folder.glob(f".*{PARTIAL}"):
+    found: list[Exception] = []
+    try:
+        yield found
+    except errors as error:
+        found.append(error)
+        if is_shown:
+            print(
+                f"\n{what} NOT WRITTEN ({describe_error(error)}); the run continues",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def remove_partial(folder: Path, name: str = "") -> None:
+    """Remove what killed processes have left of `publish` in a folder, of files whose names begin
+    with ``name``.
+
+    Only the process that writes these files may call this, such as the one that holds the folder's
+    lease.
+    """
+    for hidden in folder.glob(f".{glob.escape(name)}*{PARTIAL}"):
         if hidden.is_dir() and not hidden.is_symlink():
             shutil.rmtree(hidden, ignore_errors=True)
         else:

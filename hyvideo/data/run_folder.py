@@ -131,36 +131,43 @@ class Lease:
     def __enter__(self) -> "Lease":
         """Take the folder, after waiting for a process that may have died on another machine.
 
-        Raises NotOwner if the other process lives.
+        Raises NotOwner if the other process lives, and OSError if the lease cannot be written.
         """
         self._is_new = not self.folder.exists()
         make_folder(self.folder)
-        try:
-            self._acquire()
-        except OSError as error:
-            raise NotOwner(
-                f"{quote(self.folder / LEASE)} must be writable, got: {error.strerror}"
-            ) from error
+        self._acquire()
         self._finalizer = weakref.finalize(self, self._lock.release)  # also at the program's end
         return self
 
     def _acquire(self) -> None:
         """Acquire the lease, or raise NotOwner as soon as its owner gives a sign of life."""
-        with suppress(Timeout):
-            self._lock.acquire(timeout=0)
+        if self._is_acquired(timeout=0):
             return
         owner = self._lock.owner
         name = f"process {owner.pid} on {owner.hostname}" if owner else "another process"
         print(f"{self.folder} is in use by {name}; waiting for its sign of life", file=sys.stderr)
-        before = _changed_at(self.folder / LEASE)
-        deadline = time.monotonic() + LEASE_S + 5
-        while time.monotonic() < deadline and _changed_at(self.folder / LEASE) == before:
-            with suppress(Timeout):
-                self._lock.acquire(timeout=LEASE_S / 60)
-                return
-        raise NotOwner(
-            f"{quote(self.folder)} is in use by {name}; stop that program, or choose another folder"
-        )
+        before = _status(self.folder / LEASE)
+        started = time.monotonic()
+        while not self._is_acquired(timeout=LEASE_S / 60):
+            now, waited = _status(self.folder / LEASE), time.monotonic() - started
+            is_alive = now is not None and now != before
+            if is_alive or waited > LEASE_S + 5:
+                raise NotOwner(
+                    f"{quote(self.folder)} is in use by {name}; stop that program, or choose "
+                    "another folder"
+                )
+            is_empty = now is not None and now[0] == 0
+            # after a power cut; filelock waits for the owner of an empty file forever
+            if is_empty and waited > LEASE_S:
+                self._lock.break_lock()
+
+    def _is_acquired(self, *, timeout: float) -> bool:
+        """Return whether the lease could be acquired within ``timeout`` seconds."""
+        try:
+            self._lock.acquire(timeout=timeout)
+        except Timeout:
+            return False
+        return True
 
     def check(self) -> None:
         """Raise NotOwner if another process has taken the folder, or a user has deleted the lease.
@@ -182,11 +189,13 @@ class Lease:
                 self.folder.rmdir()
 
 
-def _changed_at(path: Path) -> int | None:
+def _status(path: Path) -> tuple[int, int] | None:
+    """Return size and time of change of a file, None if it has been deleted."""
     try:
-        return path.stat().st_mtime_ns
-    except OSError:
+        status = path.stat()
+    except FileNotFoundError:
         return None
+    return status.st_size, status.st_mtime_ns
 
 
 # --- numbered folders -----------------------------------------------------------------------------

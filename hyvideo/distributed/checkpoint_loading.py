@@ -1,7 +1,7 @@
 """Checkpoints of a run on disk: which one is complete, and loading of its tensors by any number of
 ranks.
 
-    checkpoints/000050/digests.json    digest of every other file; written last, before the rename
+    checkpoints/000050/digests.json    digest of every file below; written last, before the rename
                        state.json      counters, settings and inputs of the run
                        model.json      class and configuration of the transformer
                        tensors/        torch.distributed.checkpoint
@@ -19,7 +19,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data.digests import digest_file
-from hyvideo.data.run_folder import CHECKPOINTS, numbered
+from hyvideo.data.run_folder import CHECKPOINTS, MARK, numbered
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
 from hyvideo.distributed.collectives import first_reason, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
@@ -54,7 +54,10 @@ def complete(output_dir: Path) -> list[Path]:
 
 def digest_files(folder: Path, *, rank: int = 0, num_ranks: int = 1) -> dict[str, str]:
     """Return the digests of this rank's share of the files of a checkpoint, by relative path."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != DIGESTS)
+    left_out = (DIGESTS, MARK)  # a copy may lack the hidden mark
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name not in left_out
+    )
     own = files[rank::num_ranks]
     with ThreadPoolExecutor() as pool:  # hashing releases the GIL
         digests = list(pool.map(digest_file, own))
@@ -72,7 +75,7 @@ def corruption(folder: Path, mesh: Mesh) -> str | None:
         try:
             problem = _problem(folder, mesh)
         except (FileNotFoundError, NotADirectoryError) as error:
-            problem = f"{Path(error.filename).name} is missing"
+            problem = f"{Path(error.filename).relative_to(folder)} is missing"
     return first_reason(problem, mesh)
 
 

@@ -1,7 +1,6 @@
 """Asynchronous checkpoint writing by all ranks; a checkpoint becomes visible by one rename."""
 
 import json
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +14,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data import run_folder
-from hyvideo.data.files import publish
+from hyvideo.data.files import optional, publish
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed.checkpoint_loading import DIGESTS, STATE, TENSORS, complete, digest_files
 from hyvideo.distributed.checkpoint_reader import read_metadata
-from hyvideo.distributed.collectives import all_objects, raise_on_all_ranks
+from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 
 _FAILURES = (Exception, dcp.api.CheckpointException)  # training continues after all of them
@@ -73,7 +72,7 @@ class CheckpointWriter:
         self.wait()
         target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
         is_saved = (target / DIGESTS).is_file() and run_folder.is_marked(target, self.run)
-        if all_objects(is_saved, self.mesh)[0]:
+        if from_main(is_saved, self.mesh):
             return target
         copied = {
             name: tensor.detach().to("cpu", copy=self.is_asynchronous)
@@ -100,17 +99,10 @@ class CheckpointWriter:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        self.last_failed = False
-        try:
+        # the reason is the same on all ranks
+        with optional("checkpoint", _FAILURES, is_shown=self.mesh.is_main) as problems:
             pending.result()
-        except _FAILURES as error:
-            self.last_failed = True
-            reason = " ".join(str(error).split())[-500:]
-            if self.mesh.is_main:  # the reason is the same on all ranks
-                print(
-                    f"\nCHECKPOINT NOT WRITTEN ({reason}); keeping earlier ones, training continues",
-                    file=sys.stderr,
-                )
+        self.last_failed = bool(problems)
 
     def _write(
         self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
@@ -144,13 +136,13 @@ class CheckpointWriter:
         as ``target``.
         """
         with ExitStack() as stack:
-            partial = None
+            name = ""
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     partial = stack.enter_context(publish(target, is_folder=True))
                     run_folder.mark(partial, self.run)
-            partial = all_objects(partial, self.mesh, self._group)[0]
-            yield partial
+                    name = partial.name
+            yield target.with_name(all_objects(name, self.mesh, self._group)[0])
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
                     self.check_owner()

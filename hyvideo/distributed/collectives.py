@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hyvideo.data.files import StorageFailure, is_storage_failure
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
@@ -115,17 +116,17 @@ def raise_on_all_ranks(
     errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> Iterator[None]:
     """Raise an error on all ranks if the body raises one of ``errors`` on any rank, so that no rank
-    waits: that of the first rank, as the class in ``errors`` that it belongs to.
+    waits: that of the first rank, as the class in ``errors`` that it belongs to, or StorageFailure.
     """
     problem = None
     try:
         yield
     except errors as error:
-        kind = next(number for number, each in enumerate(errors) if isinstance(error, each))
-        problem = (kind, str(error))
-    shared = next((each for each in all_objects(problem, mesh, group) if each), None)
-    if shared:
-        raise errors[shared[0]](shared[1])
+        kind = next(each for each in errors if isinstance(error, each))
+        problem = StorageFailure if is_storage_failure(error) else kind, str(error)
+    for found in all_objects(problem, mesh, group):
+        if found:
+            raise found[0](found[1])
 
 
 def agree(name: str, value: object, mesh: Mesh) -> None:
@@ -171,15 +172,23 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 def all_arrive(mesh: Mesh, *, timeout_s: float = _SAME_ERROR_S) -> bool:
     """Return whether all ranks call this within ``timeout_s`` seconds, such as after an error that
-    all have in common.
+    all of them have.
 
-    Another rank may be waiting in any other collective, so this one has a group of its own.
+    The ranks meet in the store of the process group, because after an error another rank may be
+    waiting in a collective. Once all have arrived, later calls return True.
     """
     if mesh.world_size == 1:
         return True
+    store = dist.PrefixStore("arrived", dist.distributed_c10d._get_default_store())
     try:
-        dist.monitored_barrier(mesh.after_errors, timeout=timedelta(seconds=timeout_s))
-    except RuntimeError:  # a rank has ended, or it waits elsewhere
+        store.set(str(mesh.rank), "")
+        try:
+            everyone = [str(rank) for rank in range(mesh.world_size)]
+            store.wait(everyone, timedelta(seconds=timeout_s))
+        except dist.DistStoreError:
+            store.delete_key(str(mesh.rank))  # so that no rank that comes later counts this one
+            return False
+    except dist.DistError:  # the process that serves the store has ended
         return False
     return True
 

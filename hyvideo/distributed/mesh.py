@@ -33,8 +33,6 @@ class Mesh:
     sp_group: "dist.ProcessGroup | None" = field(default=None, compare=False)
     # (ranks,) or (model replicas, ranks of each)
     shards: DeviceMesh | None = field(default=None, compare=False)
-    # of all ranks; used after errors only, when other groups may have unfinished collectives
-    after_errors: "dist.ProcessGroup | None" = field(default=None, compare=False)
 
     @staticmethod
     def single() -> "Mesh":
@@ -85,8 +83,7 @@ def start(
     if device.type == "cuda":
         # connects the GPUs, so that a wrong network is reported before weights are loaded
         dist.all_reduce(torch.zeros(1, device=device))
-    after_errors = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-    return Mesh(dist.get_rank(), world_size, sp_size, group, shards, after_errors)
+    return Mesh(dist.get_rank(), world_size, sp_size, group, shards)
 
 
 def join(device: torch.device, *, timeout: float) -> None:

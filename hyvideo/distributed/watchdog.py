@@ -1,4 +1,4 @@
-"""Watchdog: prints where a rank is that stays in one stage for too long, or that ends by an error.
+"""Watchdog: prints where a rank is that stays in one stage for too long.
 
 It does not end the program; the time-out of the collectives does.
 """
@@ -16,33 +16,28 @@ _STACK_AFTER_S = 0.2  # after the stage, so that the two do not mix
 
 class Watchdog:
     """Context manager that prints this rank's stage and Python stacks on stderr once a stage takes
-    ``limit_s`` seconds; 0 disables this.
+    ``limit_s`` seconds; 0 disables it.
 
-    Of several ranks, each also prints its stage if an error ends it. ``unit`` names what the number
-    of a stage counts.
+    ``unit`` names what the number of a stage counts.
     """
 
     def __init__(self, mesh: Mesh, limit_s: float, *, unit: str = "iteration"):
         self.mesh = mesh
         self.limit_s = limit_s
         self.unit = unit
-        self._stage = "its start"
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> "Watchdog":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_exception) -> None:
+    def __exit__(self, *_exception) -> None:
         self._disarm()
-        if kind is not None and self.mesh.world_size > 1:
-            self._print(f"ends in {self._stage}: {kind.__name__}")
 
     def enter(self, stage: str, number: int = 0) -> None:
         """Start to watch a stage of an iteration, or of what ``unit`` names."""
-        self._stage = f"stage {stage} of {self.unit} {number}"
         self._disarm()
         if self.limit_s:
-            self._timer = threading.Timer(self.limit_s, self._print_late, [self._stage])
+            self._timer = threading.Timer(self.limit_s, self._print, [stage, number])
             self._timer.daemon = True
             self._timer.start()
             # in a thread without Python, because the main thread may hang with Python's lock
@@ -54,10 +49,9 @@ class Watchdog:
             self._timer = None
             faulthandler.cancel_dump_traceback_later()
 
-    def _print_late(self, stage: str) -> None:
-        self._print(f"has been in {stage} for {self.limit_s:g} s; stacks:")
-
-    def _print(self, text: str) -> None:
-        host = socket.gethostname()
+    def _print(self, stage: str, number: int) -> None:
         # one write, so that the lines of ranks do not mix
-        sys.stderr.write(f"watchdog: rank {self.mesh.rank} ({host}) {text}\n")
+        sys.stderr.write(
+            f"watchdog: rank {self.mesh.rank} ({socket.gethostname()}) has been in stage {stage} "
+            f"of {self.unit} {number} for {self.limit_s:g} s; stacks:\n"
+        )

@@ -5,7 +5,6 @@ Candidate 0 has the noise that the video has without candidates. Offloaded score
 only while they score, when an offloaded transformer is on the CPU.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,22 +13,13 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.config import Config
-from hyvideo.data.prompts import Request
+from hyvideo.generation.stored_latents import Sampled
+from hyvideo.generation.video_sampler import Video
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.run_files import or_none
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.training.rewards import make_async_scorer
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The best candidate of a video: its latents, and what the JSON file of the video records of
-    all candidates.
-    """
-
-    latents: Tensor  # (1, channels, frames, height, width)
-    record: dict[str, Any]
+from hyvideo.training.rewards import make_async_scorer, try_scorers
 
 
 @dataclass(frozen=True)
@@ -39,53 +29,47 @@ class BestOf:
     count: int
     scorer: AsyncScorer
     fps: float
-    reward_model: list[str]
     decode_batch_size: int = 1
 
     def choose(
         self, sample: Callable[[int], Tensor], pipeline: GRPOPipeline, prompt: str
-    ) -> Choice:
+    ) -> Sampled:
         """Return the best of the candidates that ``sample`` returns by number, shape (1, channels,
-        ...) each.
-
-        Raises ValueError if no candidate has a reward.
+        ...) each; candidate 0, with a problem, if none has a reward.
         """
         latents = [sample(number) for number in range(self.count)]
         videos = pipeline.decode(torch.cat(latents), batch_size=self.decode_batch_size)
         pending = self.scorer.submit((videos, [prompt] * len(videos)), fps=self.fps)
         rewards = self.scorer.collect([pending], lambda is_done: is_done)
-        totals = [reward.total for reward in rewards]
-        best = max(
-            range(self.count),
-            key=lambda number: -math.inf if math.isnan(totals[number]) else totals[number],
-        )
-        if math.isnan(totals[best]):
-            raise ValueError(
-                f"--best_of needs the reward of at least one candidate, got none of {self.count}; "
-                f"first reason: {rewards[0].reason}"
-            )
+        scored = [number for number, reward in enumerate(rewards) if not reward.is_missing]
+        best = max(scored, key=lambda number: rewards[number].total, default=0)
         record = {
-            "candidates": self.count,
             "chosen": best,
-            "reward_model": self.reward_model,
-            "reward_weights": {str(name): weight for name, weight in self.scorer.weights.items()},
             "rewards": [_entry(reward) for reward in rewards],
         }
-        return Choice(latents[best], record)
+        return Sampled(latents[best], record, problem=None if scored else rewards[0].reason)
 
 
 def make_best_of(
-    config: Config, count: int, requests: list[Request], device: torch.device, *, offload: bool
+    config: Config, count: int, videos: list[Video], device: torch.device, *, offload: bool
 ) -> BestOf:
-    """Load the scorers of ``reward_model``. Raises ValueError if one cannot score a prompt."""
+    """Load the scorers of ``reward_model`` and try them on a video.
+
+    Raises ValueError if one cannot score a prompt or fails.
+    """
     config = config.with_settings(
-        held_out_reward_model=[], valid_video_csv=[], reward_offload=offload
+        held_out_reward_model=[],
+        valid_video_csv=[],
+        reward_offload=offload,
+        height=videos[0].height,
+        width=videos[0].width,
     )
     scorer = make_async_scorer(config, device)
-    scorer.check_prompts([request.prompt for request in requests])
-    return BestOf(
-        count, scorer, config.data.fps, config.reward.reward_model, config.rollout.decode_batch_size
-    )
+    prompts = [video.request.prompt for video in videos]
+    scorer.check_prompts(prompts)
+    if config.reward.check_reward:
+        try_scorers(scorer, config.data, prompts[0])
+    return BestOf(count, scorer, config.data.fps, config.rollout.decode_batch_size)
 
 
 def _entry(reward: Reward) -> dict[str, Any]:

@@ -3,7 +3,9 @@ whole set.
 """
 
 import math
+import shutil
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NoReturn
@@ -12,9 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.config.config import Config
+from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.generation import Source, make_and_read_requests
+from hyvideo.generation.stored_latents import Sampled, stored
+from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.rewards.rewards import Reward
@@ -26,6 +31,34 @@ from hyvideo.validation.reward_hacking.held_out_metrics import ScorerMetrics, di
 from hyvideo.validation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.validation.validation import Validation
 from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_clips
+
+
+@dataclass(frozen=True)
+class LatentStore:
+    """Final latents of an evaluation, so that a repeated command samples only those that are
+    missing.
+    """
+
+    folder: Path
+    key: str  # digest of all that the latents depend on
+
+    def remove(self) -> None:
+        """Remove the latents, once the scores are written."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class StoredValidation(Validation):
+    """A validation whose final latents are in a `LatentStore`."""
+
+    store: LatentStore
+
+    def sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
+        self.store.folder.mkdir(parents=True, exist_ok=True)
+        file = self.store.folder / f"{rows[0]:06d}.safetensors"
+        key = digest_of(self.store.key, rows)
+        sample = super().sample
+        sampled = stored(file, key, lambda: Sampled(sample(conditions, noise, rows)))
+        return to_device(sampled.latents, self.pipeline.device)
 
 
 class Evaluator:
@@ -69,8 +102,8 @@ class Evaluator:
         )
         return needs
 
-    def policy(self, source: Source) -> Evaluation:
-        """Evaluate a policy.
+    def policy(self, source: Source, store: "LatentStore") -> Evaluation:
+        """Evaluate a policy; ``store`` has the videos that an interrupted evaluation has sampled.
 
         Raises ValueError like `check` and for invalid scorers, before reading its weights.
         """
@@ -80,7 +113,10 @@ class Evaluator:
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
         pipeline = source.load(config, self.device, encoder, vae, needs)
-        validation = Validation(config, Mesh.single(), pipeline, encoder, scorer, self.requests)
+        validation = StoredValidation(
+            config, Mesh.single(), pipeline, encoder, scorer, self.requests
+        )
+        validation.store = store
         parts = validation.videos(validation.rows())
         seeds = [request.seed for request in validation.requests]
         return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
@@ -97,8 +133,10 @@ class Evaluator:
             file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
             evaluation = read_evaluation(file, identity)
             if evaluation is None:
-                evaluation = self.policy(Source(checkpoint))
+                store = LatentStore(folder / f".{name}.latents", digest_of(identity))
+                evaluation = self.policy(Source(checkpoint), store)
                 write_evaluation(file, evaluation, identity)
+                store.remove()
                 print(f"evaluated {name}: {file}", flush=True)
             evaluations[name] = mark_seen(evaluation, read_requests(*self.config.data.prompts_csv))
         return evaluations

@@ -8,13 +8,10 @@ The models are in ``versions.yaml``; a family with an ``upsampler`` supports the
 
 import gc
 import shlex
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from hyvideo.config.all_settings import DistributedSettings, ModelSettings
 from hyvideo.config.offloading import Offloading
@@ -30,28 +27,20 @@ from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import SUPER_RESOLUTION
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
-from hyvideo.records.progress_bar import stage_bar
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.model_setup import weights_seed
 
 
 class Refiner:
-    """Super-resolution model for the videos of a call: first `encode` each, then `refine`.
+    """Super-resolution model for the videos of a call: first `encode` each, then `load` and `refine`.
 
     Raises ValueError if the family has no such model, it was not trained on a size, or its files do
-    not fit. ``saves_base`` also writes the videos of the base model.
+    not fit.
     """
 
-    def __init__(
-        self,
-        settings: ModelSettings,
-        run: DistributedSettings,
-        videos: list[Video],
-        saves_base: bool | None,
-    ):
+    def __init__(self, settings: ModelSettings, run: DistributedSettings, videos: list[Video]):
         self.settings = settings
         self.run = run
-        self.saves_base = saves_base
         root, base = settings.pretrained_model_root, settings.transformer_version
         family = family_of_version(root, base)
         buckets = {
@@ -63,7 +52,8 @@ class Refiner:
                 "has none"
             )
         sizes = {(video.height, video.width) for video in videos}
-        if not (names := [name for name in buckets if sizes <= set(buckets[name])]):
+        names = [name for name in buckets if sizes <= set(buckets[name])]
+        if not names:
             got = " and ".join(f"{height} x {width}" for height, width in sorted(sizes))
             near = {nearest_size(*min(sizes), bucket) for bucket in buckets.values()}
             trained = " or ".join(
@@ -74,10 +64,10 @@ class Refiner:
                 f"--resolution, perhaps with --aspect_ratio, or {trained}"
             )
         self.model = SUPER_RESOLUTION[names[0]]
-        needed = not settings.random_weights
-        if problems := fit_checks.super_resolution_problems(
-            root, base, names[0], weights_needed=needed
-        ):
+        problems = fit_checks.super_resolution_problems(
+            root, base, names[0], weights_needed=not settings.random_weights
+        )
+        if problems:
             command = (
                 f"bash download_weights.sh --version {names[0]} --with none --out "
                 f"{shlex.quote(root)}"
@@ -106,55 +96,8 @@ class Refiner:
         (nearest,) = encoder([video.request], height=height, width=width).samples
         return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
 
-    def refine(
-        self,
-        finals: Iterable[tuple[Tensor, Video]],
-        base: GRPOPipeline,
-        sampler: VideoSampler,
-        offloading: Offloading,
-        encoder: ConditionEncoder,
-        *,
-        folder: Path,
-    ) -> Iterator[Tensor]:
-        """Yield the refined latents of each video, once the base model has sampled all of them.
-
-        The latents of the base model are files in ``folder`` in the meantime.
-        """
-        videos = []
-        for latents, video in finals:
-            save_file(
-                {"latents": latents.contiguous()}, folder / f"latents-{video.number}.safetensors"
-            )
-            videos.append(video)
-            if self.saves_base:
-                before = replace(video, path=video.path.with_stem(f"{video.path.stem}_before_sr"))
-                sampler.write(base, latents, before)
-        sampler.on_stage("loading of super-resolution", 0)
-        pipeline, upsampler = self._load(base, offloading, sampler.mesh)
-        schedule = Schedule.ode(self.model.num_steps, self.model.shift)
-        bar = stage_bar(STAGE, "video", is_shown=sampler.mesh.is_main)
-        for video in bar(videos):
-            sampler.on_stage(STAGE, video.number)
-            condition = self.encode(encoder, video)
-            latents = load_file(folder / f"latents-{video.number}.safetensors")["latents"]
-            video = replace(video, **self.size(video))
-            latents, noise = (
-                to_device(latents, base.device),
-                sampler.noise(pipeline, video, STAGE, "augmentation"),
-            )
-            with on_device(upsampler), torch.no_grad():
-                condition = replace(
-                    condition, low_resolution=upsampler.condition(latents, noise)[0]
-                )
-            yield sampler.sample(pipeline, schedule, video, Conditions((condition,)), STAGE)
-
-    def _load(
-        self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh
-    ) -> tuple[GRPOPipeline, nn.Module]:
-        """Return the pipeline and the upsampler.
-
-        The transformer of ``base`` is removed first, to free its memory.
-        """
+    def load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> None:
+        """Load the models; the transformer of ``base`` is removed first, to free its memory."""
         model = self.model
         root = self.settings.pretrained_model_root
         device = base.device
@@ -177,7 +120,23 @@ class Refiner:
         install(transformer)
         place(transformer, mesh, device, self.run, offloading, False)
         pipeline.transformer = transformer
-        return pipeline, upsampler
+        self.pipeline = pipeline
+        self.upsampler = upsampler
+
+    def refine(
+        self, latents: Tensor, video: Video, sampler: VideoSampler, encoder: ConditionEncoder
+    ) -> Tensor:
+        """Return the refined latents of a video, given the final latents of the base model."""
+        condition = self.encode(encoder, video)
+        video = replace(video, **self.size(video))
+        latents = to_device(latents, self.pipeline.device)
+        noise = sampler.noise(self.pipeline, video, STAGE, "augmentation")
+        with on_device(self.upsampler), torch.no_grad():
+            condition = replace(
+                condition, low_resolution=self.upsampler.condition(latents, noise)[0]
+            )
+        schedule = Schedule.ode(self.model.num_steps, self.model.shift)
+        return sampler.sample(self.pipeline, schedule, video, Conditions((condition,)), STAGE)
 
     def record(self, video: Video) -> dict:
         """Return the entry in the JSON file of a video."""

@@ -1,7 +1,7 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -42,19 +42,46 @@ class Video:
     number: int  # index in this call; the noise depends on it and on the seed
     path: Path
 
+    @property
+    def record(self) -> Path:
+        """The JSON file of the settings, which is written last."""
+        return self.path.with_suffix(RECORD_SUFFIX)
 
-def files_beside(video: Path) -> list[Path]:
-    """Return the files beside a video that are replaced with it: its settings and its latents."""
-    return [video.with_suffix(suffix) for suffix in (RECORD_SUFFIX, LATENTS_SUFFIX)]
+    @property
+    def latents(self) -> Path:
+        """The file of the latents, which objective dpo reads."""
+        return self.path.with_suffix(LATENTS_SUFFIX)
+
+    @property
+    def before_sr(self) -> "Video":
+        """The video before super-resolution."""
+        return replace(self, path=self.path.with_stem(f"{self.path.stem}_before_sr"))
+
+    @property
+    def base_latents(self) -> Path:
+        """The hidden file of the latents before super-resolution, until the video is written."""
+        return self.path.with_name(f".{self.path.stem}.base{LATENTS_SUFFIX}")
+
+
+def is_complete(video: Video, settings_hash: str, files: Iterable[Path] = ()) -> bool:
+    """Return whether an earlier call has written a video with these settings, and ``files``; not
+    one of whose candidates best of n could not choose the best.
+    """
+    if not all(file.is_file() for file in (video.path, *files)):
+        return False
+    try:
+        record = parse_json(read_regular(video.record))
+        return record["settings_hash"] == settings_hash and not record["problem"]
+    except (OSError, ValueError, LookupError, TypeError):  # it was not finished
+        return False
 
 
 def is_own(file: Path) -> bool:
-    """Return whether a file beside a video has settings or latents of a video, and may be removed.
-
-    A link is not followed, because removing it leaves its target.
+    """Return whether a file beside a video has settings or latents of a video, and may be replaced;
+    also if there is no such file.
     """
-    if file.is_symlink() or not file.is_file():
-        return file.is_symlink() or not file.exists()
+    if not file.exists():
+        return True
     try:
         if file.suffix == LATENTS_SUFFIX:
             with safe_open(file, framework="numpy") as opened:
@@ -118,22 +145,6 @@ class VideoSampler:
         pipeline.transformer.step_cache = None  # frees its tokens
         return latents
 
-    def candidate(
-        self,
-        pipeline: GRPOPipeline,
-        schedule: Schedule,
-        video: Video,
-        conditions: Conditions,
-        number: int,
-        *,
-        new_cache: Callable[[], StepCache] | None = None,
-    ) -> Tensor:
-        """Return the final latents of a candidate of a video; candidate 0 is the video without
-        further candidates, each of the others has other noise.
-        """
-        stage = [f"candidate {number}"] if number else []
-        return self.sample(pipeline, schedule, video, conditions, *stage, new_cache=new_cache)
-
     def noise(self, pipeline: GRPOPipeline, video: Video, *key: int | str) -> Tensor:
         """Return the initial noise of a stage, or the noise of a step; a request's own seed is all
         it depends on.
@@ -159,28 +170,26 @@ class VideoSampler:
         *,
         keep_latents: bool = False,
     ) -> None:
-        """Decode final latents; the first rank of a replica writes the video and, as JSON, its
-        settings.
+        """Decode final latents; the first rank of a replica writes the video, with
+        ``keep_latents`` its latents and, as JSON, its settings.
 
-        With ``keep_latents``, the latents are written too. Settings and latents of an earlier video
-        of this name are deleted, other files are kept.
+        Settings and latents of an earlier video of this name are deleted first, so that they never
+        stand beside another video.
         """
-        path = video.path
         self.on_stage("decoding", video.number)
         pipeline.tiles = Tiles(self.mesh.sp_group, self.reported("decoding", video, "tile"))
         (frames,) = pipeline.decode(latents)
         if frames is None:
             raise FloatingPointError(
-                f"{path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint"
+                f"{video.path}: the video contains NaN or inf; try --dtype fp32 or another checkpoint"
             )
-        if self.mesh.rank % self.mesh.sp_size == 0:
-            self.on_stage("writing", video.number)
-            for file in files_beside(path):  # an earlier video's
-                if is_own(file):
-                    file.unlink(missing_ok=True)
-            write_video(path, frames, self.data.fps)
-            if keep_latents:
-                write_latents(path, latents[0])
-            if settings:
-                record = path.with_suffix(RECORD_SUFFIX)
-                write_json(record, settings | {"vae_tile_size": tile_size_of(pipeline.vae)})
+        if self.mesh.rank % self.mesh.sp_size != 0:
+            return
+        self.on_stage("writing", video.number)
+        video.record.unlink(missing_ok=True)
+        video.latents.unlink(missing_ok=True)
+        write_video(video.path, frames, self.data.fps)
+        if keep_latents:
+            write_latents(video.path, latents[0])
+        if settings:
+            write_json(video.record, settings | {"vae_tile_size": tile_size_of(pipeline.vae)})

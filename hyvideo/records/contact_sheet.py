@@ -22,7 +22,8 @@ TEXT_WIDTH = 2.8
 ROW_HEIGHT = 1.5
 HEADER_HEIGHT = 0.6
 MARGIN = 0.2
-MAX_PROMPT_LINES, LINE_LENGTH = 6, 32  # lines, characters
+MAX_PROMPT_LINES = 6
+LINE_LENGTH = 32  # characters
 WIDE = "\u1100"  # characters from here on are about twice as wide
 WIDE_FONTS = (
     "Noto Sans CJK SC",
@@ -54,10 +55,8 @@ def contact_sheet(
         TEXT_WIDTH,
         *(max(strip.shape[1] / strip.shape[0] for strip in column) for column in strips),
     ]
-    width, height = (
-        sum(widths) + MARGIN * (1 + len(widths)),
-        HEADER_HEIGHT + ROW_HEIGHT * len(prompts),
-    )
+    width = sum(widths) + MARGIN * (1 + len(widths))
+    height = HEADER_HEIGHT + ROW_HEIGHT * len(prompts)
     fonts = ["DejaVu Sans", *(name for name in WIDE_FONTS if name in fontManager.get_font_names())]
     with rc_context({"font.family": fonts, "text.parse_math": False}), warnings.catch_warnings():
         # the picture shows a box for the character

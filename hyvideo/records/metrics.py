@@ -3,11 +3,11 @@ and the trackers.
 """
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from hyvideo.data.files import optional
 from hyvideo.records.metrics_file import Lines
 from hyvideo.records.run_files import or_none
 from hyvideo.records.trackers import REPORTS
@@ -64,17 +64,13 @@ class MetricsWriter(AbstractContextManager):
 
     def _to_reports(self, call: Callable) -> None:
         """Call ``call`` with each tracker; one that fails, for example because the disk is full, is
-        disabled with a warning.
+        not used any more.
         """
         for report in list(self.reports):
-            try:
+            with optional(type(report).__name__, report.errors) as problems:
                 call(report)
-            except report.errors as error:
+            if problems:
                 self.reports.remove(report)
-                name = type(report).__name__
-                print(
-                    f"\n{name} DISABLED ({error}); training continues", file=sys.stderr, flush=True
-                )
 
     def __exit__(self, *exception) -> None:
         self.close()

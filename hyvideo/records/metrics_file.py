@@ -2,37 +2,19 @@
 validation only.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, parse_json, publish
-from hyvideo.data.text import quote
-
-MAX_BYTES = 2**33
-
-
-def iteration_of(line: bytes) -> int | None:
-    """Return the iteration of a line of metrics.jsonl, or None if the line is incomplete."""
-    content = _parse(line)
-    return content["iteration"] if content else None
-
-
-def _parse(line: bytes) -> dict | None:
-    """Return the content of a line with its iteration, or None if the line is incomplete."""
-    try:
-        content = parse_json(line.decode())
-        iteration = content["iteration"]
-    except (ValueError, TypeError, KeyError):
-        return None
-    return content if type(iteration) is int and iteration >= 0 else None
+from hyvideo.data.files import optional, publish
+from hyvideo.data.run_folder import CHECKPOINTS
 
 
 def complete_lines(path: Path) -> list[tuple[int, bytes]]:
     """Return iteration and text of each line, without an incomplete last one.
 
-    Raises ValueError for an invalid file, also if a line repeats an iteration: its cost would count
-    twice.
+    Raises ValueError if the file cannot be read, or has a broken line before the last.
     """
     return [(content["iteration"], line) for line, content in _parsed_lines(path)]
 
@@ -40,52 +22,32 @@ def complete_lines(path: Path) -> list[tuple[int, bytes]]:
 def read_metrics(path: Path) -> list[dict]:
     """Return the metrics of each iteration, without the base model's.
 
-    Raises ValueError like `complete_lines`, and for a metric that is not a number, a list or null.
+    Raises ValueError like `complete_lines`.
     """
-    metrics = [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
-    for line in metrics:
-        for name, value in line.items():
-            if not isinstance(value, int | float | list | None):
-                raise ValueError(
-                    f"{path}: {quote(name)} of iteration {line['iteration']} must be a number, a "
-                    f"list or null, got {quote(value)}; restore the line"
-                )
-    return metrics
+    return [content for _, content in _parsed_lines(path) if content["iteration"] > 0]
 
 
 def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
-    """Return text and content of each line, without an incomplete last one. Raises ValueError like
-    `complete_lines`.
-
-    Each is parsed once: a long run has tens of megabytes.
-    """
-    problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
-    if problem:
-        raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise ValueError(
             f"{path} must be readable to resume or evaluate the run: {error.strerror}"
         ) from error
-    contents = [_parse(line) for line in lines]
-    if None in contents[:-1]:
-        number = contents.index(None) + 1
-        raise ValueError(
-            f"line {number} of {path} is not a JSON object with an iteration; repair or remove the "
-            "line"
-        )
-    last = 0
-    for number, content in enumerate(contents, start=1):
-        iteration = content["iteration"] if content else 0
-        if iteration and iteration <= last:
+    found = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            content = json.loads(line)
+            content["iteration"]
+        except (ValueError, TypeError, KeyError) as error:
+            if number == len(lines):  # the process ended while it was written
+                break
             raise ValueError(
-                f"line {number} of {path} has iteration {iteration}, but follows iteration {last}; "
-                "every iteration has one line, in order: remove the lines that do not belong to "
-                "the run"
-            )
-        last = iteration or last
-    return [(line, content) for line, content in zip(lines, contents) if content is not None]
+                f"line {number} of {path} is not a JSON object with an iteration; repair or remove "
+                "the line"
+            ) from error
+        found.append((line, content))
+    return found
 
 
 class Lines:
@@ -98,21 +60,8 @@ class Lines:
     """
 
     def __init__(self, path: Path, resume_iteration: int | None):
-        if resume_iteration is not None and path.exists():
-            lines = [each for each in complete_lines(path) if each[0] <= resume_iteration]
-            kept = [line for _, line in lines]
-            numbers = [number for number, _ in lines]
-            # a run that began with the checkpoint of another run has no lines of earlier iterations
-            first = max(1, min(numbers, default=1))
-            if missing := set(range(first, resume_iteration + 1)) - set(numbers):
-                print(
-                    f"warning: {path} has no line of {len(missing)} of the {resume_iteration} "
-                    f"finished iterations, such as {min(missing)}; training continues without them",
-                    file=sys.stderr,
-                    flush=True,
-                )
-            with publish(path) as aside:  # a crash here loses no lines
-                aside.write_bytes(b"".join(line + b"\n" for line in kept))
+        if resume_iteration is not None:
+            _drop_later_lines(path, resume_iteration)
         elif path.exists() and path.stat().st_size > 0:
             raise ValueError(
                 f"{path} contains the metrics of another run; resume that run or set another "
@@ -124,28 +73,36 @@ class Lines:
 
     def write(self, line: str) -> None:
         self._waiting += line.encode() + b"\n"
-        if problem := self._write_waiting():
-            print(
-                f"\nMETRICS NOT WRITTEN YET ({problem}); training continues",
-                file=sys.stderr,
-                flush=True,
-            )
+        with optional(self.path.name):
+            self._write_waiting()
 
     def close(self) -> None:
-        if problem := self._write_waiting():
-            lost = self._waiting.count(b"\n")
-            print(
-                f"\nMETRICS LOST: {lost} lines of {self.path} ({problem})",
-                file=sys.stderr,
-                flush=True,
-            )
+        with optional(f"the last lines of {self.path.name}"):
+            self._write_waiting()
         self._file.close()
 
-    def _write_waiting(self) -> OSError | None:
-        try:
-            while self._waiting:  # a nearly full disk may accept only a part
-                self._waiting = self._waiting[self._file.write(self._waiting) :]
-            os.fsync(self._file.fileno())  # before the checkpoint of this iteration
-        except OSError as error:
-            return error
-        return None
+    def _write_waiting(self) -> None:
+        while self._waiting:  # a nearly full disk may accept only a part
+            self._waiting = self._waiting[self._file.write(self._waiting) :]
+        os.fsync(self._file.fileno())  # before the checkpoint of this iteration
+
+
+def _drop_later_lines(path: Path, last: int) -> None:
+    """Remove the lines after iteration ``last``; warn if earlier ones are missing."""
+    if not path.exists() and not (path.parent / CHECKPOINTS).exists():
+        return  # a run that begins with the checkpoint of another run
+    lines = complete_lines(path) if path.exists() else []
+    kept = {iteration: line for iteration, line in lines if iteration <= last}
+    # one that began with the checkpoint of another run has no lines of earlier iterations
+    first = max(1, min(kept, default=1))
+    missing = set(range(first, last + 1)) - set(kept)
+    if missing:
+        print(
+            f"warning: {path} has no line of {len(missing)} of the {last} finished iterations, such "
+            f"as {min(missing)}; the run continues without them",
+            file=sys.stderr,
+            flush=True,
+        )
+    if lines:
+        with publish(path) as hidden:  # a crash here loses no lines
+            hidden.write_bytes(b"".join(line + b"\n" for line in kept.values()))

@@ -63,7 +63,8 @@ class ProgressBar(AbstractContextManager):
     """
 
     def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
-        self.total, self.is_shown = total, is_shown
+        self.total = total
+        self.is_shown = is_shown
         self.stream = sys.stderr if stream is None else stream
         # earliest time of the next line
         self.start = self.next_line = self.next_stage_line = time.monotonic()
@@ -95,7 +96,8 @@ class ProgressBar(AbstractContextManager):
 
     def stage(self, stage: str, iteration: int, part: str = "") -> None:
         """Show the current stage and the ``part`` of it, such as a batch or a step."""
-        text, now = STAGE_TEXTS.get(stage, ""), time.monotonic()
+        text = STAGE_TEXTS.get(stage, "")
+        now = time.monotonic()
         if not (self.is_shown and text and part):
             return
         self.training_since = self.training_since or (now if iteration > self.initial else None)
@@ -114,7 +116,8 @@ class ProgressBar(AbstractContextManager):
         process.
         """
         self.iteration += 1
-        now, count = time.monotonic(), self.iteration - self.initial
+        now = time.monotonic()
+        count = self.iteration - self.initial
         each = (now - (self.training_since or self.start)) / count
         left = tqdm.format_interval(each * (self.total - self.iteration))
         self.results = ", ".join(filter(None, [f"{left} left", console_text(metrics)]))

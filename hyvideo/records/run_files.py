@@ -6,8 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from hyvideo.data.files import publish
 from hyvideo.data.run_folder import claim
-from hyvideo.data.text import describe_error
 from hyvideo.data.videos import write_video
 from hyvideo.rewards.rewards import Reward, overall
 
@@ -93,23 +91,6 @@ def write_videos(
     for number, video in videos.items():
         write_video(folder / names[number], video, fps)
     return names
-
-
-@contextmanager
-def warn_if_unwritable(
-    what: str, errors: tuple[type[Exception], ...] = (OSError,)
-) -> Iterator[None]:
-    """Context for optional records: ``errors``, such as a full disk, are printed and do not stop
-    training.
-    """
-    try:
-        yield
-    except errors as error:
-        print(
-            f"\n{what} NOT WRITTEN ({describe_error(error)}); the run continues",
-            file=sys.stderr,
-            flush=True,
-        )
 
 
 def write_json(path: Path, content: list | dict) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.records.run_files import warn_if_unwritable, write_json
+from hyvideo.data.files import optional
+from hyvideo.records.run_files import write_json
 
 TIMELINE_FILE = "timeline.json"
 
@@ -41,7 +42,8 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, stage: str, part: str = "") -> Iterator[None]:
-        start, flops = self._mark(), self._flops()
+        start = self._mark()
+        flops = self._flops()
         self.on_stage(stage, part)
         yield
         self._stages.append((stage, start, self._mark(), self._flops() - flops))
@@ -62,11 +64,13 @@ class StageTimer:
         """Return ``time/<stage>``, ``perf/tflops/<stage>`` of stages with FLOPs, and
         ``perf/mfu/<stage>``.
         """
-        seconds, flops = Counter(), Counter()
+        seconds = Counter()
+        flops = Counter()
         for (stage, (start, end)), (*_, count) in zip(self.spans(), self._stages):
             seconds[stage] += end - start
             flops[stage] += count
-        seconds["iteration"], flops["iteration"] = time.perf_counter() - self.start, flops.total()
+        seconds["iteration"] = time.perf_counter() - self.start
+        flops["iteration"] = flops.total()
         metrics = {f"time/{stage}": value for stage, value in seconds.items()}
         for stage in (stage for stage in flops if flops[stage] and seconds[stage]):
             rate = metrics[f"perf/tflops/{stage}"] = flops[stage] / seconds[stage] / 1e12
@@ -79,11 +83,9 @@ class StageTimer:
             self._stream.synchronize()
 
     def _mark(self) -> "float | torch.cuda.Event":
-        return (
-            self._stream.record_event(torch.cuda.Event(enable_timing=True))
-            if self._stream
-            else time.perf_counter()
-        )
+        if self._stream:
+            return self._stream.record_event(torch.cuda.Event(enable_timing=True))
+        return time.perf_counter()
 
     def _seconds(self, mark: "float | torch.cuda.Event") -> float:
         return self.start + self._origin.elapsed_time(mark) / 1000 if self._stream else mark
@@ -104,7 +106,7 @@ def write_timeline(
         for stage, span in spans
         if span[1] > start
     ]
-    with warn_if_unwritable("TIMELINE"):
+    with optional(TIMELINE_FILE):
         write_json(output_dir / TIMELINE_FILE, {"iteration": iteration, "spans": relative})
 
 

@@ -6,8 +6,6 @@ Their packages are imported when a run uses them.
 
 import json
 import os
-import re
-import warnings
 from collections.abc import Collection
 from pathlib import Path
 
@@ -52,7 +50,9 @@ class WandbReport:
         import wandb
 
         id_file = output_dir / "wandb" / "run_id"
-        run_id = _read_id(id_file) if resume_iteration is not None else None
+        run_id = None
+        if resume_iteration is not None and id_file.exists():
+            run_id = id_file.read_text()
         self.wandb = wandb
         self.errors = (OSError, wandb.Error)
         self.run = wandb.init(
@@ -79,25 +79,6 @@ class WandbReport:
 
     def close(self) -> None:
         self.run.finish()
-
-
-def _read_id(file: Path) -> str | None:
-    """Return the id of a W&B run; None, with a warning, if the file has none, for example after a
-    full disk. A new W&B run then continues the curves.
-    """
-    if not file.exists():
-        return None
-    try:
-        content = file.read_text(encoding="utf-8").strip()
-    except UnicodeDecodeError:
-        content = ""
-    if re.fullmatch(r"[A-Za-z0-9_-]+", content):
-        return content
-    warnings.warn(
-        f"{file} has no id of a W&B run, so that a new W&B run has the next iterations",
-        stacklevel=2,
-    )
-    return None
 
 
 class AccelerateReport:

@@ -12,10 +12,9 @@ import yaml
 from hyvideo.config.command_line import config_of_run
 from hyvideo.config.config import Config
 from hyvideo.config.run_plan import num_rollouts
-from hyvideo.data.files import folder_problem, parse_json, read_json, read_regular
+from hyvideo.data.files import folder_problem, parse_json, read_json
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
-from hyvideo.data.text import describe_error
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
@@ -29,7 +28,7 @@ from hyvideo.validation.scores_file import mean_by_prompt
 CONFIG_FILE = "config.yaml"  # marks the output_dir of a run
 MAX_POINTS = 500  # of a curve
 NOTES_FILES = ("notes.txt", "notes.md")  # of the user; a run neither writes nor removes them
-MAX_NOTES_BYTES = 20_000
+MAX_NOTES = 20_000  # characters
 
 
 @dataclass(frozen=True)
@@ -192,16 +191,11 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
 
 
 def read_notes(folder: Path) -> str:
-    """Return the text of the user's notes on a run, or why they cannot be shown; empty without a
-    file of notes.
-    """
+    """Return the beginning of the user's notes on a run; empty without a file of notes."""
     for name in NOTES_FILES:
-        try:
-            return read_regular(folder / name, MAX_NOTES_BYTES).strip()
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            return f"{name} cannot be shown: {describe_error(error)}"
+        file = folder / name
+        if file.is_file():
+            return file.read_text(encoding="utf-8", errors="replace")[:MAX_NOTES].strip()
     return ""
 
 
@@ -212,7 +206,7 @@ def _read_history(samples: Path) -> list[ValidationStats]:
     if not measured:
         return []
     newest = measured[-1]
-    made_with = parse_json(read_regular(newest))["made_with"]
+    made_with = read_json(newest, "validation")["made_with"]
     return read_history(samples, made_with, before=int(newest.parent.name) + 1)
 
 

@@ -2,7 +2,6 @@
 folders.
 """
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
 
-from hyvideo.data.files import folder_problem, parse_json, read_regular
+from hyvideo.data.files import folder_problem, parse_json
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
 from hyvideo.records.run_files import write_text
@@ -35,7 +34,8 @@ def write_gallery(*folders: Path) -> Path:
 
     It shows every mp4 file with a JSON file of its settings.
     """
-    page, rows = folders[0] / PAGE_FILE, match_videos(folders)
+    page = folders[0] / PAGE_FILE
+    rows = match_videos(folders)
     check_page(page)
     columns = [[video for video in column if video] for column in zip(*rows)]
     settings = {  # values of each setting, by folder
@@ -47,10 +47,8 @@ def write_gallery(*folders: Path) -> Path:
         video["file"]: quote_url(os.path.relpath(video["file"], folders[0]))
         for video in chain(*columns)
     }
-    names, template = (
-        short_names([place.resolve() for place in folders]),
-        Path(__file__).with_name("gallery.html.j2"),
-    )
+    names = short_names([place.resolve() for place in folders])
+    template = Path(__file__).with_name("gallery.html.j2")
     write_text(page, fill(template, names=names, rows=rows, settings=settings, links=links))
     return page
 
@@ -98,9 +96,7 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     """Yield path and settings of each video as text; skip videos without readable settings."""
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError, LookupError, TypeError):
-            settings = parse_json(read_regular(file.with_suffix(".json")))
-            # fails for lone surrogates, which no page can have
-            json.dumps(settings, ensure_ascii=False).encode()
+            settings = parse_json(file.with_suffix(".json").read_text(encoding="utf-8"))
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 choice = settings.pop("best_of", None)
                 texts = {

@@ -142,10 +142,12 @@ def page_data(run: Run, max_validations: int) -> dict:
     shifts = [
         {shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept
     ]
+    drawn = ("iteration", "by_step/")  # lists of other names are in metrics.jsonl only
+    columns = {name: rows for name, rows in series.columns.items() if name.startswith(drawn)}
     return {
         "rollouts": run.rollouts_per_iteration,
         "metrics": series.points,
-        "columns": series.columns,
+        "columns": columns,
         "validations": {
             "iteration": [stats.iteration for stats in history],
             "means": by_name([stats.means for stats in history]),

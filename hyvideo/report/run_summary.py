@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from hyvideo.data.files import optional
 from hyvideo.data.text import Row, lines_of
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.records.run_files import warn_if_unwritable
 from hyvideo.report.page import REPORT_FILE
 from hyvideo.validation.validation import Validation
 
@@ -78,7 +78,7 @@ def _validated(
             lines.append(_change(name, before, after))
     lines.append(f"  unchanged: {', '.join(unchanged) or 'none'}")
     picture = None
-    with warn_if_unwritable("before_after.png", (OSError, ValueError, LookupError, TypeError)):
+    with optional("before_after.png", (OSError, ValueError, LookupError, TypeError)):
         picture = validation.picture(iteration)
     rows = [("side by side:", str(picture))] if picture else []
     rows.append(("videos:", f"{validation.folder(0)} and {validation.folder(iteration)}"))

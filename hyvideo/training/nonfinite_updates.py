@@ -25,21 +25,30 @@ class NonFiniteUpdates:
         # iteration in which loss or gradient last left the usual range; 0: never
         self.last_outlier = 0
         self.norms: deque[float] = deque(maxlen=_NORM_WINDOW)
+        self._has_reported_zero = False
 
-    def record_finite(self) -> None:
+    def record_finite(self, grad_norm: float, iteration: int) -> None:
+        """Record an applied update; warn once if its gradient is exactly 0."""
         self.bad_in_a_row = 0
+        if grad_norm == 0 and not self._has_reported_zero and self.mesh.is_main:
+            self._has_reported_zero = True
+            print(
+                f"\nwarning: the gradient is exactly 0 in iteration {iteration}, so nothing is "
+                "learned from it. Check that the loss depends on the policy, and that not all of "
+                "its terms are masked or clipped. This is not printed again",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def record_skipped(self, *, ranks: list[int], iteration: int) -> None:
-        """Record a skipped update.
+        """Record a skipped update, whose loss is not finite on ``ranks``, or else its gradient.
 
         Raises FloatingPointError, on all ranks together, after too many in a row.
         """
         self.last_outlier = self.last_outlier if self.bad_in_a_row else iteration
         self.bad_in_a_row += 1
-        where = f"rank {', '.join(map(str, ranks))}" if ranks else "the gradient"
-        message = (
-            f"skipped an update of iteration {iteration} on all ranks: NaN or inf, first on {where}"
-        )
+        where = f"the loss of rank {', '.join(map(str, ranks))}" if ranks else "the gradient"
+        message = f"skipped an update of iteration {iteration} on all ranks: NaN or inf in {where}"
         if self.mesh.is_main:
             print(f"\n{message}", file=sys.stderr, flush=True)
         if self.bad_in_a_row >= self.max_bad_updates:

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data import run_folder
-from hyvideo.data.run_folder import CHECKPOINTS, RunRecord
+from hyvideo.data.run_folder import CHECKPOINTS, METRICS, RunRecord
 from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint_loading import DIGESTS, corruption
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.records.metrics_file import complete_lines
+from hyvideo.training.run_state import SavedState, read_saved_state
 
 RESUME_WORDS = ("auto", "latest")  # resume the run in output_dir, or start one
 
@@ -21,6 +23,8 @@ class Start:
     run: str  # identity
     record: RunRecord | None  # of the run that the folder holds
     checkpoint: Path | None  # None: from the base model
+    state: SavedState | None  # of the checkpoint
+    recorded: frozenset[int]  # iterations with a line in metrics.jsonl
 
 
 def find_start(output_dir: Path, resume_from: str, mesh: Mesh) -> Start:
@@ -31,33 +35,46 @@ def find_start(output_dir: Path, resume_from: str, mesh: Mesh) -> Start:
     results would be lost or mixed, and OSError for a checkpoint that cannot be read.
     """
     record = None
-    checkpoints: list[Path] = []
+    candidates: list[Path] = []
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         if mesh.is_main:
             record = run_folder.read_record(output_dir)
-            checkpoints = _candidates(output_dir, resume_from, record)
-    record, checkpoints = from_main((record, checkpoints), mesh)
-    chosen = None
-    corrupted = []
-    for path in checkpoints:
+            candidates = _candidates(output_dir, resume_from, record)
+    candidates = from_main(candidates, mesh)
+    corrupted: list[Path] = []
+    checkpoint = None
+    for path in candidates:
         problem = corruption(path, mesh)
         if problem is None:
-            chosen = path
+            checkpoint = path
             break
         corrupted.append(path)
         if mesh.is_main:
             print(f"checkpoint {path} is corrupted: {problem}", file=sys.stderr)
-    if corrupted and chosen is None:
+    if corrupted and checkpoint is None:
         raise ValueError(
             f"no checkpoint can be used, all are corrupted and kept: {', '.join(map(str, corrupted))}; "
             "restore one from a copy, or start over in another output_dir"
         )
-    run = record.run if record else from_main(run_folder.new_run(), mesh)
-    with raise_on_all_ranks(mesh, errors=(OSError,)):
+    start = None
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         if mesh.is_main:
             for path in corrupted:
                 run_folder.keep_corrupted(path)
-    return Start(run, record, chosen)
+            start = Start(
+                run=record.run if record else run_folder.new_run(),
+                record=record,
+                checkpoint=checkpoint,
+                state=read_saved_state(checkpoint) if checkpoint else None,
+                recorded=_recorded_iterations(output_dir / METRICS),
+            )
+    return from_main(start, mesh)
+
+
+def _recorded_iterations(metrics: Path) -> frozenset[int]:
+    if not metrics.exists():
+        return frozenset()
+    return frozenset(iteration for iteration, _ in complete_lines(metrics))
 
 
 def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) -> list[Path]:

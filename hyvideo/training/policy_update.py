@@ -28,8 +28,9 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.training.cost import Cost
+from hyvideo.training.custom_objective import check_terms, forbid_changes
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
-from hyvideo.training.objective import Objective, check_terms, forbid_changes
+from hyvideo.training.objective import Objective
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.policy import Policy
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks
@@ -49,7 +50,7 @@ class UpdateWork(NamedTuple):
 class Accumulated(NamedTuple):
     """Sums and values of the passes of an update on this rank."""
 
-    sums: Tensor  # (1 + metrics,), float64: the KL, and each metric of the objective
+    sums: Tensor  # (2 + metrics,), float64: the loss, the KL, and each metric of the objective
     deviations: Tensor  # (passes,), largest deviation of each pass
     # (values + 1, terms): the values that are reported by step, the KL, and the deviation
     by_term: Tensor
@@ -181,16 +182,17 @@ class PolicyUpdate:
         lr = learning_rate(self.config.optimizer, self.update_count)
         # Copied to the CPU before the optimizer step, because a later copy would wait for it.
         means = sum_over_replicas(found.sums, self.mesh).cpu() / work.num_terms
-        by_rank = gather_ranks(found.deviations.amax(), self.mesh).cpu()
+        own = torch.stack([found.deviations.amax().double(), found.sums[0]])
+        deviations, losses = gather_ranks(own, self.mesh).cpu().unbind(1)
         by_step = self._by_step(work, found.by_term.cpu()) if self.objective.by_step else None
-        deviation = by_rank.amax().item()
+        deviation = deviations.amax().item()
         if self._has_moved and not work.is_fresh:
             self.objective.check_moved(deviation, work.iteration)
-        grad_norm = self._step(lr, means, by_rank, work)
+        grad_norm = self._step(lr, losses, work.iteration)
         self._has_moved = grad_norm is not None and grad_norm * lr > 0
         if grad_norm is None:
             return None
-        kl, *values = means.tolist()
+        _, kl, *values = means.tolist()
         metrics = dict(zip(self.objective.metrics, values, strict=True))
         metrics["kl/coef"] = coefficient
         metrics["lr"] = lr
@@ -203,7 +205,8 @@ class PolicyUpdate:
                 for name in ("kl/position", "policy/velocity_norm")
                 if name in metrics
             }
-        self.kl_coefficient.observe(kl)
+        if math.isfinite(kl):  # it may only be a diagnosis
+            self.kl_coefficient.observe(kl)
         self.policy.after_update()
         return UpdateResult(metrics, work.num_terms, by_step)
 
@@ -215,7 +218,7 @@ class PolicyUpdate:
         ``num_replicas`` turns that into a sum.
         """
         objective, passes = self.objective, work.passes
-        sums = torch.zeros(1 + len(objective.metrics), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(2 + len(objective.metrics), dtype=torch.float64, device=self.device)
         losses: list[Tensor] = []
         deviations: list[Tensor] = []
         by_term = [sums.new_empty(len(objective.by_step) + 2, 0)]
@@ -240,7 +243,8 @@ class PolicyUpdate:
                 loss = terms.loss.sum()
                 (loss * self.mesh.num_replicas / work.num_terms).backward()
                 kl, deviation = terms.kl.detach(), terms.deviation.detach()
-                values = [kl, *(terms.metrics[name].detach() for name in objective.metrics)]
+                values = [terms.loss.detach(), kl]
+                values += [terms.metrics[name].detach() for name in objective.metrics]
                 sums += torch.stack([value.double().sum() for value in values])
                 losses.append(loss.detach())
                 deviations.append(deviation.amax())
@@ -278,22 +282,24 @@ class PolicyUpdate:
         gathered = gather_replicas(local, self.mesh)  # (replicas, 2 + values, steps)
         return torch.cat([gathered[:, :-1].sum(0), gathered[:, -1:].amax(0)])
 
-    def _step(self, lr: float, sums: Tensor, deviations: Tensor, work: UpdateWork) -> float | None:
-        """Average, clip and apply the gradients; return the norm before clipping, or None if a rank
-        has NaN or inf.
+    def _step(self, lr: float, losses: Tensor, iteration: int) -> float | None:
+        """Average, clip and apply the gradients; return the norm before clipping, or None if the
+        gradient or a rank's loss, shape (ranks,), is NaN or inf.
+
+        Other values of the objective may be NaN: they only describe the update.
         """
         average_gradients(self.policy.parameters, self.mesh, is_sharded=self.policy.is_sharded)
         grad_norm = clip_gradients(self.policy.parameters, self.config.optimizer.max_grad_norm)
-        if math.isfinite(grad_norm) and sums.isfinite().all():
-            self.nonfinite.record_finite()
-            self.steps_begun += 1
-            self.policy.optimizers.step(lr)
-            self.update_count += 1
-            return grad_norm
-        self.policy.optimizers.zero_grad()
-        ranks = (~deviations.isfinite()).nonzero().flatten().tolist()
-        self.nonfinite.record_skipped(ranks=ranks, iteration=work.iteration)
-        return None
+        ranks = (~losses.isfinite()).nonzero().flatten().tolist()
+        if ranks or not math.isfinite(grad_norm):
+            self.policy.optimizers.zero_grad()
+            self.nonfinite.record_skipped(ranks=ranks, iteration=iteration)
+            return None
+        self.nonfinite.record_finite(grad_norm, iteration)
+        self.steps_begun += 1
+        self.policy.optimizers.step(lr)
+        self.update_count += 1
+        return grad_norm
 
 
 def _print_without_signal(iteration: int, *, skipped: int, with_kl_alone: int) -> None:

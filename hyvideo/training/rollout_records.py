@@ -9,6 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hyvideo.config.all_settings import DataSettings, RecordSettings
+from hyvideo.data.files import optional
 from hyvideo.data.run_folder import ROLLOUTS, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
@@ -16,7 +17,6 @@ from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import (
     evenly_spaced,
     score_entry,
-    warn_if_unwritable,
     write_json,
     write_videos,
 )
@@ -71,7 +71,7 @@ class RolloutRecorder:
             if video is not None and (numbers[row] in due or rollouts.rewards[row].is_missing)
         }
         files: dict[int, str] = {}
-        with warn_if_unwritable(f"VIDEOS OF {folder}"):
+        with optional(f"videos of {folder}"):
             by_number = {numbers[row]: video for row, video in recorded.items()}
             files = write_videos(folder, by_number, self.fps, run=self.run_id)
         self._write_scores(folder, iteration, rollouts, numbers, files)
@@ -107,6 +107,6 @@ class RolloutRecorder:
             in_order = sorted(
                 (entry for part in gathered for entry in part), key=lambda entry: entry["number"]
             )
-            with warn_if_unwritable(f"SCORES OF {folder}"):
+            with optional(f"scores of {folder}"):
                 claim(folder, self.run_id)
                 write_json(folder / "scores.json", in_order)

@@ -8,10 +8,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyvideo.config.all_settings import RecordSettings
+from hyvideo.config.all_settings import RecordSettings, RolloutSettings
 from hyvideo.config.config import Config
-from hyvideo.config.objectives import objective_class
+from hyvideo.config.objectives import OBJECTIVES, objective_class
 from hyvideo.config.run_inputs import RunInputs
+from hyvideo.config.run_plan import transitions
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -32,6 +33,7 @@ from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
+from hyvideo.training.custom_objective import try_objective
 from hyvideo.training.input_digests import PAIRS, SERVICE, digest_inputs, digest_ratings
 from hyvideo.training.model_setup import (
     check_adapter,
@@ -63,7 +65,6 @@ from hyvideo.training.rollout_batch import RolloutNoise
 from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.run_state import Progress, RunState
-from hyvideo.training.sampler_check import custom_steps
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def build_run(
     """
     inputs = RunInputs(config, mesh.world_size)
     plan = inputs.plan
-    custom_steps(config.rollout, mesh)
+    agree_on_sampler(config.rollout, mesh)
     objective_type = objective_class(config.loss.objective)
     schedule = rollout_schedule(config.rollout)
     requests = inputs.requests
@@ -178,6 +179,17 @@ def build_run(
         on_stage=progress.enter,
         check=signals.check,
     )
+    if config.loss.objective not in OBJECTIVES:
+        progress.enter("load", "the objective")
+        condition = encoder([requests[0]], height=config.data.height, width=config.data.width)
+        with raise_on_all_ranks(mesh):
+            try_objective(
+                objective,
+                schedule,
+                condition.to(device),
+                num_columns=plan.num_trained_steps,
+                dimensions=scorer.weights,
+            )
     if config.loss.reward_gradient_weight:
         reward_gradient = _reward_gradient(config, pipeline, scorer, requests)
         objective = WithRewardGradient(objective, reward_gradient)
@@ -275,6 +287,16 @@ def build_run(
         checkpoints=checkpoints,
         state=state,
     )
+
+
+def agree_on_sampler(rollout: RolloutSettings, mesh: Mesh) -> None:
+    """Raise ValueError if ranks have other steps of a custom sampler, such as of a function that
+    reads the rank. Collective.
+    """
+    if ".py:" in rollout.sde_type:
+        agree(
+            f"sde_type {rollout.sde_type} in step", dict(enumerate(transitions(rollout), 1)), mesh
+        )
 
 
 def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:

@@ -63,12 +63,14 @@ class Progress:
 
     def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
         self.iteration = 0
+        self.stage = ""
         self._on_stage = on_stage
         self._show = show
 
     def enter(self, stage: str, part: str = "") -> None:
         """Report that the run enters a stage of the current iteration, or a ``part`` of it."""
-        self._stage, self._part = stage, part
+        self.stage = stage
+        self._part = part
         self._on_stage(stage, self.iteration)
         self._show(stage, self.iteration, part)
 
@@ -80,8 +82,8 @@ class Progress:
         """
         for number, step in enumerate(schedule, 1):
             check()
-            self._on_stage(self._stage, self.iteration)
-            self._show(self._stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
+            self._on_stage(self.stage, self.iteration)
+            self._show(self.stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
             yield step
 
 
@@ -188,12 +190,11 @@ class RunState:
         self.checkpoints.wait()
         return self.progress.iteration
 
-    def resume(self, folder: Path) -> None:
-        """Load a checkpoint.
+    def resume(self, folder: Path, state: SavedState) -> None:
+        """Load a checkpoint with its ``state``, which all ranks have read from the same file.
 
-        Raises ValueError if it does not fit the settings or inputs.
+        Raises ValueError if it does not fit the settings or inputs. Collective.
         """
-        state = read_saved_state(folder)
         settings = self.config.flat()
         self.changed_settings = check_changes(
             state.settings,

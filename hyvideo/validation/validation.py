@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.config.config import Config
+from hyvideo.data.files import optional
 from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
 from hyvideo.data.run_folder import SAMPLES, claim
@@ -32,7 +33,6 @@ from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import (
     evenly_spaced,
     score_entry,
-    warn_if_unwritable,
     write_json,
     write_videos,
 )
@@ -166,7 +166,7 @@ class Validation:
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.monitor.check(stats)
         names = dict(ChainMap(*all_objects(names, self.mesh)))
-        with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
+        with optional(f"validation {self.folder(iteration)}"):
             if self.mesh.is_main:
                 claim(self.folder(iteration), self.run_id)
                 self._record(iteration, rewards, names)
@@ -243,7 +243,7 @@ class Validation:
                 [self.requests[row] for row in batch], height=height, width=width
             )
             noise = self._noises(batch)
-            latents = self._sample(conditions.to(self.pipeline.device), noise, batch)
+            latents = self.sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
                 self.on_stage("validation", f"decoding {title}")
@@ -262,7 +262,7 @@ class Validation:
         )
         return dict(zip(videos, rewards))
 
-    def _sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
+    def sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:
         """Return the final latents of a batch, sampled with the ODE or with the SDE of
         ``validation_eta``.
         """
@@ -304,7 +304,7 @@ class Validation:
         rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}
         names: dict[int, str] = {}
-        with warn_if_unwritable(f"VIDEOS OF {self.folder(iteration)}"):
+        with optional(f"videos of {self.folder(iteration)}"):
             names = write_videos(self.folder(iteration), kept, self.fps, run=self.run_id)
         return names
 
@@ -312,7 +312,7 @@ class Validation:
         """Delete the records of an earlier validation of ``iteration``, whose videos this one
         replaces one by one.
         """
-        with warn_if_unwritable(f"VALIDATION {self.folder(iteration)}"):
+        with optional(f"validation {self.folder(iteration)}"):
             if self.mesh.is_main and self.folder(iteration).is_dir():
                 # raises for a folder that this run has not made
                 claim(self.folder(iteration), self.run_id)

@@ -17,7 +17,8 @@ from hyvideo.validation.scores_file import mean_by_prompt
 from studies.benchmarks.suites import Suite, suite_of
 
 # result files; folder of VBench's static filter
-FILES, FILTERED = "*_eval_results.json", "filtered_videos"
+FILES = "*_eval_results.json"
+FILTERED = "filtered_videos"
 Videos = dict[tuple[str, int], float]  # scores by prompt and number
 
 
@@ -56,8 +57,6 @@ def read_results(words: list[str]) -> list[tuple[Suite, dict[str, list[Run]]]]:
         name, _, path = word.partition("=")
         if not (name and path):
             raise ValueError(f"results must be given as name=path, got {quote(word)}")
-        if not name.isprintable():
-            raise ValueError(f"the name of results must be printable, got {quote(name)}")
         suite, run = read_run(Path(path))
         _, policies = found.setdefault(suite.title, (suite, {}))
         policies.setdefault(name, []).append(run)
@@ -69,7 +68,8 @@ def read_run(path: Path) -> tuple[Suite, Run]:
 
     Raises ValueError for an invalid file or a dimension in two files.
     """
-    tables, owners = {}, {}
+    tables = {}
+    owners = {}
     for file in sorted(path.rglob(FILES)) if path.is_dir() else [path]:
         for name, table in read_json(file, "results").items():
             if name in tables:

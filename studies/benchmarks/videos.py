@@ -17,7 +17,8 @@ from hyvideo.data.files import file_problem, make_folder, parse_json, read_json
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
 from hyvideo.data.text import quote
-from hyvideo.generation.generation import Source, generate, video_settings
+from hyvideo.generation.generation import Source
+from hyvideo.generation.generator import Generator, Recipe
 from hyvideo.generation.video_sampler import Video
 from studies.benchmarks.suites import Suite, suite_of
 
@@ -135,54 +136,52 @@ class BenchmarkVideos:
     def made(self, clip: Clip) -> Path:
         return self.folder / "made" / f"{clip.request.seed:012x}.mp4"
 
+    @property
+    def recipe(self) -> Recipe:
+        return Recipe(
+            self.config,
+            self.source,
+            seed=0,
+            is_stochastic=self.config.validation_eta > 0,
+            sp_size=self.config.distributed.sp_size,
+        )
+
     def pending(self) -> list[Video]:
-        """Return the videos without a complete file.
+        """Return the videos that are not complete.
 
         Raises ValueError for one that was made with other settings.
         """
         _, *size = self.config.rollout_size
-        videos = []
-        for video in [
-            Video(clip.request, *size, clip.number, self.made(clip)) for clip in self.clips
-        ]:
-            record = video.path.with_suffix(".json")
-            if not (record.is_file() and video.path.is_file()):
-                videos.append(video)
+        pending = []
+        for clip in self.clips:
+            video = Video(clip.request, *size, clip.number, self.made(clip))
+            if not (video.record.is_file() and video.path.is_file()):
+                pending.append(video)
                 continue
-            old, new = (
-                read_json(record, "video"),
-                video_settings(
-                    self.config,
-                    video,
-                    self.source,
-                    0,
-                    is_stochastic=self.config.validation_eta > 0,
-                ),
-            )
-            if changed := [
-                f"{n} {quote(old.get(n))}, now {quote(new[n])}" for n in new if old.get(n) != new[n]
-            ]:
+            old = read_json(video.record, "video")
+            new = self.recipe.settings_of(video)
+            changed = [
+                f"{name} {quote(old.get(name))}, now {quote(value)}"
+                for name, value in new.items()
+                if old.get(name) != value
+            ]
+            if changed:
                 raise ValueError(
                     f"{video.path} has other settings: {'; '.join(changed)}. Choose another "
                     "--output_dir"
                 )
-        return videos
+        return pending
 
     def make(self, videos: list[Video], *, only_checks: bool = False) -> None:
         """Generate the videos; the processes of torchrun share them.
 
-        Raises ValueError as `generate` does.
+        Raises ValueError as `Generator` does.
         """
-        if videos:
-            generate(
-                self.config,
-                videos,
-                source=self.source,
-                seed=0,
-                is_stochastic=self.config.validation_eta > 0,
-                sp_size=self.config.distributed.sp_size,
-                only_checks=only_checks,
-            )
+        if not videos:
+            return
+        generator = Generator(self.recipe, videos)
+        if not only_checks:
+            generator.make()
 
     def link(self) -> None:
         """Link the official names to the videos.

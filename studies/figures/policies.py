@@ -13,11 +13,13 @@ from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint_loading import complete
-from hyvideo.generation.generation import Source, generate, list_videos
+from hyvideo.generation.generation import Source, list_videos
+from hyvideo.generation.generator import Generator, Recipe
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 
-BASE, SHEET = "base", "policies.png"
+BASE = "base"
+SHEET = "policies.png"
 Policies = dict[str, tuple[Source, Config]]  # by name
 
 
@@ -65,17 +67,18 @@ def source_of(path: Path) -> Source:
 def sample_policies(
     policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False
 ) -> None:
-    """Generate the videos of one policy after the other. Raises ValueError as `generate` does."""
+    """Generate the videos of one policy after the other. Raises ValueError as `Generator` does."""
     for name, (source, config) in policies.items():
         sizes = dict.fromkeys(requests, (config.data.height, config.data.width))
-        generate(
+        recipe = Recipe(
             config,
-            list_videos(sizes, requests, out / name),
-            source=source,
+            source,
             seed=config.record.validation_seed,
             is_stochastic=config.validation_eta > 0,
-            only_checks=only_checks,
         )
+        generator = Generator(recipe, list_videos(sizes, requests, out / name))
+        if not only_checks:
+            generator.make()
 
 
 def draw_policies(policies: Iterable[str], requests: list[Request], out: Path, seed: int) -> Path:

@@ -54,54 +54,34 @@ HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "For
 def read_trace(study: Study, run: Run) -> Trace:
     """Read the validations of a run; values that were not measured are NaN.
 
-    Raises ValueError if its records are corrupted, or lack an iteration, whose cost would be
-    missing.
+    Raises ValueError if its records lack an iteration, whose cost would be missing.
     """
     config = study.config(run)
     folder = study.folder(run)
     spent = np.zeros(len(AXES))
     points = []
-    processes = _processes(folder, study)
+    processes = read_yaml(folder / "config.yaml")["environment"]["processes"]
     rollouts = make_plan(config, processes).rollouts
     base = folder / "samples/000000/measures.json"
     if base.is_file():
         points.append(dict(zip(AXES, spent)) | read_json(base, run.name))
     lines = read_metrics(folder / METRICS)
-    if missing := set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}:
+    missing = set(range(1, 1 + len(lines))) - {line["iteration"] for line in lines}
+    if missing:
         raise ValueError(
             f"{folder / METRICS} has no line of iteration {min(missing)}, so that the cost of the "
             "run is unknown; restore the line, or move the folder away to train the run again"
         )
-    try:
-        for line in lines:
-            spent = spent + [
-                rollouts,
-                rollouts * line["cost/forwards"],
-                line["time/iteration"] * processes,
-            ]
-            if "validation/reward" in line:
-                points.append(
-                    dict(zip(AXES, spent))
-                    | {k.removeprefix("validation/"): v for k, v in line.items()}
-                )
-        return _columns(points, config.reward_weights)
-    except (LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"the records of the run in {folder} are corrupted: {error!r}; move the folder away"
-        ) from error
-
-
-def _processes(folder: Path, study: Study) -> int:
-    """Return the number of processes that the run in a folder recorded; without a record, that of
-    the study.
-    """
-    file = folder / "config.yaml"
-    content = read_yaml(file) if file.is_file() else None
-    environment = content.get("environment") if isinstance(content, dict) else None
-    recorded = environment.get("processes") if isinstance(environment, dict) else None
-    if isinstance(recorded, int) and recorded > 0:
-        return recorded
-    return study.world_size
+    for line in lines:
+        spent = spent + [
+            rollouts,
+            rollouts * line["cost/forwards"],
+            line["time/iteration"] * processes,
+        ]
+        if "validation/reward" in line:
+            metrics = {name.removeprefix("validation/"): value for name, value in line.items()}
+            points.append(dict(zip(AXES, spent)) | metrics)
+    return _columns(points, config.reward_weights)
 
 
 def check_validations(study: Study, runs: Iterable[Run]) -> None:
@@ -111,9 +91,7 @@ def check_validations(study: Study, runs: Iterable[Run]) -> None:
     for run in runs:
         expected: dict | None = None
         for file in sorted(study.folder(run).glob(f"{SAMPLES}/*/{MEASURES_FILE}")):
-            made_with = read_json(file, run.name).get("made_with")
-            if not isinstance(made_with, dict):
-                continue
+            made_with = read_json(file, run.name)["made_with"]
             if expected is None:
                 config = study.config(run)
                 requests = read_requests(*config.data.valid_video_csv)
@@ -203,7 +181,8 @@ def write_results(
     names = dict.fromkeys(run.recipe.name for run in runs)
     traces: dict[str, dict[int, Trace]] = {}
     for name in names:
-        if of_recipe := [run for run in trained if run.recipe.name == name]:
+        of_recipe = [run for run in trained if run.recipe.name == name]
+        if of_recipe:
             traces[name] = {run.seed: read_trace(study, run) for run in of_recipe}
     scores = {
         name: {seed: at_cost(t, *budget) for seed, t in by_seed.items()}
@@ -213,9 +192,9 @@ def write_results(
     base = intervals([at_cost(traces[trained[0].recipe.name][trained[0].seed], budget.axis, 0)])
     write_plots(traces, ends, base, budget, study.out)
     whole = planned(study, trained[0], trains=False)
-    rows = (
-        [] if base["rollouts"].mean else [_row("Base model", base, forwards_per_video(whole), "")]
-    )
+    rows = []
+    if not base["rollouts"].mean:  # the first validation is that of the base model
+        rows.append(_row("Base model", base, forwards_per_video(whole), ""))
     if guidance:
         guided = intervals([guided_base(study, trained[0], guidance)])
         of_video = forwards_per_video(whole.with_settings(validation_cfg_scale=guidance))
@@ -229,7 +208,8 @@ def write_results(
         "validations of the runs, with the same prompts and noise. 95 % intervals (Student's t) "
         "over training seeds, none for one seed.",
     ]
-    if missing := [run.name for run in runs if run not in trained]:
+    missing = [run.name for run in runs if run not in trained]
+    if missing:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
     write_table(Table(HEADS, rows, notes), study.out / "recipes")
     controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}

@@ -41,7 +41,8 @@ class Budget(NamedTuple):
     @staticmethod
     def of(text: str) -> "Budget":
         """Parse text like ``forwards=20000``. Raises ValueError for other text."""
-        if not (match := re.fullmatch(rf"({'|'.join(AXES)})=([1-9][0-9]*)", text)):
+        match = re.fullmatch(rf"({'|'.join(AXES)})=([1-9][0-9]*)", text)
+        if not match:
             raise ValueError(
                 f"--budget must be {' or '.join(f'{axis}=N' for axis in AXES)}, got {text!r}"
             )
@@ -73,10 +74,12 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
         raise ValueError(
             f"{path}: control is not a setting of all recipes; move it from common to a recipe"
         )
-    common, found = _flags(parts.pop("common") or {}, path), []
+    common = _flags(parts.pop("common") or {}, path)
+    found = []
     for name, settings in parts.items():
         settings = dict(settings or {})
-        has_control, control = settings.pop("control", False), f"{name}_control"
+        has_control = settings.pop("control", False)
+        control = f"{name}_control"
         if not isinstance(has_control, bool) or (has_control and control in parts):
             got = "another recipe" if control in parts else repr(has_control)
             raise ValueError(
@@ -107,7 +110,8 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
 
     Raises ValueError if they are not comparable.
     """
-    found, measured = [], {}
+    found = []
+    measured = {}
     for recipe in recipes:
         fixed = RUN_FLAGS if budget.axis == "seconds" else (*RUN_FLAGS, "max_steps")
         reject_flags(study.extra, fixed)
@@ -124,7 +128,8 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
         )
         settings = run.config.flat() | {name: getattr(run.config, name) for name in resolved}
         measured = measured or {name: settings[name] for name in MEASURED}
-        if others := [name for name in MEASURED if settings[name] != measured[name]]:
+        others = [name for name in MEASURED if settings[name] != measured[name]]
+        if others:
             raise ValueError(
                 f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe"
             )

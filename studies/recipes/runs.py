@@ -155,7 +155,8 @@ def progress(folder: Path, config: Config) -> Progress:
         raise ValueError(
             f"{folder} was started with {changes}; use another --output_dir or move the folder"
         )
-    last, max_steps = lines[-1][0], config.optimizer.max_steps
+    last = lines[-1][0]
+    max_steps = config.optimizer.max_steps
     if last > max_steps:
         raise ValueError(
             f"{folder} has {last} iterations, more than max_steps {max_steps}; use another "

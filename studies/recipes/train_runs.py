@@ -120,7 +120,6 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
 
     def train(run: Run) -> int:
         path = logs / f"{run.name}.log"
-        logs.mkdir(parents=True, exist_ok=True)  # again, if it was deleted meanwhile
         with open(path, "ab") as log:
             process = subprocess.Popen(command(study, run), stdout=log, stderr=log, env=environment)
             running.add(process)

@@ -85,7 +85,8 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
 
 def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> Study:
     """Return the study for the flags of `grid_parser`. Raises ValueError for incompatible flags."""
-    extra, noise = shlex.split(options.extra), options.match_noise
+    extra = shlex.split(options.extra)
+    noise = options.match_noise
     reject_flags(extra, CELL_FLAGS)
     if noise is None and options.world:
         noise = MINIATURE_NOISE
@@ -104,7 +105,8 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
 
     Raises ValueError for invalid flags or runs.
     """
-    jobs, num_gpus = options.jobs, study.num_gpus
+    jobs = options.jobs
+    num_gpus = study.num_gpus
     if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
         raise ValueError(
             f"--jobs must be at least 1 (1 with GPUs), --num_gpus at least 0, got {jobs} and "

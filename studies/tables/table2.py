@@ -183,7 +183,8 @@ def _row(labels: list[str], seeds: str, scores: dict[str, list[Scores]]) -> Row:
 
 def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
     """Compare all rows that have evaluations."""
-    rows, found = by_row(evaluations), []
+    rows = by_row(evaluations)
+    found = []
     for setting in dict.fromkeys(run.recipe.setting for run in evaluations):
         available = {
             row: by_setting[setting] for row, by_setting in rows.items() if setting in by_setting

@@ -14,6 +14,7 @@ from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_sampling
 from hyvideo.config.run_plan import branches_of_steps, make_plan, transitions
 from hyvideo.generation import generation
+from hyvideo.generation.generator import Recipe
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
@@ -193,11 +194,6 @@ def test_generation_uses_the_levels_of_a_run_or_of_its_flag(tmp_path, monkeypatc
         )
     video = generation.Video(None, 16, 16, 0, tmp_path / "a.mp4")
     request = generation.make_and_read_requests(["a"], None, [])[0]
-    settings = generation.video_settings(
-        generated(*of_run),
-        generation.replace(video, request=request),
-        generation.Source(),
-        0,
-        False,
-    )
+    recipe = Recipe(generated(*of_run), generation.Source(), seed=0, is_stochastic=False)
+    settings = recipe.settings_of(generation.replace(video, request=request))
     assert settings["sigmas"] == SIGMAS

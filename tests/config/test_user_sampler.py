@@ -7,17 +7,16 @@ import json
 import pytest
 
 from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.identity import changed_settings, named_files
+from hyvideo.config.identity import changed_settings, code_of
 from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_evaluation, check_sampling
 from hyvideo.config.run_inputs import RunInputs
 from hyvideo.config.run_plan import make_plan
 from hyvideo.config.without_effect import settings_without_effect
-from hyvideo.schedulers import transitions
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
-from hyvideo.training.sampler_check import custom_steps
+from hyvideo.training.run_setup import agree_on_sampler
 from studies.recipes.runs import Run, Study
 from studies.tables.cells import Cell, runs_of_figure
 from studies.tables.study_command import grid_parser
@@ -139,7 +138,7 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
     ).resolved()
     check_evaluation(config, output=tmp_path, has_model=True)
     check_sampling(config, output=tmp_path, is_stochastic=False)
-    with pytest.raises(ValueError, match="gone.py' cannot be imported: FileNotFoundError"):
+    with pytest.raises(ValueError, match="gone.py.*FileNotFoundError"):
         check_sampling(config, output=tmp_path)
 
 
@@ -174,7 +173,7 @@ def test_a_sampler_file_can_be_matched_and_be_a_target(file, tiny_config):
 
 
 def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="gone.py' cannot be imported"):
+    with pytest.raises(ValueError, match="gone.py"):
         check(tiny_config.with_settings(match_noise=f"{tmp_path}/gone.py:f:0.5").resolved())
 
 
@@ -182,21 +181,20 @@ def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
 
 
 def test_named_files_include_the_sampler_file(file, tiny_config):
-    assert named_files(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [
+    assert code_of(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [
         file
     ]
-    assert "sde_type" not in named_files(tiny_config.flat())
+    assert "sde_type" not in code_of(tiny_config.flat())
 
 
 def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
     before, now = (
         tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps")
     )
-    (message,) = changed_settings(before, now, same_rollouts=True).affecting_learning
-    assert (
-        message.startswith("sde_type is")
-        and not changed_settings(now, now, same_rollouts=True).affecting_learning
-    )
+    assert list(changed_settings(before, now, same_rollouts=True).affecting_learning) == [
+        "sde_type"
+    ]
+    assert not changed_settings(now, now, same_rollouts=True).affecting_learning
 
 
 @pytest.mark.system
@@ -212,9 +210,7 @@ def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(
     config = config.with_settings(max_steps=2, resume_from_checkpoint="latest")
     Trainer(config, mesh, torch.device("cpu"))
     file.write_text(TEXT.replace("eta * (", "2 * eta * ("))
-    with pytest.raises(
-        ValueError, match=r"contents of sde_type .*my.py have changed[^$]*allow_changed_settings"
-    ):
+    with pytest.raises(ValueError, match=r"contents of sde_type have changed .*my.py"):
         Trainer(config, mesh, torch.device("cpu"))
 
 
@@ -228,7 +224,7 @@ def problem_of_a_sampler_that_reads_the_rank(file):
 
     config = load_config("configs/smoke.yaml", sde_type=f"{file}:rank")
     try:
-        custom_steps(config.rollout, ranks.start(1, torch.device("cpu")))
+        agree_on_sampler(config.rollout, ranks.start(1, torch.device("cpu")))
     except ValueError as error:
         return str(error)
 
@@ -239,28 +235,6 @@ def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
         f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py")
     )
     assert first == second and "rank.py:rank in step 1 must be the same on all ranks" in first
-
-
-@pytest.mark.slow
-def test_a_resumed_run_must_have_the_same_steps(tiny_config, mesh, tmp_path, monkeypatch):
-    """The function reads an environment variable, so that neither its file nor its arguments
-    change.
-    """
-    import torch
-
-    (tmp_path / "rank.py").write_text(RANK)
-    settings = {"sde_type": f"{tmp_path}/rank.py:rank", "max_steps": 1, "save_interval": 1}
-    Trainer(tiny_config.with_settings(**settings), mesh, torch.device("cpu")).train()
-    config = tiny_config.with_settings(
-        **settings | {"max_steps": 2, "resume_from_checkpoint": "latest"}
-    )
-    Trainer(config, mesh, torch.device("cpu"))
-    monkeypatch.setenv("RANK", "2")
-    transitions._schedule.cache_clear()
-    with pytest.raises(
-        ValueError, match=r"returns different values for step 1, .* in the checkpoint and now"
-    ):
-        Trainer(config, mesh, torch.device("cpu"))
 
 
 # --- studies -----------------------------------------------------------------------------------

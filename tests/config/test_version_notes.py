@@ -10,7 +10,7 @@ from hyvideo.config.plan_text import describe
 from hyvideo.config.rules import check, check_sampling
 from hyvideo.config.run_plan import make_plan, validation_transitions
 from hyvideo.config.version_notes import generation_notes, run_notes
-from hyvideo.generation.generation import _schedule
+from hyvideo.generation.generator import _schedule
 from hyvideo.schedulers.transitions import SAMPLERS, cps_transition
 
 ANYFLOW = "wan2.1_t2v_1.3b_anyflow"

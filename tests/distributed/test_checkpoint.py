@@ -17,22 +17,37 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hyvideo.config import processes
-from hyvideo.data import run_folder
-from hyvideo.distributed import checkpoint_loading, checkpoint_writer, manifest
+from hyvideo.data import files, run_folder
+from hyvideo.data.run_folder import RunRecord
+from hyvideo.distributed import checkpoint_loading, checkpoint_writer
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
+from hyvideo.training.output_folder import find_start
+from hyvideo.training.run_state import read_saved_state
 from tests.distributed.launch import launch
 
 ALONE = Mesh.single()
 RUN = "0f0f0f0f"  # identity of the run in these tests
+STATE = {
+    "run": RUN,
+    "iteration": 2,
+    "update": 2,
+    "anchor_age": 0,
+    "kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": []},
+    "health": {"bad_in_a_row": 0, "norms": [], "last_outlier": 0},
+    "unvalidated": {},
+    "rollouts": 4,
+    "settings": {},
+    "inputs": {},
+}
 
 
 def save(folder, iteration, keep=0, is_asynchronous=False, **tensors):
     writer = CheckpointWriter(folder, ALONE, keep=keep, is_asynchronous=is_asynchronous, run=RUN)
     tensors = tensors or {"policy": torch.arange(3.0)}
-    path = writer.save(iteration, tensors, {"iteration": iteration})
+    path = writer.save(iteration, tensors, STATE | {"iteration": iteration})
     writer.wait()
     return path
 
@@ -91,7 +106,7 @@ def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint
     (main, *first), (other, *second) = launch(
         "tests.distributed.test_checkpoint:save_without_shared_folder", 2, str(tmp_path)
     )
-    assert "CHECKPOINT NOT WRITTEN" in main and not other  # printed once
+    assert "checkpoint NOT WRITTEN" in main and not other  # printed once
     assert "output_dir must be on a file system that all nodes share" in main
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 
@@ -103,11 +118,16 @@ def save_twice(folder, failing):
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=30)
-    blocked, hash_share = Path(folder) / "checkpoints", manifest.hash_share
+    blocked = Path(folder) / "checkpoints"
+    digest_files = checkpoint_writer.digest_files
     if failing == "mkdir" and mesh.is_main:
         blocked.write_text("a file instead of a folder")
-    if failing == "hash" and mesh.rank == 1:
-        manifest.hash_share = lambda *_: (_ for _ in ()).throw(OSError("the disk does not answer"))
+
+    def fail(*_, **__):
+        raise OSError("the disk does not answer")
+
+    if failing == "digest" and mesh.rank == 1:
+        checkpoint_writer.digest_files = fail
     writer = CheckpointWriter(Path(folder), mesh, keep=0, is_asynchronous=True, timeout=30, run=RUN)
     found = []
     for iteration in (1, 2):
@@ -117,12 +137,12 @@ def save_twice(folder, failing):
         torch.distributed.barrier()
         if blocked.is_file() and mesh.is_main:
             blocked.unlink()
-        manifest.hash_share = hash_share
+        checkpoint_writer.digest_files = digest_files
         torch.distributed.barrier()
     return found, [path.name for path in checkpoint_loading.complete(Path(folder))]
 
 
-@pytest.mark.parametrize("failing", ["mkdir", "hash"])
+@pytest.mark.parametrize("failing", ["mkdir", "digest"])
 def test_a_failure_on_one_rank_loses_only_one_checkpoint(tmp_path, failing):
     for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path), failing):
         assert found == [[True, False], ["000002"]]
@@ -266,26 +286,28 @@ def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_rank
     assert "000001 cannot be read" in message
 
 
-def test_only_the_newest_are_kept_and_latest_points_to_the_last(tmp_path):
+def newest(folder):
+    """Return the name of the checkpoint that the run in a folder resumes."""
+    run_folder.write_record(folder, RunRecord(run=RUN, has_checkpoint=True))
+    return find_start(folder, "auto", ALONE).checkpoint.name
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").iterdir())
+
+
+def test_only_the_newest_are_kept(tmp_path):
     for iteration in (2, 4, 6):
         save(tmp_path, iteration, keep=2)
-    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000004", "000006"]
-    assert (tmp_path / "checkpoints" / "latest").read_text().strip() == "000006"
-    assert checkpoint_loading.find(tmp_path, "latest").name == "000006"
+    assert names(tmp_path) == ["000004", "000006"]
 
 
-def test_latest_is_the_last_one_written_even_if_its_number_is_smaller(tmp_path):
-    for iteration in (2, 4, 6):
-        save(tmp_path, iteration)
-    save(tmp_path, 3, keep=1)
-    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000003"]
-    assert checkpoint_loading.find(tmp_path, "latest").name == "000003"
-
-
-def test_a_dangling_latest_pointer_falls_back_to_the_newest(tmp_path):
-    save(tmp_path, 2)
-    (tmp_path / "checkpoints" / "latest").write_text("000009\n")
-    assert checkpoint_loading.find(tmp_path, "latest").name == "000002"
+def test_an_iteration_that_is_saved_is_not_saved_again(tmp_path):
+    save(tmp_path, 2, weight=torch.tensor(1.0))
+    folder = save(tmp_path, 2, weight=torch.tensor(2.0))
+    target = {"weight": torch.tensor(0.0)}
+    checkpoint_loading.load_tensors(folder, target)
+    assert target["weight"] == 1
 
 
 def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
@@ -306,14 +328,10 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint_writer.dcp, "save", crash)
         save(tmp_path, 4, keep=1)
-    assert not list((tmp_path / "checkpoints").glob(".*"))  # partial files are removed
-    assert (
-        "CHECKPOINT NOT WRITTEN (disk full); keeping earlier ones, training continues"
-        in capsys.readouterr().err
-    )
-    assert checkpoint_loading.find(tmp_path, "latest").name == "000002"
+    assert names(tmp_path) == ["000002"]  # partial files are removed
+    assert "checkpoint NOT WRITTEN (OSError: disk full)" in capsys.readouterr().err
     save(tmp_path, 4)
-    assert checkpoint_loading.find(tmp_path, "latest").name == "000004"
+    assert names(tmp_path) == ["000002", "000004"]
 
 
 def test_only_the_newest_write_counts_as_failed(tmp_path, monkeypatch):
@@ -354,68 +372,31 @@ def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_
     for name in ("rename", "replace"):
         traced(name, getattr(os, name), lambda path: path)
     target = save(tmp_path, 2, keep=1)
-    root, partial = target.parent, target.with_name(".000002.partial")
-    published, pointed, hidden = (
-        events.index(event)
-        for event in (
-            ("rename", str(partial)),
-            next((name, path) for name, path in events if name == "replace"),
-            ("rename", str(root / "000001")),
-        )
-    )
+    root = target.parent
+    partial = next(path for name, path in events if name == "replace")
+    published = events.index(("replace", partial))
+    hidden = events.index(("rename", str(root / "000001")))
     synced = {path for name, path in events[:published] if name == "fsync"}
     assert synced >= {
-        str(partial / path.relative_to(target)) for path in (target, *target.rglob("*"))
+        str(Path(partial) / path.relative_to(target)) for path in (target, *target.rglob("*"))
     }
-    assert ("fsync", events[pointed][1]) in events[published:pointed]
-    assert ("fsync", str(root)) in events[pointed:hidden]
+    assert ("fsync", str(root)) in events[published:hidden]
 
 
-def test_a_rewritten_checkpoint_replaces_the_old_one_only_once_it_is_on_disk(tmp_path, monkeypatch):
-    save(tmp_path, 2, weight=torch.tensor(1.0))
+def test_a_kill_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 2)
 
-    def crash(*_, **__):
+    def crash(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_folder, "discard", crash)
+        patch.setattr(os, "replace", crash)
+        patch.setattr(files.shutil, "rmtree", lambda *_, **__: None)
         with pytest.raises(KeyboardInterrupt):
-            save(tmp_path, 2, weight=torch.tensor(2.0))
-    (folder,) = checkpoint_loading.complete(tmp_path)
-    target = {"weight": torch.tensor(0.0)}
-    checkpoint_loading.load_tensors(folder, target)
-    assert target["weight"] == 2
-    save(tmp_path, 2)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        "000002",
-        "latest",
-    ]
-
-
-def test_a_kill_during_replacement_loses_no_checkpoint(tmp_path, monkeypatch):
-    save(tmp_path, 2)
-    rename = os.rename
-
-    def crash(source, target):
-        if str(source).endswith(".partial"):
-            raise KeyboardInterrupt
-        rename(source, target)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", crash)
-        with pytest.raises(KeyboardInterrupt):
-            save(tmp_path, 2, keep=1)
-    assert not checkpoint_loading.complete(tmp_path)
-    hidden = tmp_path / "checkpoints" / ".000002.replaced"
-    assert (
-        checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000002"
-        and not hidden.exists()
-    )
+            save(tmp_path, 4, keep=1)
+    assert len(names(tmp_path)) == 2 and newest(tmp_path) == "000002"
     run_folder.remove_after(tmp_path, 2, RUN)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        "000002",
-        "latest",
-    ]
+    assert names(tmp_path) == ["000002"]
 
 
 def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is_written(
@@ -426,7 +407,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
     rmtree = run_folder.shutil.rmtree
 
     def fail(folder, **options):
-        if folder.name == ".000002.removed":
+        if folder.name.startswith(".000002."):
             raise PermissionError(1, "Operation not permitted", str(folder))
         rmtree(folder, **options)
 
@@ -441,77 +422,7 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
         and "Operation not permitted" in stderr
         and "NOT WRITTEN" not in stderr
     )
-    assert checkpoint_loading.find(tmp_path, "latest").name == "000004"
-
-
-def test_only_the_link_of_a_linked_checkpoint_is_removed(tmp_path):
-    elsewhere = save(tmp_path, 2).rename(tmp_path / "elsewhere")
-    link = tmp_path / "checkpoints" / "000002"
-    for remove in (
-        lambda: save(tmp_path, 4, keep=1),
-        lambda: save(tmp_path, 2),
-        lambda: run_folder.remove_after(tmp_path, 1, RUN),
-    ):
-        link.symlink_to(elsewhere)
-        remove()
-        assert not link.is_symlink() and (elsewhere / "state.json").is_file()
-        run_folder.remove_after(tmp_path, 1, RUN)
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["latest"]
-
-
-def choose_with_a_stale_listing(folder):
-    """Return the checkpoint chosen if rank 1 sees an old listing, and the errors if the ranks
-    choose differently.
-    """
-    from hyvideo.distributed import mesh as ranks
-
-    mesh, folder = ranks.start(1, torch.device("cpu"), timeout=30), Path(folder)
-    complete = checkpoint_loading.complete
-    if mesh.rank == 1:
-        checkpoint_loading.complete = lambda output_dir: complete(output_dir)[:1]
-    chosen = checkpoint_loading.find_intact(folder, "latest", mesh)
-    checkpoint_loading.require_same_checkpoint(4, manifest.manifest_hash(chosen), mesh)
-    messages = []
-    for folder_of_rank, iteration in (
-        (complete(folder)[1 - mesh.rank], 4),
-        (chosen, 4 - mesh.rank),
-    ):
-        try:
-            checkpoint_loading.require_same_checkpoint(
-                iteration, manifest.manifest_hash(folder_of_rank), mesh
-            )
-        except ValueError as error:
-            messages.append(str(error))
-    try:
-        checkpoint_loading.find_intact(
-            folder, str(folder / "nowhere") if mesh.is_main else str(chosen), mesh
-        )
-    except ValueError as error:
-        messages.append(str(error))
-    return chosen.name, messages
-
-
-def test_ranks_resume_the_checkpoint_of_the_main_rank_or_stop_with_an_error_that_names_both(
-    tmp_path,
-):
-    for iteration in (2, 4):
-        save(tmp_path, iteration)
-    hashes = [manifest.manifest_hash(folder) for folder in checkpoint_loading.complete(tmp_path)]
-    for chosen, messages in launch(
-        "tests.distributed.test_checkpoint:choose_with_a_stale_listing", 2, str(tmp_path)
-    ):
-        assert chosen == "000004"
-        different_files, different_states, invalid_name = messages
-        for part in (
-            f"iteration 4 with manifest {hashes[1]} on rank 0",
-            f"iteration 4 with manifest {hashes[0]} on rank 1",
-        ):
-            assert part in different_files
-        assert (
-            "iteration 4 with manifest" in different_states
-            and "iteration 3 with manifest" in different_states
-        )
-        assert "resume_from_checkpoint must be" in invalid_name
+    assert "000004" in names(tmp_path)
 
 
 def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
@@ -541,11 +452,6 @@ def flip(path):
     path.write_bytes(content)
 
 
-def replace_by_pipe(path):
-    path.unlink()
-    os.mkfifo(path)
-
-
 @pytest.mark.parametrize(
     "corrupt, message",
     [
@@ -558,59 +464,54 @@ def replace_by_pipe(path):
             lambda folder: (folder / "tensors" / ".metadata").unlink(),
             "tensors/.metadata is missing",
         ),
-        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
-        (lambda folder: (folder / "manifest.json").write_text("[1]"), "manifest.json is invalid"),
-        (
-            lambda folder: (folder / "manifest.json").write_text("{}"),
-            "manifest.json does not list state.json, tensors/.metadata",
-        ),
+        (lambda folder: (folder / "digests.json").write_text(""), "digests.json is invalid"),
+        (lambda folder: (folder / "digests.json").write_text("{}"), "digests.json is incomplete"),
         (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
-        (lambda folder: replace_by_pipe(folder / "state.json"), "state.json is not a regular file"),
-        (
-            lambda folder: (folder / "state.json").write_bytes(b""),
-            "state.json has 0 bytes, expected",
-        ),
     ],
 )
-def test_a_corrupted_checkpoint_is_reported_and_skipped(tmp_path, capsys, corrupt, message):
+def test_a_corrupted_checkpoint_is_reported_kept_and_not_used(tmp_path, capsys, corrupt, message):
     for iteration in (2, 4):
         save(tmp_path, iteration, weight=torch.arange(1000.0))
-    newest = tmp_path / "checkpoints" / "000004"
-    corrupt(newest)
-    assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000002"
-    stderr = capsys.readouterr().err
-    assert re.search(f"skipping corrupted checkpoint .*000004: {message}", stderr)
-    with pytest.raises(
-        ValueError, match="000004 is corrupted|must be `latest`, `auto` or a checkpoint folder"
-    ):
-        checkpoint_loading.find_intact(tmp_path, str(newest), ALONE)
+    corrupt(tmp_path / "checkpoints" / "000004")
+    with pytest.raises(ValueError, match="checkpoints/000004"):
+        find_start(tmp_path / "new", str(tmp_path / "checkpoints" / "000004"), ALONE)
+    assert newest(tmp_path) == "000002"
+    assert re.search(f"000004 is corrupted: {message}", capsys.readouterr().err)
+    assert names(tmp_path) == ["000002", "000004.corrupted"]
     corrupt(tmp_path / "checkpoints" / "000002")
-    with pytest.raises(ValueError, match="all checkpoints in .* are corrupted"):
-        checkpoint_loading.find_intact(tmp_path, "auto", ALONE)
+    with pytest.raises(ValueError, match="checkpoints/000002"):
+        newest(tmp_path)
+    assert names(tmp_path) == ["000002", "000004.corrupted"]
 
 
-@pytest.mark.parametrize(
-    "owner, name", [(manifest, "_describe"), (Path, "read_text"), (Path, "stat")]
-)
+def test_a_folder_without_digests_is_incomplete(tmp_path):
+    for iteration in (2, 4):
+        save(tmp_path, iteration)
+    (tmp_path / "checkpoints" / "000004" / "digests.json").unlink()
+    assert newest(tmp_path) == "000002"
+    assert names(tmp_path) == ["000002", "000004.corrupted"]
+
+
+def test_a_copy_without_the_hidden_mark_is_intact(tmp_path):
+    folder = save(tmp_path, 2)
+    (folder / ".run").unlink()
+    assert checkpoint_loading.corruption(folder, ALONE) is None
+
+
 def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupted(
-    tmp_path, monkeypatch, owner, name
+    tmp_path, monkeypatch
 ):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-    real = getattr(owner, name)
 
-    def fail(path, **options):
-        if "000004/" in str(path):
-            raise OSError(errno.EIO, "Input/output error", str(path))
-        return real(path, **options)
+    def fail(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(owner, name, fail)
-        with pytest.raises(
-            ValueError, match="(?s)Input/output error.*000004|000004.*Input/output error.*restart"
-        ):
-            checkpoint_loading.find_intact(tmp_path, "latest", ALONE)
-    assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE).name == "000004"
+        patch.setattr(checkpoint_loading, "digest_file", fail)
+        with pytest.raises(OSError, match="000004"):
+            newest(tmp_path)
+    assert newest(tmp_path) == "000004"
 
 
 def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monkeypatch):
@@ -621,94 +522,64 @@ def test_an_unreadable_checkpoints_folder_is_not_treated_as_empty(tmp_path, monk
 
     monkeypatch.setattr(os, "listdir", fail)
     monkeypatch.setattr(os, "scandir", fail)
-    with pytest.raises(ValueError, match="Input/output error"):
-        checkpoint_loading.find_intact(tmp_path, "latest", ALONE)
-
-
-def test_skipped_checkpoints_are_renamed_and_not_deleted(tmp_path, capsys):
-    for iteration in (2, 4, 6):
-        save(tmp_path, iteration)
-    flip(tmp_path / "checkpoints" / "000006" / "state.json")
-    flip(tmp_path / "checkpoints" / "000004" / "state.json")
-    corrupted = []
-    assert checkpoint_loading.find_intact(tmp_path, "latest", ALONE, corrupted).name == "000002"
-    run_folder.claim(tmp_path / "checkpoints" / "000008", RUN)
-    run_folder.remove_after(tmp_path, 2, RUN, corrupted)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["000002", "000004-damaged", "000006-damaged", "latest"]
-    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000002"]
-    assert "000006 is kept as 000006-damaged" in capsys.readouterr().err
+    with pytest.raises(OSError, match="checkpoints"):
+        newest(tmp_path)
 
 
 def find_with_a_fault(folder):
-    """Return the errors on two ranks if rank 1 does not see a file of a checkpoint, and then if it
-    cannot read it.
+    """Return the error on two ranks if rank 1 cannot read a file of the newest checkpoint, and the
+    checkpoint that is used if rank 1 does not see the file.
     """
     from hyvideo.distributed import mesh as ranks
 
-    mesh, stat, messages = ranks.start(1, torch.device("cpu"), timeout=30), Path.stat, []
-    for number, reason in ((errno.ENOENT, "No such file"), (errno.EIO, "Input/output error")):
+    mesh = ranks.start(1, torch.device("cpu"), timeout=30)
+    digest_file = checkpoint_loading.digest_file
+    found = []
+    for number in (errno.EIO, errno.ENOENT):
 
-        def fail(path, number=number, reason=reason, **options):
-            if mesh.rank == 1 and path.name == ".metadata":
-                raise OSError(number, reason, str(path))
-            return stat(path, **options)
+        def fail(path, number=number):
+            if mesh.rank == 1 and "000004/" in str(path):
+                raise OSError(number, os.strerror(number), str(path))
+            return digest_file(path)
 
-        Path.stat = fail
+        checkpoint_loading.digest_file = fail
         try:
-            checkpoint_loading.find_intact(Path(folder), "latest", mesh)
-        except ValueError as error:
-            messages.append(str(error))
-        finally:
-            Path.stat = stat
-    return messages
+            found.append(find_start(Path(folder), "auto", mesh).checkpoint.name)
+        except OSError as error:
+            found.append(str(error))
+    return found
 
 
-def test_a_file_missing_or_unreadable_on_one_rank_stops_all_ranks(tmp_path):
+def test_a_file_missing_or_unreadable_on_one_rank_has_the_same_effect_on_all(tmp_path):
+    run_folder.write_record(tmp_path, RunRecord(run=RUN, has_checkpoint=True))
     for iteration in (2, 4):
-        save(tmp_path, iteration)
+        writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=False, run=RUN)
+        state = STATE | {"iteration": iteration}
+        writer.save(iteration, {"policy": torch.arange(3.0)}, state)
     first, second = launch("tests.distributed.test_checkpoint:find_with_a_fault", 2, str(tmp_path))
-    unseen, unread = first
     assert first == second
-    assert "000004: it is complete on rank 0, but on rank 1: tensors/.metadata is missing" in unseen
-    assert "000004/tensors/.metadata cannot be read (Input/output error)" in unread
+    assert "Input/output error" in first[0] and "000004/" in first[0] and first[1] == "000002"
+    assert names(tmp_path) == ["000002", "000004.corrupted"]
 
 
-def test_a_pipe_as_manifest_is_a_corrupted_checkpoint(tmp_path):
-    folder = save(tmp_path, 1)
-    (folder / "manifest.json").unlink()
-    os.mkfifo(folder / "manifest.json")
-    with pytest.raises(ValueError, match="manifest.json is a pipe"):
-        checkpoint_loading.find(tmp_path, str(folder))
-
-
-def test_an_invalid_checkpoint_folder_raises_an_error(tmp_path):
-    assert checkpoint_loading.find(tmp_path, "latest") is None
-    with pytest.raises(ValueError, match="must be `latest`, `auto` or a checkpoint folder"):
-        checkpoint_loading.find(tmp_path, str(tmp_path))
+def test_an_invalid_state_is_named(tmp_path):
     folder = save(tmp_path, 2)
+    assert read_saved_state(folder).iteration == 2
+    state = json.loads((folder / "state.json").read_text())
+    del state["update"]
+    (folder / "state.json").write_text(json.dumps(state | {"rollouts": "many"}))
+    with pytest.raises(ValueError, match="state.json has no valid update, rollouts"):
+        read_saved_state(folder)
     (folder / "state.json").write_text("no")
-    with pytest.raises(ValueError, match="not a complete checkpoint"):
-        checkpoint_loading.read_state(folder)
-
-
-def test_partially_written_or_removed_folders_are_deleted_on_resume(tmp_path):
-    save(tmp_path, 2)
-    for name in (".000003.partial", ".000001.removed"):
-        (tmp_path / "checkpoints" / name / "tensors").mkdir(parents=True)
-    run_folder.remove_after(tmp_path, 2, RUN)
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
-        "000002",
-        "latest",
-    ]
+    with pytest.raises(ValueError, match="state.json"):
+        read_saved_state(folder)
 
 
 def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatch, capsys):
     save(tmp_path, 2)
     newer = save(tmp_path, 4)
-    partial, owner = tmp_path / "checkpoints" / ".000006.ab.partial", tmp_path / ".owner.1.partial"
+    partial = tmp_path / "checkpoints" / ".000006.ab.partial"
     partial.mkdir()
-    owner.touch()
 
     def rmtree(folder, ignore_errors=False):  # fails as if a process on another node had files open
         if not ignore_errors:
@@ -716,7 +587,7 @@ def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatc
 
     monkeypatch.setattr(run_folder.shutil, "rmtree", rmtree)
     run_folder.remove_after(tmp_path, 2, RUN)
-    assert partial.is_dir() and owner.is_file() and not newer.exists()
+    assert partial.is_dir() and not newer.exists()
     assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
@@ -760,52 +631,3 @@ def test_a_process_ends_despite_a_hanging_scorer_but_completes_its_checkpoint(tm
     command = [sys.executable, "-c", ENDS_WITH_AN_ERROR, str(tmp_path / "written")]
     assert subprocess.run(command, timeout=20).returncode == 1
     assert (tmp_path / "written").exists()
-
-
-VALID_STATE = {
-    "iteration": 3,
-    "update": 3,
-    "anchor_age": 0,
-    "kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": [0.1, 1]},
-    "health": {"bad_in_a_row": 0, "norms": []},
-    "settings": {},
-}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"iteration": -5},
-        {"iteration": "3"},
-        {"update": None},
-        {"kl_coefficient": {}},
-        {"kl_coefficient": {"value": "x", "num_updates": 3, "recent": []}},
-        {"kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": ["x"]}},
-        {"health": {}},
-        {"health": []},
-        {"settings": []},
-        {"unvalidated": [1]},
-        {"unvalidated": {"reward": {}}},
-        {"contents": 5},
-        {"contents": {"prompts_csv": 5}},
-        {"rollouts": "many"},
-    ],
-)
-def test_a_state_with_wrong_values_raises_value_error(tmp_path, changes):
-    from hyvideo.training.run_state import OPTIONAL_STATE, STATE
-
-    def read(state):
-        (tmp_path / "state.json").write_text(json.dumps(state))
-        return checkpoint_loading.read_state(tmp_path, STATE, OPTIONAL_STATE)
-
-    optional = {
-        "unvalidated": {"reward": 1.0, "by_step": [1, None]},
-        "contents": {"prompts_csv": "a"},
-        "rollouts": 8,
-    }
-    assert read(VALID_STATE) == VALID_STATE and read(VALID_STATE | optional)
-    (name,) = changes
-    with pytest.raises(ValueError, match=f"state.json has the wrong values {name}"):
-        read(VALID_STATE | changes)
-    with pytest.raises(ValueError, match="state.json has no update"):
-        read({name: value for name, value in VALID_STATE.items() if name != "update"})

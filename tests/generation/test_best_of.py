@@ -30,15 +30,25 @@ class Brightness(Scorer):
         torch.save([*seen, videos], path)
         return [{"light": video.float().mean().item()} for video in videos]
 
-class HalfFailing(Scorer):
+class HalfFailing(Scorer):  # no score for the first of the green candidates
     dimensions = ("light",)
     def score(self, videos, prompts, *, fps):
-        return [{"light": float("nan") if number % 2 == 0 else 1.0} for number in range(len(videos))]
+        scores = [1.0] * len(videos)
+        if "green" in prompts[0]:
+            scores[0] = float("nan")
+        return [{"light": score} for score in scores]
 
-class Failing(Scorer):
+class Failing(Scorer):  # no score for green videos while there is a file `dark`
     dimensions = ("light",)
     def score(self, videos, prompts, *, fps):
-        raise RuntimeError("it is dark")
+        if "green" in prompts[0] and Path(__file__).with_name("dark").exists():
+            raise RuntimeError("it is dark")
+        return [{"light": 1.0} for _ in videos]
+
+class AlwaysFailing(Scorer):
+    dimensions = ("light",)
+    def score(self, videos, prompts, *, fps):
+        raise RuntimeError("it is always dark")
 """
 
 
@@ -73,7 +83,7 @@ def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
     assert code == 0, error
     alone = make("alone", "--prompt", *PROMPTS)[1]
     assert all("best_of" not in settings for settings in alone)
-    candidates = torch.load(tmp_path / "candidates.pt")
+    candidates = torch.load(tmp_path / "candidates.pt")[-len(PROMPTS) :]  # after the trial
     for number, settings in enumerate(found):
         choice = settings["best_of"]
         totals = [entry["reward"] for entry in choice["rewards"]]
@@ -94,13 +104,34 @@ def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
     assert all(text in (tmp_path / "best" / PAGE_FILE).read_text() for text in shown)
 
 
-def test_no_video_is_kept_if_no_candidate_has_a_reward(make):
-    code, _, error = make("none", "--prompt", PROMPTS[0], "--best_of", "2", *WORDS, name="Failing")
-    assert (
-        code == 2
-        and "needs the reward of at least one candidate, got none of 2" in error
-        and "it is dark" in error
+def test_a_scorer_that_fails_is_reported_before_a_model_is_loaded(make, monkeypatch):
+    monkeypatch.setattr(
+        "hyvideo.training.model_setup.load_encoder", lambda *_, **__: pytest.fail("loads the model")
     )
+    flags = ["--prompt", PROMPTS[0], "--best_of", "2", "--reward_model", "SCORER"]
+    weights = ["--reward_weights", '{"light": 1}']
+    code, found, error = make("none", *flags, *weights, name="AlwaysFailing")
+    assert code == 2 and not found and "it is always dark" in error
+    code, found, error = make("none", *flags, "--reward_weights", '{"dark": 1}')
+    assert code == 2 and not found and "dark" in error
+
+
+@pytest.mark.system
+def test_a_failed_score_keeps_the_first_candidate_and_a_repeat_makes_that_video_again(
+    make, tmp_path
+):
+    flags = ["--prompt", *PROMPTS, "--best_of", "2", *WORDS]
+    (tmp_path / "dark").touch()
+    code, (red, green), error = make("videos", *flags, name="Failing")
+    assert code == 1 and "0001.mp4: " in error and "0000.mp4: " not in error
+    assert red["problem"] is None
+    assert green["best_of"]["chosen"] == 0 and "it is dark" in green["problem"]
+    (tmp_path / "dark").unlink()
+    first, second = (tmp_path / "videos" / f"000{number}.mp4" for number in (0, 1))
+    before = first.stat().st_mtime_ns, second.stat().st_mtime_ns
+    code, (red, green), error = make("videos", *flags, name="Failing")
+    assert code == 0 and green["problem"] is None, error
+    assert first.stat().st_mtime_ns == before[0] and second.stat().st_mtime_ns > before[1]
 
 
 @pytest.mark.parametrize(
@@ -125,13 +156,13 @@ def test_flags_that_contradict_each_other_are_one_message(make, flags, message):
 
 
 def test_a_candidate_without_a_score_is_not_kept_and_recorded_as_null(make, tmp_path):
-    code, (found,), error = make(
-        "half", "--prompt", PROMPTS[0], "--best_of", "2", *WORDS, name="HalfFailing"
+    code, (_, found), error = make(
+        "half", "--prompt", *PROMPTS, "--best_of", "2", *WORDS, name="HalfFailing"
     )
     assert code == 0, error
     choice = found["best_of"]
     assert choice["chosen"] == 1
     assert [entry["reward"] for entry in choice["rewards"]] == [None, 1.0]
     assert choice["rewards"][0]["scores"] == {"light": None}
-    (shown,) = find_videos(tmp_path / "half")
+    _, shown = find_videos(tmp_path / "half")
     assert shown["ranking"].startswith("best of 2")

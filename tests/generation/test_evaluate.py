@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from hyvideo.generation.generation import Source
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.validation import parts, video_folder
 from hyvideo.validation.scores_file import Evaluation, as_text, summarise
+from hyvideo.validation.validation import Validation
 from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_clips
 from scripts import evaluate
 from tests.full_size import write_full_size
@@ -87,6 +87,36 @@ def test_the_base_model_and_its_transformer_as_checkpoint_have_equal_scores(scor
         out="same",
     )
     assert code == 0 and same["videos"] == base["videos"] and same["measures"] == base["measures"]
+
+
+def test_a_repeated_evaluation_samples_only_the_videos_that_are_missing(
+    score, tmp_path, monkeypatch
+):
+    flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
+    flags += ["--validation_batch_size", "2", "--reward_model", "miniature"]
+    sample, sampled = Validation.sample, []
+
+    def stopped(self, conditions, noise, rows):
+        if len(sampled) == 2:
+            raise KeyboardInterrupt
+        sampled.append(rows)
+        return sample(self, conditions, noise, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "sample", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            score(*flags)
+    assert not (tmp_path / "scores/scores.json").exists()
+    monkeypatch.setattr(
+        Validation, "sample", lambda *rest: sampled.append(rest[-1]) or sample(*rest)
+    )
+    code, found = score(*flags)
+    assert code == 0 and sampled == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert sorted(path.name for path in (tmp_path / "scores").iterdir()) == [
+        "scores.csv",
+        "scores.json",
+    ]
+    assert score(*flags, out="again")[1]["videos"] == found["videos"]
 
 
 @pytest.mark.system
@@ -281,15 +311,6 @@ def test_a_corrupted_scores_file_beside_videos_is_named(folder, content):
         ValueError, match="videos/scores.json must be a list of videos with file, prompt and group"
     ):
         find_clips(folder, [])
-
-
-def test_a_pipe_among_the_videos_is_not_waited_for(score, folder, capsys):
-    (folder / "0001.mp4").unlink()
-    os.mkfifo(folder / "0001.mp4")
-    csv = folder.with_name("one.csv")
-    csv.write_text("prompt\na red circle moves up\n")
-    code, _ = score("--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csv)
-    assert code == 2 and "0001.mp4 must be a regular file" in capsys.readouterr().err
 
 
 def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):

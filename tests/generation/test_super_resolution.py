@@ -153,6 +153,30 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
 
 
 @pytest.mark.system
+def test_a_repeated_command_uses_the_latents_of_the_base_model(run, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Refiner, "load", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run("--sr")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".0000.base.safetensors"]
+    stages, sample = [], VideoSampler.sample
+
+    def counted(*given, **options):
+        stages.append(given[5:])
+        return sample(*given, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VideoSampler, "sample", counted)
+        code, error, again = run("--sr")
+    assert code == 0 and stages == [(STAGE,)], error
+    assert torch.equal(again["0000.mp4"], run("--sr", out="whole")[2]["0000.mp4"])
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.system
 def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     run, root, tmp_path, monkeypatch
 ):
@@ -234,7 +258,7 @@ def test_a_family_without_super_resolution_is_rejected():
         ValueError,
         match="--sr needs a family with super-resolution models; wan2.1.* is of wan, which",
     ):
-        Refiner(settings, DistributedSettings(), [], None)
+        Refiner(settings, DistributedSettings(), [])
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.data.files import locked
-from hyvideo.distributed import manifest
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, read_lora, save_lora
 from hyvideo.training.saved_policy import load_merged
@@ -48,8 +46,8 @@ def run(root, tmp_path, exit_code, capsys):
     return call
 
 
-def write_manifest(checkpoint):
-    manifest.write(checkpoint, [manifest.hash_share(checkpoint, Mesh.single())])
+def write_digests(checkpoint):
+    (checkpoint / DIGESTS).write_text(json.dumps(digest_files(checkpoint)))
 
 
 def assert_same(model, other):
@@ -151,7 +149,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     }
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
     (checkpoint / "tensors" / ".metadata").touch()
-    write_manifest(checkpoint)
+    write_digests(checkpoint)
     expected = load_transformer(root, VERSION, lora=lora)
     monkeypatch.setattr(
         sys,
@@ -185,7 +183,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     (tmp_path / "run" / "tensors" / ".metadata").touch()
     (tmp_path / "run" / "state.json").write_text("{}")
     save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
-    write_manifest(tmp_path / "run")
+    write_digests(tmp_path / "run")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
         merged = load_merged(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)
         written = merged.get_submodule(name).weight.detach()
@@ -233,7 +231,7 @@ def test_a_killed_export_leaves_only_partial_files_and_the_same_command_replaces
     def save(_, folder):
         folder.mkdir()
         (folder / "old").touch()
-        assert os.listdir(tmp_path / "out") == [".partial"]
+        assert not (tmp_path / "out").exists()
         os.kill(os.getpid(), signal.SIGKILL)
 
     if (child := os.fork()) == 0:
@@ -244,12 +242,11 @@ def test_a_killed_export_leaves_only_partial_files_and_the_same_command_replaces
     code, error = run("--checkpoint_path", policy[1])
     assert code == 0, error
     assert os.listdir(tmp_path / "out") == ["transformer"]
+    assert not list(tmp_path.glob(".out.*"))
     assert sorted(os.listdir(tmp_path / "out" / "transformer")) == ["config.json", FILE]
 
 
-def test_two_exports_cannot_write_to_one_folder(run, policy, tmp_path):
-    with locked(tmp_path / "out"):
-        (tmp_path / "out" / ".partial").mkdir()
-        code, error = run("--checkpoint_path", policy[1])
-        assert code == 2 and f"another process is writing to the folder '{tmp_path}/out'" in error
-        assert (tmp_path / "out" / ".partial").is_dir()
+def test_an_empty_folder_is_used(run, policy, tmp_path):
+    (tmp_path / "out").mkdir()
+    code, error = run("--checkpoint_path", policy[1])
+    assert code == 0 and os.listdir(tmp_path / "out") == ["transformer"], error

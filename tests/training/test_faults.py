@@ -408,16 +408,13 @@ def test_a_temporarily_full_disk_costs_only_checkpoints(uninterrupted, tmp_path)
     assert result.code == 0, result.output
     assert run.checkpoints() == ["000001", "000004"]
     for message in (
-        "CHECKPOINT NOT WRITTEN",
-        "METRICS NOT WRITTEN YET",
-        "VIDEOS OF",
-        "TensorBoardReport DISABLED",
+        "checkpoint NOT WRITTEN",
+        "metrics.jsonl NOT WRITTEN",
+        "videos of",
+        "TensorBoardReport NOT WRITTEN",
     ):
         assert message in result.output, result.output
-    assert (
-        "File too large" in result.output
-        and "keeping earlier ones, training continues" in result.output
-    )
+    assert "File too large" in result.output
     assert run.metrics() == uninterrupted.metrics()[:4] and run.saved(4) == uninterrupted.saved(4)
     assert not list((run.out / "checkpoints").glob(".*"))
 
@@ -433,7 +430,7 @@ def test_a_run_without_its_last_checkpoint_fails_and_resumes_from_an_earlier_one
         "could not write the checkpoint of iteration 3; earlier checkpoints are kept"
         in result.output
     )
-    assert "METRICS LOST: 2 lines" in result.output
+    assert "the last lines of metrics.jsonl NOT WRITTEN" in result.output
     assert run.checkpoints() == ["000001"] and len(run.metrics()) == 1
     assert run.start(max_steps=3).code == 0
     assert run.metrics() == uninterrupted.metrics()[:3]
@@ -504,7 +501,7 @@ def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(
     assert code == 0, output
     # Rank 1 is stopped, so it prints nothing; rank 0 waits for it in this or a later stage.
     assert re.search(r"watchdog: rank 0 .* has been in stage .* of iteration 2 for 3 s", output)
-    assert re.search(r"watchdog: rank 0 .* ends in stage .* of iteration 2: ", output), output
+    assert re.search(r"rank 0 .* ends in stage .* of iteration 2: ", output), output
     assert "resuming from iteration 1" in output
     assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.checkpoints() == [
         "000001",

@@ -15,7 +15,6 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
-from hyvideo.training.policy_update import UpdateWork
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run
 
@@ -174,17 +173,13 @@ def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, me
     0.
     """
     config = tiny_config.with_settings(max_bad_updates=9)
-    work = UpdateWork(
-        rollouts=None, reference={}, passes=[], num_terms=1, iteration=1, is_fresh=False
-    )
 
     def step(trainer, *, in_gradient=0.0, in_loss=0.0):
         for parameter in trainer.run.policy.parameters:
             parameter.grad = torch.full_like(parameter, 1e-3)
         trainer.run.policy.parameters[3].grad.view(-1)[0] += in_gradient
-        sums = torch.ones(8, dtype=torch.float64)
-        sums[2] += in_loss
-        return trainer.run.update._step(1e-2, sums, torch.zeros(1), work)
+        losses = torch.tensor([1.0, 1.0 + in_loss])  # of two ranks
+        return trainer.run.update._step(1e-2, losses, iteration=1)
 
     plain, interrupted = (Trainer(config, mesh, CPU, scorers={"test": Redness()}) for _ in range(2))
     before = [parameter.detach().clone() for parameter in plain.run.policy.parameters]
@@ -194,7 +189,7 @@ def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, me
             {"in_loss": bad},
             {"in_gradient": bad, "in_loss": bad},
         ):
-            interrupted.run.update.nonfinite.record_finite()
+            interrupted.run.update.nonfinite.record_finite(1.0, 1)
             assert step(interrupted, **places) is None, places
             assert all(
                 torch.equal(old, new) for old, new in zip(before, interrupted.run.policy.parameters)

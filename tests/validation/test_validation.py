@@ -417,8 +417,8 @@ def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_n
     assert validation.made_with["noise"] == "cps:1"
     requests = validation.requests[:2]
     conditions = trainer.run.encoder(requests, height=16, width=16)
-    found = validation._sample(conditions, validation._noises([0, 1]), [0, 1])
-    alone = validation._sample(conditions.select([1]), validation._noises([1]), [1])
+    found = validation.sample(conditions, validation._noises([0, 1]), [0, 1])
+    alone = validation.sample(conditions.select([1]), validation._noises([1]), [1])
     # the noise of a row does not depend on others
     torch.testing.assert_close(found[1:], alone, rtol=1e-4, atol=1e-5)
     # x' = (1 - sigma') x0_hat + sigma' noise, with new noise in each step.

@@ -117,15 +117,14 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
     path = folder / MEASURES_FILE
     try:
         recorded = parse_json(read_regular(path))
-        pairs = recorded.get("spreads", {}).items()
+        pairs = recorded["spreads"].items()
         spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
     except FileNotFoundError:
         return None
-    # AttributeError: not a JSON object
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError) as error:
         _warn(f"{path} cannot be read ({error}): the validation is treated as missing")
         return None
-    if recorded.get("made_with", made_with) != made_with:
+    if recorded["made_with"] != made_with:
         return None
     numbers = {
         name: value

@@ -186,17 +186,3 @@ def test_a_folder_without_runs_is_an_error(figures, tmp_path):
     code, _, output = figures(tmp_path)
     assert code == 2 and "no metrics.jsonl beside a config.yaml" in output.err
     assert "it does not exist" in figures(tmp_path / "nowhere")[2].err
-
-
-@pytest.mark.parametrize("value", ["high", {"mean": 1.0}])
-def test_a_metric_that_is_no_number_is_named(make_run, figures, value):
-    path = make_run("one") / "metrics.jsonl"
-    path.write_text(
-        path.read_text().replace('"reward/mean": 3.0', f'"reward/mean": {json.dumps(value)}')
-    )
-    code, _, output = figures(path.parent)
-    assert (
-        code == 2
-        and f"{path}: 'reward/mean' of iteration 3 must be a number, a list or null, got"
-        in output.err
-    )

@@ -9,6 +9,7 @@ from PIL import Image
 from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video, write_video
+from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.generation.generation import Source
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
@@ -26,7 +27,7 @@ def run_folder(tmp_path):
     for iteration in ("000010", "000020"):
         folder = tmp_path / "run/checkpoints" / iteration
         folder.mkdir(parents=True)
-        (folder / "state.json").write_text("{}")
+        (folder / DIGESTS).write_text("{}")
     return tmp_path / "run"
 
 

@@ -299,6 +299,7 @@ def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_confi
     (study.folder(run) / "samples/000000/measures.json").write_text(
         '{"reward": 1.0, "spreads": {}}'
     )
+    (study.folder(run) / "config.yaml").write_text("environment: {processes: 2}\n")
     line = {"cost/forwards": 36, "time/iteration": 2.0}
     end = {"validation/reward": 2.0, "validation/unseen/reward": 1.5}
     end |= {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
@@ -347,16 +348,6 @@ def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd)
         ),
         ("metrics.jsonl", '{"iteration": 2, COST}\n', "metrics.jsonl has no line of iteration 1"),
         (
-            "metrics.jsonl",
-            '{"iteration": 1}\n',
-            "records of the run in .*a-seed0 are corrupted: KeyError",
-        ),
-        (
-            "samples/000000/measures.json",
-            '{"reward": "x"}',
-            "records of the run in .*a-seed0 are corrupted: ValueError",
-        ),
-        (
             "samples/000000/measures.json",
             "[1]",
             "a-seed0: .*measures.json must contain a JSON object, got list",
@@ -371,6 +362,7 @@ def test_corrupted_or_missing_records_of_a_run_are_named(
     cost = '"cost/forwards": 36, "time/iteration": 2.0, "validation/reward": 1.0'
     (study.folder(run) / "samples/000000").mkdir(parents=True)
     (study.folder(run) / "metrics.jsonl").write_text(f'{{"iteration": 1, {cost}}}\n')
+    (study.folder(run) / "config.yaml").write_text("environment: {processes: 1}\n")
     (study.folder(run) / "samples/000000/measures.json").write_text('{"reward": 1.0}')
     assert read_trace(study, run)["rollouts"].tolist() == [0, 32]
     (study.folder(run) / file).write_text(text.replace("COST", cost))
@@ -447,6 +439,7 @@ def test_recipes_keep_their_order_if_the_first_seed_of_the_first_is_unfinished(
         study.folder(run).mkdir(parents=True)
         line = {"iteration": 1, "cost/forwards": 36, "time/iteration": 2.0}
         line["validation/reward"] = 1.0 + run.seed
+        (study.folder(run) / "config.yaml").write_text("environment: {processes: 1}\n")
         (study.folder(run) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     is_finished = {run: tmp_path for run in runs[1:]}
     monkeypatch.setattr(recipe_results, "finished", lambda study, runs: is_finished)

@@ -212,16 +212,6 @@ def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs
     assert f"failed with exit code 2, see {log}" in capfd.readouterr().out
 
 
-def test_logs_that_are_deleted_while_a_study_runs_do_not_end_it(tmp_path, monkeypatch):
-    program = tmp_path / "deletes_logs.py"
-    logs = tmp_path / "study" / "logs"
-    program.write_text(f"import shutil; shutil.rmtree({str(logs)!r})")
-    monkeypatch.setattr("studies.recipes.train_runs.POST_TRAIN", program)
-    study = Study(SMOKE, tmp_path / "study")
-    runs = [CELL, Run(CELL.recipe, CELL.seed + 1)]
-    assert train_runs(study, runs, jobs=1)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
     """A run that continued would block its folder for the next start."""

@@ -1,11 +1,8 @@
 """Checks that a new run does not write into the output_dir of another run."""
 
-import os
-
 import pytest
 
 from hyvideo.config.all_settings import RecordSettings
-from hyvideo.records.metrics_file import complete_lines
 from hyvideo.validation.reward_hacking.rule import MARKER, check_output_dir
 
 
@@ -48,18 +45,6 @@ def test_a_folder_named_metrics_jsonl_raises_value_error(tmp_path):
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(ValueError, match="metrics.jsonl must be readable"):
         check(tmp_path, resumes=True)
-
-
-def test_a_pipe_as_metrics_is_not_waited_for(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 1}\n')
-    read = complete_lines(tmp_path / "metrics.jsonl")
-    assert [iteration for iteration, _ in read] == [1]
-    (tmp_path / "metrics.jsonl").unlink()
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(
-        ValueError, match="metrics.jsonl must be readable .*: it is not a regular file"
-    ):
-        complete_lines(tmp_path / "metrics.jsonl")
 
 
 def test_a_run_stopped_for_reward_hacking_resumes_only_with_warn(tmp_path):
@@ -109,20 +94,3 @@ def test_a_run_is_not_started_from_another_one_in_a_folder_with_results(tmp_path
 
 def test_a_path_that_is_too_long_is_not_a_run():
     check("/".join(["a" * 200] * 25), resumes=False)
-
-
-@pytest.mark.parametrize("iterations", [(1, 2, 2), (1, 3, 2), (0, 1, 2, 0, 1)])
-def test_metrics_with_a_repeated_or_unordered_iteration_are_rejected(tmp_path, iterations):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text("".join(f'{{"iteration": {iteration}}}\n' for iteration in iterations))
-    with pytest.raises(
-        ValueError,
-        match=rf"line {len(iterations)} of .* has iteration {iterations[-1]}, but follows",
-    ):
-        complete_lines(path)
-    # a lost line
-    path.write_text('{"iteration": 0}\n{"iteration": 0}\n{"iteration": 1}\n{"iteration": 4}\n')
-    assert [iteration for iteration, _ in complete_lines(path)] == [0, 0, 1, 4]
-    path.write_text('{"iteration": true}\n{"iteration": 1}\n')
-    with pytest.raises(ValueError, match="line 1 of .* is not a JSON object with an iteration"):
-        complete_lines(path)

@@ -1,0 +1,372 @@
+"""Sampling of the videos of a call: by generate.py, and for benchmarks and figures.
+
+    checks -> conditions -> (encoders released) -> transformer -> latents -> mp4, latents and JSON
+
+A video is complete once its JSON file is there, which is written last. Complete videos with the
+same settings are skipped, so that a repeated command continues where an earlier one ended.
+"""
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hyvideo.config import processes
+from hyvideo.config.command_line import reward_options
+from hyvideo.config.config import Config
+from hyvideo.config.offloading import AUTO, Offloading
+from hyvideo.config.rules import layout_problems
+from hyvideo.config.version_notes import generation_notes
+from hyvideo.data.digests import digest_file, digest_of
+from hyvideo.data.files import make_folder, remove_partial
+from hyvideo.data.text import lines_of
+from hyvideo.distributed import mesh as ranks
+from hyvideo.distributed.collectives import barrier
+from hyvideo.distributed.watchdog import Watchdog
+from hyvideo.generation.best_of import make_best_of
+from hyvideo.generation.generation import Source
+from hyvideo.generation.offloading import place, resolve
+from hyvideo.generation.stored_latents import Sampled, stored
+from hyvideo.generation.super_resolution import Refiner
+from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler, is_complete
+from hyvideo.models.conditions import Conditions
+from hyvideo.models.sizes import read_architecture
+from hyvideo.models.step_cache import StepCache, StepCaching
+from hyvideo.models.versions import version_defaults
+from hyvideo.records.progress_bar import stage_bar
+from hyvideo.records.stage_timer import peak_memory_gib
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.training import model_setup
+from hyvideo.training.gpu_driver import check_allocator
+from hyvideo.training.input_digests import digest_models
+from hyvideo.training.machine import check_compiler
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings, policy and options that the videos of a call are made with."""
+
+    config: Config
+    source: Source  # the policy
+    seed: int  # of requests without one
+    is_stochastic: bool  # sample with ``sde_type`` and ``eta``
+    offloading: Offloading = AUTO
+    initial_noise: str = "default"  # or "reference"
+    sp_size: int = 1  # processes of torchrun that share each video
+    caching: StepCaching | None = None
+    sr: bool = False  # super-resolution
+    save_pre_sr_video: bool = False
+    keep_latents: bool = False
+    best_of: int = 1  # candidates of each video
+
+    def settings_of(self, video: Video) -> dict:
+        """Return what the JSON file of a video has of the settings: everything needed to reproduce
+        the video.
+        """
+        config, source, request = self.config, self.source, video.request
+        return {
+            "prompt": request.prompt,
+            "original_prompt": request.original_prompt,
+            "image": request.image,
+            "image_hash": digest_file(request.image) if request.image else None,
+            "seed": request.seed_or(self.seed),
+            "number": video.number,
+            "model": config.model.pretrained_model_root,
+            "version": config.model.transformer_version,
+            "checkpoint": str(source.checkpoint) if source.checkpoint else None,
+            "lora": str(source.lora) if source.lora else None,
+            "lora_scale": source.lora_scale if source.lora else None,
+            "policy_hash": source.policy_hash,
+            "steps": config.record.validation_steps,
+            "shift": config.rollout.shift,
+            "sigmas": config.rollout.sigmas,
+            "guidance_scale": config.rollout.cfg_scale,
+            "guidance_interval": config.rollout.guidance_interval,
+            "negative_prompt": config.data.negative_prompt if config.num_branches == 2 else None,
+            "sde_type": config.rollout.sde_type if self.is_stochastic else None,
+            "eta": config.rollout.eta if self.is_stochastic else 0.0,
+            "frames": config.data.sample_n_frames,
+            "height": video.height,
+            "width": video.width,
+            "fps": config.data.fps,
+            "dtype": config.model.dtype,
+            "use_sageattn": config.model.attention_kernel == "sage",
+            "enable_torch_compile": config.distributed.enable_compile == "true",
+            "vae_dtype": config.model.vae_dtype,
+            "initial_noise": self.initial_noise,
+            "step_caching": asdict(self.caching) if self.caching else None,
+        }
+
+
+class Generator:
+    """Checks a call, then makes its videos: `make`.
+
+    Raises ValueError for bad input before weights are read, and joins the other processes if they
+    share videos.
+    """
+
+    def __init__(self, recipe: Recipe, videos: list[Video]):
+        self.videos = videos
+        self.config = config = recipe.config.with_settings(sp_size=recipe.sp_size)
+        source = recipe.source.with_initial_lora(config.optimizer.pretrained_lora_path)
+        self.recipe = recipe = replace(recipe, source=source)
+        self.sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
+        self.kinds = model_setup.check_checkpoint(
+            config, {"this call": [video.request for video in videos]}, self.sizes
+        )
+        self.refiner = Refiner(config.model, config.distributed, videos) if recipe.sr else None
+        self.new_cache = _checked_cache(recipe, recipe.caching) if recipe.caching else None
+        self.schedule = _schedule(config, recipe.is_stochastic)
+        source.check(config.model, config.negative_requests)
+        self.device = _check_machine(config)
+        self.mesh = ranks.Mesh(processes.rank(), processes.world_size(), recipe.sp_size)
+        # with best of n, all end together, because torchrun stops the others once one has failed
+        if recipe.sp_size > 1 or (recipe.best_of > 1 and self.mesh.world_size > 1):
+            self.mesh = ranks.start(recipe.sp_size, self.device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
+
+    def make(self) -> list[str]:
+        """Make this process's share of the videos, without those that are complete, and return the
+        problems of the videos among whose candidates best of n could not choose.
+        """
+        mesh = self.mesh
+        if mesh.is_main:
+            for line in lines_of(generation_notes(self.config)):
+                print(line, file=sys.stderr)
+        self.offloading = resolve(self.recipe.offloading, self.device)
+        self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
+        self.weights_hash = digest_of(digest_models(self.config.model, self.kinds))
+        share = self.videos[mesh.replica :: mesh.num_replicas]
+        pending = [video for video in share if not self._is_complete(video)]
+        if len(pending) < len(share):
+            print(
+                f"{len(share) - len(pending)} of {len(share)} videos are complete with these "
+                "settings and are kept; delete them to make them again",
+                file=sys.stderr,
+            )
+        problems = self._make(pending) if pending else []
+        if self.recipe.best_of > 1:
+            barrier(mesh)
+        return problems
+
+    def _is_complete(self, video: Video) -> bool:
+        """Return whether an earlier call has made this video with the same settings; if not, remove
+        what a killed one has left of it.
+        """
+        files = []
+        if self.recipe.keep_latents:
+            files.append(video.latents)
+        if self.recipe.sr and self.recipe.save_pre_sr_video:
+            files.append(video.before_sr.path)
+        if is_complete(video, digest_of(self._settings_of(video)), files):
+            return True
+        remove_partial(video.path.parent, f"{video.path.stem}.")
+        return False
+
+    def _settings_of(self, video: Video) -> dict:
+        settings = self.recipe.settings_of(video) | {"weights_hash": self.weights_hash}
+        settings["super_resolution"] = self.refiner.record(video) if self.refiner else None
+        if self.recipe.best_of > 1:
+            settings["best_of"] = {
+                "candidates": self.recipe.best_of,
+                "reward_model": self.config.reward.reward_model,
+                "reward_weights": self.config.given_reward_weights,
+                "options_hash": digest_of(reward_options(self.config.reward)),
+            }
+        return settings
+
+    def _make(self, videos: list[Video]) -> list[str]:
+        """Make videos and return the problems of best of n."""
+        folder = videos[0].path.parent
+        make_folder(folder)
+        self.best_of = None
+        if self.recipe.best_of > 1:  # the scorers are tried before other models are loaded
+            self.best_of = make_best_of(
+                self.config,
+                self.recipe.best_of,
+                videos,
+                self.device,
+                offload=bool(self.offloading.offloading),
+            )
+        watchdog = Watchdog(self.mesh, self.config.distributed.watchdog_seconds, unit="video")
+        # Encoded prompts between stages are files: memory does not grow with the number of videos.
+        between_stages = folder / f".generate-{videos[0].path.stem}-{self.mesh.rank}"
+        with watchdog, _temporary_folder(between_stages):
+            if not self.config.model.conditions_dir:
+                self.config = self.config.with_settings(conditions_dir=str(between_stages))
+            start = time.perf_counter()
+            self._load(videos, watchdog.enter)
+            loaded = time.perf_counter()
+            problems = self._sample_and_write(videos)
+        if self.mesh.is_main:
+            each = (time.perf_counter() - loaded) / len(videos)
+            print(
+                f"{len(videos)} mp4 in {folder}: {each:.2f} s each after {loaded - start:.1f} s of "
+                f"loading, {peak_memory_gib(self.device):.2f} GiB peak memory"
+            )
+        return problems
+
+    def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
+        """Encode the prompts, release the encoders, and load the other models."""
+        config, offloading = self.config, self.offloading
+        self.encoder, vae = model_setup.load_encoder(
+            config, self.device, group_offload=offloading.group_offloading
+        )
+        for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
+            on_stage("encoding", video.number)
+            self._conditions(video)
+            if self.refiner:
+                self.refiner.encode(self.encoder, video)
+        self.encoder(config.negative_requests)
+        self.encoder.release()
+        on_stage("loading")
+        home = torch.device("cpu") if offloading.group_offloading else self.device
+        self.pipeline = self.recipe.source.load(
+            config, self.device, self.encoder, vae, self.kinds, weights_device=home
+        )
+        place(
+            self.pipeline.transformer,
+            self.mesh,
+            self.device,
+            config.distributed,
+            offloading,
+            self.recipe.caching is not None,
+        )
+        for size in dict.fromkeys(self.sizes):
+            on_stage("decoding of a test video")
+            self.pipeline.try_decoding(*size)
+        self.sampler = VideoSampler(
+            config.data, self.mesh, self.recipe.seed, self.recipe.initial_noise, on_stage=on_stage
+        )
+
+    def _sample_and_write(self, videos: list[Video]) -> list[str]:
+        """Write each video as soon as its final latents are known; return the problems of best of
+        n.
+        """
+        finals = self._refined(videos) if self.refiner else self._sampled(videos)
+        problems = []
+        for video, sampled in finals:
+            settings = self._settings_of(video)
+            settings |= {"settings_hash": digest_of(settings), "problem": sampled.problem}
+            # these change at most the rounding, so a repeated command may have others
+            settings |= {"sp_size": self.recipe.sp_size} | asdict(self.offloading)
+            if self.best_of:
+                settings["best_of"] = settings["best_of"] | sampled.record
+            if sampled.problem:
+                problems.append(f"{video.path}: {sampled.problem}")
+            self.sampler.write(
+                self.pipeline,
+                sampled.latents,
+                video,
+                settings,
+                keep_latents=self.recipe.keep_latents,
+            )
+            video.base_latents.unlink(missing_ok=True)
+        return problems
+
+    def _sampled(self, videos: list[Video]) -> Iterator[tuple[Video, Sampled]]:
+        """Yield the final latents of each video."""
+        for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
+            yield video, self._sample(video)
+
+    def _refined(self, videos: list[Video]) -> Iterator[tuple[Video, Sampled]]:
+        """Yield the refined latents of each video, once the base model has sampled all of them.
+
+        The latents of the base model are hidden files in the meantime, which a repeated command
+        uses.
+        """
+        for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
+            base = self._base(video)
+            if self.recipe.save_pre_sr_video:
+                self.sampler.write(self.pipeline, base.latents, video.before_sr)
+        self.sampler.on_stage("loading of super-resolution", 0)
+        self.refiner.load(self.pipeline, self.offloading, self.mesh)
+        for video in stage_bar(STAGE, "video", is_shown=self.mesh.is_main)(videos):
+            self.sampler.on_stage(STAGE, video.number)
+            base = self._base(video)
+            latents = self.refiner.refine(base.latents, video, self.sampler, self.encoder)
+            yield video, replace(base, latents=latents)
+
+    def _base(self, video: Video) -> Sampled:
+        """Return the latents of the base model, from their file if there is one."""
+        key = digest_of(self._settings_of(video))
+        return stored(video.base_latents, key, lambda: self._sample(video))
+
+    def _sample(self, video: Video) -> Sampled:
+        conditions = self._conditions(video)
+
+        def candidate(number: int) -> Tensor:
+            # candidate 0 has the noise that the video has without candidates
+            stage = [f"candidate {number}"] if number else []
+            return self.sampler.sample(
+                self.pipeline, self.schedule, video, conditions, *stage, new_cache=self.new_cache
+            )
+
+        if self.best_of is None:
+            return Sampled(candidate(0))
+        return self.best_of.choose(candidate, self.pipeline, video.request.prompt)
+
+    def _conditions(self, video: Video) -> Conditions:
+        return self.encoder([video.request], height=video.height, width=video.width)
+
+
+@contextmanager
+def _temporary_folder(folder: Path) -> Iterator[None]:
+    """Context manager that creates a folder, also in place of a killed process's, and removes it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _schedule(config: Config, is_stochastic: bool) -> Schedule:
+    """Return the steps of the ODE, or of the config's sampler."""
+    num_steps = config.record.validation_steps
+    if is_stochastic:
+        stochastic = config.with_settings(grpo_sampling_steps=num_steps)
+        return model_setup.rollout_schedule(stochastic.rollout)
+    return Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
+
+
+def _check_machine(config: Config) -> torch.device:
+    """Return the device of this process. Raises ValueError if it cannot sample with these settings."""
+    for problem in layout_problems(processes.world_size(), config.distributed.sp_size):
+        raise ValueError(problem)
+    if config.distributed.deterministic:
+        model_setup.make_deterministic()
+    device = model_setup.choose_device(config.model.device, processes.local_rank())
+    check_allocator(device)
+    model_setup.choose_attention(config.model, device, with_gradient=False)
+    check_compiler(config.distributed)
+    return device
+
+
+def _checked_cache(recipe: Recipe, caching: StepCaching) -> Callable[[], StepCache]:
+    """Return the constructor of a video's step cache.
+
+    Raises ValueError if it cannot be used with these settings.
+    """
+    model = recipe.config.model
+    kind = version_defaults(model.transformer_version).kind
+    problems = {
+        "--stochastic: the SDE samples rollouts, which run all blocks": recipe.is_stochastic,
+        "a step-distilled version": kind == "step_distilled",
+        "guidance_interval: each step must have the same branches": (
+            recipe.config.rollout.guidance_interval
+        ),
+    }
+    for problem in (text for text, applies in problems.items() if applies):
+        raise ValueError(f"--enable_cache cannot be combined with {problem}. Remove one of the two")
+    num_blocks = read_architecture(
+        model.pretrained_model_root, model.transformer_version
+    ).num_layers
+    caching.check(recipe.config.record.validation_steps, num_blocks)
+    return partial(StepCache, caching, caching.num_skipped(num_blocks))

@@ -197,7 +197,7 @@ class Generator:
             self.best_of = make_best_of(
                 self.config,
                 self.recipe.best_of,
-                videos,
+                self.videos,  # all processes try the same prompt
                 self.device,
                 offload=bool(self.offloading.offloading),
             )

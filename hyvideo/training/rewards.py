@@ -231,10 +231,7 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     returned: dict[str, str] = {}  # scorer by name of a score
     for name, model in scorer.scorers.items():
         attempt = partial(try_scorer, model, name, videos, prompt, fps=data.fps, dimensions=needed)
-        try:
-            scores = scorer.call(attempt)
-        except TimeoutError as error:
-            raise ValueError(f"reward {name} hangs: {error}") from error
+        scores = scorer.call(name, attempt)
         for score in scorer.names.renamed(name, scores):
             if returned.setdefault(score, name) != name:
                 both = f"{returned[score]} and {name}"

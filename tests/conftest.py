@@ -4,6 +4,7 @@ import gc
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager
@@ -135,6 +136,39 @@ def _ended_runs():
         lease.__exit__()
     if threading.active_count() > 40:
         gc.collect()  # ends the threads that score the rewards of deleted runs
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hyvideo.data import run_folder
+run_folder.LEASE_S = 1.2
+with run_folder.Lease(Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def in_use(monkeypatch):
+    """A context in which another process holds the lease of a folder; it yields the process's
+    number. Leases end after 1.2 seconds without a sign of life.
+    """
+    monkeypatch.setattr("hyvideo.data.run_folder.LEASE_S", 1.2)
+
+    @contextmanager
+    def used(folder):
+        from hyvideo.data.run_folder import Lease
+
+        command = [forked.python(), "-c", HOLDER, folder]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout.readline() == "ready\n"
+            try:
+                yield Lease(folder)._lock.owner.pid
+            finally:
+                holder.kill()
+
+    return used
 
 
 @pytest.fixture

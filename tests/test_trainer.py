@@ -9,18 +9,15 @@ import time
 
 import pytest
 import torch
-from hyvideo.distributed.ownership import NotOwner
 
-from hyvideo.data.run_folder import claim
-from hyvideo.distributed import checkpoint_loading
+from hyvideo.data.run_folder import LEASE, NotOwner, RunRecord, claim, write_record
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.report.run_summary import print_summary
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.trainer import Trainer
-from hyvideo.training.output_folder import begin
+from hyvideo.trainer import Finished, Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
 from tests.forked import ROOT
 from tests.records.test_metrics_page import undocumented
@@ -457,7 +454,7 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
         "samples/000000/000.mp4",
     ):
         assert (out / name).exists(), name
-    assert (out / "checkpoints/latest").read_text().strip() == "000002"
+    assert (out / "checkpoints/000002").is_dir() and (out / "run.json").is_file()
     entries = json.loads((out / "rollouts/000002/scores.json").read_text())
     assert (
         len(entries) == 8
@@ -522,7 +519,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path,
 
     interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
     Trainer(interrupted.with_settings(max_steps=2), mesh, CPU).train()
-    resumed = Trainer(interrupted.with_settings(resume_from_checkpoint="latest"), mesh, CPU)
+    resumed = Trainer(interrupted, mesh, CPU)
     assert resumed.iteration == 2
     resumed.train()
     assert [without_times(line) for line in lines(tmp_path / "interrupted")] == expected
@@ -532,12 +529,13 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path,
 @pytest.mark.system
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tiny_config, mesh, tmp_path):
     """It has recorded that it never saved, so nothing of it can be resumed."""
-    config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="latest")
+    config = tiny_config.with_settings(max_steps=1)
     out = tmp_path / "run"
-    killed = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    begin(out, killed.run_id, resumed=None)
-    claim(out / "rollouts" / "000002", killed.run_id)
+    write_record(out, RunRecord(run="0f0f0f0f", settings=config.flat()))
+    claim(out / "rollouts" / "000002", "0f0f0f0f")
     (out / "metrics.jsonl").write_text('{"iteration": 1}\n{"iteration": 2}\n')
+    with pytest.raises(ValueError, match="--allow_changed_settings eta$"):
+        Trainer(config.with_settings(eta=0.1), mesh, CPU, scorers={"test": Redness()})
     Trainer(config, mesh, CPU, scorers={"test": Redness()}).train()
     assert not (out / "rollouts" / "000002").exists()
     assert [line["iteration"] for line in lines(out)] == [1]
@@ -554,14 +552,13 @@ def test_resuming_from_an_older_checkpoint_removes_later_files(tiny_config, mesh
     earlier = config.with_settings(resume_from_checkpoint=first, max_steps=2, save_total_limit=1)
     Trainer(earlier, mesh, CPU).train()
     remaining = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert remaining == ["000002", "latest"]
+    assert remaining == ["000002"]
     assert sorted(path.name for path in (tmp_path / "run" / "rollouts").iterdir()) == [
         "000001",
         "000002",
     ]
     assert [line["iteration"] for line in lines(tmp_path / "run")] == [1, 2]
-    latest = config.with_settings(resume_from_checkpoint="latest")
-    assert Trainer(latest, mesh, CPU).iteration == 2
+    assert Trainer(config, mesh, CPU).iteration == 2
 
 
 def files(folder):
@@ -569,16 +566,23 @@ def files(folder):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("max_steps", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_a_finished_run_is_rejected_before_any_file_changes(tiny_config, mesh, tmp_path, max_steps):
+def test_a_finished_run_is_left_as_it_is_and_trained_on_with_more_steps(
+    tiny_config, mesh, tmp_path
+):
     config = tiny_config.with_settings(max_steps=2, save_interval=1)
     Trainer(config, mesh, CPU).train()
     before = files(tmp_path)
-    with pytest.raises(ValueError, match=f"got max_steps={max_steps} and iteration 2"):
-        Trainer(
-            config.with_settings(max_steps=max_steps, resume_from_checkpoint="latest"), mesh, CPU
-        )
+    for max_steps in (1, 2):
+        with pytest.raises(Finished):
+            Trainer(config.with_settings(max_steps=max_steps), mesh, CPU)
+    with pytest.raises(ValueError, match="--allow_changed_settings eta$"):
+        Trainer(config.with_settings(eta=0.1), mesh, CPU)
+    checkpoint = str(tmp_path / "run" / "checkpoints" / "000002")
+    elsewhere = {"output_dir": str(tmp_path / "new"), "resume_from_checkpoint": checkpoint}
+    with pytest.raises(ValueError, match="max_steps"):
+        Trainer(config.with_settings(**elsewhere), mesh, CPU)
     assert files(tmp_path) == before
+    assert Trainer(config.with_settings(max_steps=3), mesh, CPU).iteration == 2
 
 
 @pytest.mark.slow
@@ -590,28 +594,19 @@ def test_unreadable_metrics_do_not_remove_checkpoints(tiny_config, mesh, tmp_pat
     before = files(run)
     first = str(run / "checkpoints" / "000001")
     with pytest.raises(ValueError, match="line 1 of .*metrics.jsonl"):
-        Trainer(config.with_settings(resume_from_checkpoint=first), mesh, CPU).train()
+        Trainer(config.with_settings(resume_from_checkpoint=first), mesh, CPU)
     assert files(run) == before
 
 
-@pytest.mark.system
-def test_a_trainer_owns_the_folder_before_it_chooses_a_checkpoint_and_changes_no_file_after_losing_it(
-    tiny_config, mesh, tmp_path, monkeypatch
-):
-    find, owned = checkpoint_loading.find_intact, []
-
-    def find_owned(folder, *others):
-        owned.append((folder / ".owner").is_file())
-        return find(folder, *others)
-
-    monkeypatch.setattr(checkpoint_loading, "find_intact", find_owned)
-    config = tiny_config.with_settings(max_steps=1, resume_from_checkpoint="auto")
+def test_a_trainer_that_has_lost_the_folder_changes_no_file(tiny_config, mesh, tmp_path):
+    config = tiny_config.with_settings(max_steps=1)
     overtaken = Trainer(config, mesh, CPU)
+    (tmp_path / "run" / LEASE).unlink()
     Trainer(config, mesh, CPU).train()
     before = files(tmp_path)
-    with pytest.raises(NotOwner, match="another process"):
+    with pytest.raises(NotOwner):
         overtaken.train()
-    assert files(tmp_path) == before and owned == [True, True]
+    assert files(tmp_path) == before
 
 
 def test_validation_continues_if_the_scorer_fails(tiny_config, mesh):

@@ -115,7 +115,8 @@ class Lease:
     """The right of this process to write a folder: a context manager, which creates the folder.
 
     Another process takes it over if this one has died on its machine, or has given no sign of life
-    for `LEASE_S` seconds. A process that comes back later finds that it has lost the lease.
+    for `LEASE_S` seconds, and a later lease of the same process takes it over at once. Whoever comes
+    back later finds that it has lost the lease.
     """
 
     def __init__(self, folder: Path):
@@ -141,6 +142,8 @@ class Lease:
 
     def _acquire(self) -> None:
         """Acquire the lease, or raise NotOwner as soon as its owner gives a sign of life."""
+        if self._lock.is_lock_held_by_us:  # by a run in a notebook that was not ended
+            self._lock.break_lock()
         if self._is_acquired(timeout=0):
             return
         owner = self._lock.owner

@@ -92,7 +92,8 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
         if found:
             raise ValueError(
                 f"output_dir {quote(output_dir)} has results ({', '.join(found)}) without the "
-                f"{run_folder.RECORD} of their run; choose another output_dir, or move them away"
+                f"{run_folder.RECORD} of their run; choose another output_dir, where "
+                "resume_from_checkpoint may name a checkpoint of this one"
             )
         return [named] if named else []
     if not resume_from:

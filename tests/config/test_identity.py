@@ -61,52 +61,23 @@ def test_a_resumed_run_may_change_the_machine_but_not_the_method(tiny_config):
         sp_size=2,
         log_num_videos=9,
         eta=0.1,
-        resume_from_checkpoint="latest",
+        resume_from_checkpoint="outputs/a",
+        allow_changed_settings=["eta"],
     )
-    conventions = changes(tiny_config, reference_conventions=True).affecting_learning
-    assert conventions == ["reference_conventions is True and was False"]
-    assert [sentence.split()[0] for sentence in found.free] == [
-        "gate_interval",
-        "sp_size",
-        "log_num_videos",
-    ]
-    assert found.affecting_learning == ["eta is 0.1 and was 0.7"]
+    assert list(found.free) == ["gate_interval", "sp_size", "log_num_videos"]
+    assert found.affecting_learning == {"eta": "eta is 0.1 and was 0.7"}
 
 
 def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
     assert not changes(tiny_config, batch_size=4).affecting_learning
-    assert changes(tiny_config, False, batch_size=4).affecting_learning == [
-        "batch_size is 4 and was 8"
-    ]
+    assert list(changes(tiny_config, False, batch_size=4).affecting_learning) == ["batch_size"]
 
 
 def test_removed_settings_and_new_settings_at_their_default_are_no_change(tiny_config):
     now = tiny_config.flat()
-    saved = {name: value for name, value in now.items() if name != "gate_interval"} | {
-        "spool_rounds": 1
-    }
-    assert changed_settings(saved, now, same_rollouts=True) == ([], [])
-
-
-def test_a_setting_missing_in_an_old_checkpoint_had_its_default(tiny_config):
-    now = tiny_config.with_settings(negative_prompt="blurry").flat()
-    saved = {name: value for name, value in now.items() if name != "negative_prompt"}
-    (sentence,) = changed_settings(saved, now, same_rollouts=True).affecting_learning
-    assert sentence == "negative_prompt is 'blurry' and was ''"
-
-
-def test_a_matched_eta_may_differ_in_its_last_bit(tiny_config):
-    now = tiny_config.with_settings(match_noise="dance_grpo:0.25").flat()
-    for factor, is_change in ((1 + 4e-16, False), (1 + 1e-9, True)):
-        saved = now | {"eta": now["eta"] * factor}
-        assert saved["eta"] != now["eta"]
-        assert (
-            bool(changed_settings(saved, now, same_rollouts=True).affecting_learning) is is_change
-        )
-
-
-def test_an_empty_text_is_an_empty_list(tiny_config):
-    assert tiny_config.with_settings(lora_target_modules=[""]).optimizer.lora_target_modules == []
+    saved = {name: value for name, value in now.items() if name != "gate_interval"}
+    saved["spool_rounds"] = 1
+    assert changed_settings(saved, now, same_rollouts=True) == ({}, {})
 
 
 def test_settings_that_may_change_on_resume_do_not_define_the_experiment(tiny_config):

@@ -23,7 +23,7 @@ The [model version](#defaults-by-version) sets some defaults.
 
 | affects | meaning | another value on resume |
 |---|---|---|
-| *learning* | what the policy learns | an error, unless `allow_changed_settings` is true |
+| *learning* | what the policy learns | an error, unless `allow_changed_settings` names the setting |
 | *layout* | how rollouts are divided into batches | accepted if their number per iteration stays |
 | *machine* | speed, memory and when the run ends | accepted |
 | *records* | what is measured and written | accepted |

@@ -15,66 +15,31 @@ from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from tests.forked import ROOT, python
 
-OWNER = """
-import sys, time
-from pathlib import Path
-from hyvideo.data import run_folder
-run_folder.LEASE_S = 1.2
-with run_folder.Lease(Path(sys.argv[1])):
-    print("ready", flush=True)
-    time.sleep(60)
-"""
 
-
-@pytest.fixture(autouse=True)
-def short_lease(monkeypatch):
-    """A lease of 1.2 seconds, which its owner refreshes five times per second."""
-    monkeypatch.setattr(run_folder, "LEASE_S", 1.2)
-
-
-@pytest.fixture
-def other_process(tmp_path):
-    """Start another process that owns the folder."""
-    process = subprocess.Popen(
-        [python(), "-c", OWNER, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def owner_pid(folder):
-    return Lease(folder)._lock.owner.pid
-
-
-def test_a_live_owner_is_named_and_a_killed_one_is_replaced_at_once(tmp_path, other_process):
-    pid = owner_pid(tmp_path)
-    with pytest.raises(NotOwner, match=f"process {pid} on "):
-        Lease(tmp_path).__enter__()
-    os.kill(pid, signal.SIGKILL)
-    other_process.wait()
-    began = time.monotonic()
-    with Lease(tmp_path) as lease:
-        lease.check()
-    assert time.monotonic() - began < 1
+def test_a_live_owner_is_named_and_a_killed_one_is_replaced_at_once(tmp_path, in_use):
+    with in_use(tmp_path) as pid:
+        with pytest.raises(NotOwner, match=f"process {pid} on "):
+            Lease(tmp_path).__enter__()
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+        began = time.monotonic()
+        with Lease(tmp_path) as lease:
+            lease.check()
+        assert time.monotonic() - began < 1
     assert not any(tmp_path.iterdir())
 
 
-def test_an_owner_that_gives_no_sign_of_life_is_replaced_also_if_it_comes_back(
-    tmp_path, other_process
-):
-    pid = owner_pid(tmp_path)
-    os.kill(pid, signal.SIGSTOP)  # stands for a machine that is gone
-    with Lease(tmp_path) as lease:
-        os.kill(pid, signal.SIGCONT)
-        time.sleep(0.5)  # some heartbeats of the first
-        lease.check()
+def test_an_owner_that_gives_no_sign_of_life_is_replaced_also_if_it_comes_back(tmp_path, in_use):
+    with in_use(tmp_path) as pid:
+        os.kill(pid, signal.SIGSTOP)  # stands for a machine that is gone
+        with Lease(tmp_path) as lease:
+            os.kill(pid, signal.SIGCONT)
+            time.sleep(0.5)  # some heartbeats of the first
+            lease.check()
 
 
-def test_a_previous_owner_that_comes_back_does_not_touch_the_lease_of_the_new_one(tmp_path):
+def test_a_later_lease_of_the_process_replaces_the_first_which_does_not_touch_it(tmp_path):
     first = Lease(tmp_path).__enter__()
-    first._lock._stop_heartbeat()
     with Lease(tmp_path) as second:
         with pytest.raises(NotOwner, match=LEASE):
             first.check()
@@ -91,17 +56,21 @@ def test_a_deleted_lease_stops_the_owner(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "half a rec"])
-def test_a_lease_that_a_power_cut_has_emptied_or_cut_is_taken_over(tmp_path, content):
+def test_a_lease_that_a_power_cut_has_emptied_or_cut_is_taken_over(tmp_path, content, monkeypatch):
+    monkeypatch.setattr(run_folder, "LEASE_S", 1.2)
     (tmp_path / LEASE).write_text(content)
     with Lease(tmp_path) as lease:
         lease.check()
 
 
-def test_a_process_that_ends_releases_the_folder_and_removes_it_if_it_wrote_nothing(tmp_path):
-    program = OWNER.replace("with ", "lease = ").replace(":\n    print", ".__enter__()\nprint")
-    program = program.replace("    time.sleep(60)", "")
+def test_a_process_that_ends_releases_the_folder(tmp_path):
+    program = "from hyvideo.data.run_folder import Lease; import pathlib, sys\n"
+    program += "lease = Lease(pathlib.Path(sys.argv[1])).__enter__()"
     subprocess.run([python(), "-c", program, tmp_path], cwd=ROOT, check=True, timeout=60)
     assert not any(tmp_path.iterdir())
+
+
+def test_a_new_folder_without_files_is_removed(tmp_path):
     with Lease(tmp_path / "new"):
         pass
     assert not (tmp_path / "new").exists()
@@ -129,7 +98,6 @@ def writer_of(lease):
 
 def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):
     first = Lease(tmp_path).__enter__()
-    first._lock._stop_heartbeat()
     with Lease(tmp_path) as second:
         early, late = writer_of(first), writer_of(second)
 

@@ -2,8 +2,6 @@
 lines.
 """
 
-import errno
-import fcntl
 import os
 import re
 from pathlib import Path
@@ -11,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import locked, parse_json, publish, read_regular
+from hyvideo.data.files import parse_json, publish, read_regular
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -138,39 +136,6 @@ def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):
         os.mkdir("/proc/nothing")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "program.py: '/proc/nothing': No such file or directory\n"
-
-
-def test_a_locked_folder_is_locked_until_the_end(tmp_path):
-    folder = tmp_path / "a" / "b"
-    with locked(folder):
-        with pytest.raises(
-            ValueError, match="another process is writing to the folder .*b'; wait until it ends"
-        ):
-            with locked(folder):
-                pass
-        (folder / "file").touch()
-    with locked(folder):
-        pass
-    assert (folder / "file").exists()
-
-
-def test_a_lock_removes_only_an_empty_folder_that_it_has_created(tmp_path):
-    with locked(tmp_path / "new"):
-        pass
-    assert not (tmp_path / "new").exists()
-    (tmp_path / "old").mkdir()
-    with locked(tmp_path / "old"):
-        pass
-    assert (tmp_path / "old").is_dir()
-
-
-def test_a_file_system_without_locks_of_folders_is_used_without_a_lock(tmp_path, monkeypatch):
-    def flock(*_):
-        raise OSError(errno.EBADF, "Bad file descriptor")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    with locked(tmp_path), locked(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize("text", ['{"VQ": 1, "VQ": -1}', '[{"a": {"b": 1, "b": 1}}]'])

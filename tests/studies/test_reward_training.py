@@ -17,7 +17,6 @@ import torch
 
 from examples import size_preference
 from examples.size_preference import Area, rated_pairs
-from hyvideo.data.files import locked
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
@@ -290,7 +289,7 @@ def test_invalid_input_is_one_error_before_a_model_is_loaded(
 
 @pytest.mark.parametrize("fault", ["video", "lock"])
 def test_a_broken_video_and_another_process_are_errors_before_training(
-    tmp_path, monkeypatch, capsys, fault
+    tmp_path, monkeypatch, capsys, fault, in_use
 ):
     rows = []
     for number in range(3):
@@ -305,16 +304,16 @@ def test_a_broken_video_and_another_process_are_errors_before_training(
     monkeypatch.setattr(
         VideoAlignScorer, "__init__", lambda *_, **__: pytest.fail("a model was loaded")
     )
-    other, message = nullcontext(), "another process is writing to the folder"
+    other, message = nullcontext(), f"{out}' is in use"
     if fault == "video":
         (tmp_path / "1b.mp4").write_bytes(b"x")
         message = "1b.mp4 is not a video"
     else:
-        other = locked(out)
+        other = in_use(out)
     with other, pytest.raises(SystemExit) as stopped:
         main()
     assert stopped.value.code == 2 and message in capsys.readouterr().err
-    assert not out.exists()
+    assert not [*out.glob("[!.]*")]
 
 
 def train(out, videos, pairs, *, max_epochs):

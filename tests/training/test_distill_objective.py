@@ -372,11 +372,15 @@ def test_a_resume_with_another_teacher_uses_it(student, mesh, tmp_path):
     base = {name: tensor.clone() for name, tensor in first.run.policy.anchor.tensors().items()}
     first.train()
     other = str(tmp_path / "teacher" / "checkpoints" / "000001")
-    changed = {"resume_from_checkpoint": "latest", "allow_changed_settings": True}
 
     def anchor_after(steps, **changes):
         """Train up to ``steps`` iterations and return the teacher's weights."""
-        trainer = trainer_of(config.with_settings(**changed, **changes, max_steps=steps), mesh)
+        trainer = trainer_of(
+            config.with_settings(
+                allow_changed_settings=["anchor_path"], **changes, max_steps=steps
+            ),
+            mesh,
+        )
         trainer.train()
         return trainer.run.policy.anchor.tensors()
 

@@ -503,7 +503,10 @@ class Shade:
 def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     tiny_config, mesh, tmp_path, monkeypatch, capsys
 ):
-    """It is combined with a reward from a module."""
+    """It is combined with a reward from a module.
+
+    The run resumes only if their files are unchanged.
+    """
     page = Path("docs/custom_rewards.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(def brightness.*?)```", page, re.S)
     (as_class,) = re.findall(r"```python\n(from \S+ import Scorer\n.*?)```", page, re.S)
@@ -555,3 +558,9 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
         and re.search(r" VQ +2\.000", output)
         and "nan" not in output
     )
+
+    config = config.with_settings(max_steps=2)
+    Trainer(config, mesh, CPU)
+    (tmp_path / "my_rewards.py").write_text(example.replace("255", "256"))
+    with pytest.raises(ValueError, match="--allow_changed_settings reward_model$"):
+        Trainer(config, mesh, CPU)

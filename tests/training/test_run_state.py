@@ -2,19 +2,13 @@
 of the method.
 """
 
-import dataclasses
 import json
 
 import pytest
 import torch
 
-import post_train
-from hyvideo.models.lora import Pair, save_lora
-from hyvideo.records.metrics_file import complete_lines
-from hyvideo.settings.command_line import load_config
-from hyvideo.settings.identity import changed_settings
 from hyvideo.trainer import Trainer
-from hyvideo.training.run_state import changed_contents, check_changes, hash_files
+from hyvideo.training.run_state import check_changes
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, TIMING, Redness
 
@@ -106,7 +100,7 @@ def snapshot(trainer):
     "case",
     [pytest.param(case, marks=pytest.mark.slow) if case in COVERED else case for case in CASES],
 )
-def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mesh, case):
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mesh, tmp_path, case):
     config = tiny_config.with_settings(**SETTINGS | CASES[case])
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     train_iterations(uninterrupted, 2)
@@ -114,9 +108,11 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mes
     uninterrupted.run.checkpoints.wait()
     expected = train_iterations(uninterrupted, 2)
 
-    resuming = config.with_settings(resume_from_checkpoint=str(folder))
+    out = {"output_dir": str(tmp_path / "resumed")}
+    resuming = config.with_settings(resume_from_checkpoint=str(folder), **out)
     resumed = Trainer(resuming, mesh, CPU, scorers={"test": Redness()})
-    assert resumed.iteration == 2 and resumed.run.state.changed_settings == []
+    (change,) = resumed.run.state.changed_settings
+    assert resumed.iteration == 2 and change.startswith("output_dir")
     assert train_iterations(resumed, 2) == expected
     (tensors, numbers), (expected_tensors, expected_numbers) = (
         snapshot(resumed),
@@ -136,122 +132,41 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mes
 # --- settings that changed ------------------------------------------------------------------------
 
 
-def find_changes(config, **changes):
+def changes(config, *, inputs=None, now=None, **settings):
+    """Return the accepted changes of a resume with other settings and digests of inputs."""
     saved = json.loads(json.dumps(config.flat()))
-    return changed_settings(saved, config.with_settings(**changes).flat(), same_rollouts=True)
-
-
-def test_settings_survive_the_round_trip_through_json(tiny_config):
-    found = find_changes(tiny_config, resume_from_checkpoint="latest", allow_changed_settings=True)
-    assert found.free == found.affecting_learning == []
-
-
-def test_machine_settings_may_change_and_method_settings_may_not(tiny_config):
-    method = {"learning_rate": 1.0, "seed": 3, "base_weight_dtype": "fp8"}
-    found = find_changes(tiny_config, save_interval=7, max_steps=99, sp_size=2, **method)
-    assert sorted(message.split()[0] for message in found.free) == [
-        "max_steps",
-        "save_interval",
-        "sp_size",
-    ]
-    assert sorted(message.split()[0] for message in found.affecting_learning) == sorted(method)
-    assert "learning_rate is 1.0 and was 0.0001" in found.affecting_learning
-    with pytest.raises(ValueError, match="written with other settings:\n.*\n.*\n.*\nRestore them"):
-        check_changes(found)
-
-
-def test_the_layout_may_change_if_the_number_of_rollouts_stays(tiny_config):
-    saved, settings = tiny_config.flat(), tiny_config.with_settings(batch_size=4).flat()
-    assert not changed_settings(saved, settings, same_rollouts=True).affecting_learning
-    assert changed_settings(saved, settings, same_rollouts=False).affecting_learning == [
-        "batch_size is 4 and was 8"
-    ]
-
-
-def test_a_changed_initial_lora_is_detected(tiny_config, tmp_path):
-    pair = Pair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
-    save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
-    config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
-    assert find_changes(tiny_config, pretrained_lora_path=str(tmp_path)).affecting_learning
-    before = hash_files(config.flat())
-    save_lora(
-        {"transformer_blocks.0.attn.to_q": dataclasses.replace(pair, alpha=2.0)},
-        tmp_path,
-        form="peft",
+    return check_changes(
+        saved,
+        inputs or {},
+        config.with_settings(**settings).flat(),
+        now or {},
+        same_rollouts=True,
     )
-    found = changed_contents(before, hash_files(config.flat()), config.flat())
-    names = ", ".join(
-        str(tmp_path / name) for name in ("adapter_model.safetensors", "adapter_config.json")
-    )
-    assert found == [f"the contents of pretrained_lora_path {names} have changed"]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-def test_a_changed_rubric_of_a_judge_is_detected(tiny_config, tmp_path, as_json):
-    rubric, options = (
-        tmp_path / "rubric.yaml",
-        {"vlm_judge": {"rubric": str(tmp_path / "rubric.yaml"), "model": "m"}},
-    )
-    rubric.write_text("dimensions: {}")
-    (tmp_path / "judge.yaml").write_text(json.dumps(options))
-    reward_config = json.dumps(options) if as_json else str(tmp_path / "judge.yaml")
-    settings = tiny_config.with_settings(
-        reward_model=["vlm_judge"], reward_config=reward_config
-    ).flat()
-    before = hash_files(settings)
-    assert not changed_contents(before, hash_files(settings), settings)
-    rubric.write_text("dimensions: {VQ: {}}")
-    (found,) = changed_contents(before, hash_files(settings), settings)
-    assert found.startswith("the contents of reward_config ") and f"{rubric} have changed" in found
+def test_machine_settings_may_change_and_settings_of_the_method_are_accepted_by_name(tiny_config):
+    assert changes(tiny_config, sp_size=2) == ["sp_size is 2 and was 1"]
+    method = {"learning_rate": 1.0, "seed": 3}
+    with pytest.raises(ValueError, match="--allow_changed_settings seed learning_rate$"):
+        changes(tiny_config, sp_size=2, **method)
+    with pytest.raises(ValueError, match="--allow_changed_settings learning_rate$"):
+        changes(tiny_config, allow_changed_settings=["seed"], **method)
+    for allowed in (["seed", "learning_rate"], ["all"]):
+        accepted = changes(tiny_config, sp_size=2, allow_changed_settings=allowed, **method)
+        assert sorted(change.split()[0] for change in accepted) == [
+            "learning_rate",
+            "seed",
+            "sp_size",
+        ]
 
 
-def files(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-@pytest.mark.system
-def test_post_train_rejects_changed_method_settings_unless_allowed_and_lists_the_others(
-    tiny_config, mesh, tmp_path, monkeypatch, capsys
-):
-    def program(*command):
-        monkeypatch.setattr("sys.argv", list(command))
-        return post_train.main(), *capsys.readouterr()
-
-    out = tmp_path / "run"
-    settings = SETTINGS | {
-        "valid_video_csv": "",
-        "report_to": "none",
-        "output_dir": str(out),
-        "cfg_scale": 1.0,
-        **LORA,
-    }
-    config = load_config("configs/smoke.yaml", **settings | {"report_to": ["none"], "max_steps": 1})
-    Trainer(config, mesh, CPU).train()
-    before = files(out)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
-    command = [
-        "post_train.py",
-        "--config",
-        "configs/smoke.yaml",
-        *flags,
-        "--resume_from_checkpoint=latest",
-    ]
-    changed = ["--max_steps=2", "--save_interval=2", "--learning_rate=1e-4", "--clip_range=0.5"]
-    code, _, error = program(*command, *changed)
-    assert code == 2
-    assert "learning_rate is 0.0001 and was 0.001" in error and "clip_range is 0.5" in error
-    assert "save_interval" not in error and "allow_changed_settings" in error
-    assert files(out) == before
-    code, output, _ = program(*command, *changed, "--allow_changed_settings=true")
-    assert code == 0
-    for name in (
-        "max_steps is 2 and was 1",
-        "save_interval",
-        "learning_rate is 0.0001 and was 0.001",
-        "clip_range",
-    ):
-        assert f"changed settings       {name}" in output
-    assert [iteration for iteration, _ in complete_lines(out / "metrics.jsonl")] == [1, 2]
+def test_changed_inputs_are_accepted_by_name(tiny_config):
+    digests = {"inputs": {"prompts_csv": "a", "reward_model": "b"}}
+    now = {"prompts_csv": "c", "reward_model": "b", "pretrained_model_root/vae": "new"}
+    with pytest.raises(ValueError, match="--allow_changed_settings prompts_csv$"):
+        changes(tiny_config, **digests, now=now)
+    (change,) = changes(tiny_config, **digests, now=now, allow_changed_settings=["prompts_csv"])
+    assert tiny_config.data.prompts_csv[0] in change
 
 
 def test_save_minutes_are_counted_from_the_last_checkpoint(tiny_config, mesh, monkeypatch):

@@ -1,4 +1,4 @@
-"""A checkpoint that differs from its manifest is rejected by every program that reads it."""
+"""A checkpoint that differs from its digests is rejected by every program that reads it."""
 
 import json
 import shutil
@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import generate
-from hyvideo.distributed import manifest
+from hyvideo.distributed import checkpoint_loading
+from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
@@ -106,23 +107,24 @@ def test_the_lora_of_a_checkpoint_is_verified_too(runs):
 
 
 def test_a_checkpoint_is_hashed_once(runs, monkeypatch):
-    read, describe = [], manifest._describe
-    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
+    read = []
+    digest = checkpoint_loading.digest_file
+    monkeypatch.setattr(
+        checkpoint_loading, "digest_file", lambda path: read.append(path) or digest(path)
+    )
     saved_policy._verify_state.cache_clear()
     saved_policy.check_policy(runs["full"].parents[2] / "ckpts", "miniature", runs["full"])
     saved_policy.load(runs["full"], torch.float32)
-    assert (
-        len(read) == len({*read}) == len(json.loads((runs["full"] / "manifest.json").read_text()))
-    )
+    assert len(read) == len({*read}) == len(json.loads((runs["full"] / DIGESTS).read_text()))
 
 
-def test_folders_without_a_manifest_are_read_and_checkpoints_are_not(runs, tmp_path):
+def test_folders_without_digests_are_read_and_checkpoints_are_not(runs, tmp_path):
     saved_policy.verify(tmp_path)
     saved_policy.verify(tmp_path / "missing")
     saved_policy.check_policy(SHALLOW, "miniature", runs["full"])
-    file = runs["full"] / "manifest.json"
-    moved = file.rename(tmp_path / "manifest.json")
-    with pytest.raises(ValueError, match="is corrupted: manifest.json is missing"):
+    file = runs["full"] / DIGESTS
+    moved = file.rename(tmp_path / DIGESTS)
+    with pytest.raises(ValueError, match=DIGESTS):
         saved_policy.load_merged(
             SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32
         )
@@ -131,10 +133,10 @@ def test_folders_without_a_manifest_are_read_and_checkpoints_are_not(runs, tmp_p
 
 def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
     folder = runs["full"]
-    model, sums = folder / "model.json", folder / "manifest.json"
+    model, sums = folder / "model.json", folder / DIGESTS
     before = model.read_text(), sums.read_text()
     model.write_text(json.dumps(json.loads(before[0]) | {"num_layers": 10**6}))
-    manifest.write(folder, [manifest.hash_share(folder, Mesh.single())])
+    sums.write_text(json.dumps(digest_files(folder)))
     with pytest.raises(ValueError, match=r"has \d+ tensors, but model.json has num_layers 1000000"):
         saved_policy.load(folder, torch.float32)
     model.write_text(before[0])
@@ -166,15 +168,13 @@ def test_what_is_no_complete_checkpoint_is_named(runs, tmp_path, exit_code, caps
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ['{"state', "[]", '{"state.json": 3}'])
-def test_a_checkpoint_with_a_corrupted_manifest_is_named(runs, tmp_path, text):
+@pytest.mark.parametrize("text", ["", '{"state', '{"state.json": 3}'])
+def test_a_checkpoint_with_corrupted_digests_is_named(runs, tmp_path, text):
     checkpoint = tmp_path / "run/checkpoints/000001"
     shutil.copytree(runs["full"], checkpoint)
-    (checkpoint / "manifest.json").write_text(text)
+    (checkpoint / DIGESTS).write_text(text)
     assert contents.policy_identity(checkpoint=checkpoint) != contents.policy_identity(
         checkpoint=runs["full"]
     )
-    with pytest.raises(
-        ValueError, match=f"checkpoint {checkpoint} is corrupted: manifest.json is invalid"
-    ):
+    with pytest.raises(ValueError, match=f"{checkpoint} .*{DIGESTS}"):
         saved_policy.verify(checkpoint)

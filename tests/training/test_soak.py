@@ -25,7 +25,7 @@ import torch
 from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # noqa: F401, before the timer starts
 
 import post_train
-from hyvideo.distributed import checkpoint_loading, manifest
+from hyvideo.distributed import checkpoint_loading, checkpoint_writer
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.miniature import reward  # noqa: F401
@@ -53,7 +53,6 @@ SETTINGS = {
     "update_ref_model_step": 6,
     "log_video_interval": 0,
     "save_interval": 2,
-    "resume_from_checkpoint": "latest",
 }
 ITERATIONS = int(os.environ.get("SOAK_ITERATIONS", "8"))
 MAX_SLOPE = 64.0  # KiB of memory per iteration
@@ -163,7 +162,7 @@ def results(run: Path) -> dict:
     """Return everything that must not depend on interruptions."""
     last = run / "checkpoints" / f"{ITERATIONS:06d}"
     state = json.loads((last / "state.json").read_text())
-    files = json.loads((last / "manifest.json").read_text())
+    files = json.loads((last / checkpoint_loading.DIGESTS).read_text())
     lines = [json.loads(line) for _, line in complete_lines(run / "metrics.jsonl")]
     # A run that is stopped between two saves has additional checkpoints.
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
@@ -263,11 +262,11 @@ def train_with_fault():
             (folder / str(number)).touch()
             os.kill(os.getpid(), getattr(signal, f"SIG{kind}"))
 
-    real, hash_share = Watchdog.enter, manifest.hash_share
+    real, digest_files = Watchdog.enter, checkpoint_writer.digest_files
     Watchdog.enter = lambda watchdog, name, at=0: (enter(name, at), real(watchdog, name, at))
-    manifest.hash_share = lambda path, mesh: (
+    checkpoint_writer.digest_files = lambda path, **share: (
         enter("writing", int(path.name.split(".")[1])),
-        hash_share(path, mesh),
+        digest_files(path, **share),
     )[1]
     sys.exit(post_train.main())
 

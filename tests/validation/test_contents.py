@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hyvideo.distributed.manifest import fingerprint
 from PIL import Image
 
-from hyvideo.distributed import manifest
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.data import digests
+from hyvideo.data.digests import digest_weights
+from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation import contents
@@ -92,8 +92,11 @@ def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
     nested = next(
         path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file()
     )
-    read, describe = [], manifest._describe
-    monkeypatch.setattr(manifest, "_describe", lambda path: read.append(path) or describe(path))
+    read = []
+    digest = digests.digest_large_file
+    monkeypatch.setattr(
+        digests, "digest_large_file", lambda path: read.append(path) or digest(path)
+    )
     joint_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
     assert len(read) == len(set(read)) and nested in read
 
@@ -177,29 +180,18 @@ def test_the_code_of_a_custom_scorer_is_part_of_the_identity(world, tmp_path, mo
             before = joint_identity(config)
 
 
-def test_a_checkpoint_is_identified_by_its_manifest_and_newer_files_by_their_bytes(
-    tmp_path, monkeypatch
-):
+def test_a_checkpoint_is_identified_by_its_files_and_not_by_their_times(tmp_path):
     folder = tmp_path / "000010"
     (folder / "tensors").mkdir(parents=True)
     (folder / "tensors" / "a").write_bytes(b"weights")
     (folder / "state.json").write_text("{}")
-    manifest.write(folder, [manifest.hash_share(folder, Mesh.single())])
-    before = policy_identity(checkpoint=folder)
+    (folder / DIGESTS).write_text(json.dumps(digest_files(folder)))
+    before = policy_identity(checkpoint=folder)["checkpoint"]["files"]
     copy = tmp_path / "copy"
-    # modification times are newer, in any order
     shutil.copytree(folder, copy, copy_function=shutil.copy)
-    assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before["checkpoint"]["files"]
-
-    read, describe = [], manifest._describe
-    monkeypatch.setattr(
-        manifest, "_describe", lambda path: read.append(path.name) or describe(path)
-    )
-    assert policy_identity(checkpoint=folder) == before and read == ["manifest.json"]
-    (folder / "tensors" / "a").write_bytes(b"Weights")
-    later = (folder / "manifest.json").stat().st_mtime_ns + 10**9
-    os.utime(folder / "tensors" / "a", ns=(later, later))
-    assert policy_identity(checkpoint=folder) != before and "a" in read
+    assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before
+    (copy / "tensors" / "a").write_bytes(b"Weights")
+    assert policy_identity(checkpoint=copy)["checkpoint"]["files"] != before
 
 
 def test_file_names_and_bytes_change_the_identity(tmp_path):
@@ -210,7 +202,7 @@ def test_file_names_and_bytes_change_the_identity(tmp_path):
     (tmp_path / "lora.safetensors").rename(tmp_path / "other.safetensors")
     assert before != changed != policy_identity(lora=tmp_path)
     assert policy_identity(lora=None, checkpoint=None) == {}
-    assert fingerprint([tmp_path / "absent"]) == fingerprint([])
+    assert digest_weights([tmp_path / "absent"]) == digest_weights([])
 
 
 @pytest.mark.system

@@ -16,7 +16,7 @@ from hyvideo.checks.rehearsal import stand_ins
 from hyvideo.checks.rehearsal.checks import run_problems
 from hyvideo.checks.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.checks.rehearsal.stages import Stage, run_stage, stages_of
-from hyvideo.data.files import ROOT, locked
+from hyvideo.data.files import ROOT
 from hyvideo.data.pairs import check_videos
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
@@ -335,13 +335,13 @@ def test_a_number_of_gpus_that_nobody_has_is_refused(tmp_path, capsys, count):
     )
 
 
-def test_two_rehearsals_do_not_share_a_folder(tmp_path, capsys):
+def test_two_rehearsals_do_not_share_a_folder(tmp_path, capsys, in_use):
     folder = tmp_path / "new"
     config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
-    with locked(folder), pytest.raises(SystemExit) as refused:
+    with in_use(folder), pytest.raises(SystemExit) as refused:
         rehearse.main(["--config", config, "--rehearsal_dir", str(folder), "--prompts_csv", "no"])
     assert refused.value.code == 2
-    assert "another process is writing to the folder" in capsys.readouterr().err
+    assert f"{folder}' is in use" in capsys.readouterr().err
 
 
 def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):

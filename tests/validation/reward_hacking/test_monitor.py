@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import post_train
+from hyvideo.data.run_folder import RunRecord, write_record
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import read_metrics
@@ -18,7 +19,6 @@ from hyvideo.settings import processes
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
-from hyvideo.training.output_folder import begin
 from hyvideo.validation.reward_hacking.monitor import (
     HackingMonitor,
     read_history,
@@ -93,7 +93,7 @@ def trainer_of(config, mesh):
 
 
 def latest(folder):
-    return (folder / "checkpoints" / "latest").read_text().strip()
+    return max(path.name for path in (folder / "checkpoints").iterdir())
 
 
 def recorded(folder, iteration):
@@ -141,7 +141,7 @@ def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     )
 
     # A launcher that restarts failed runs must not resume training; a user can, with warn.
-    again = config.with_settings(resume_from_checkpoint="latest", max_steps=last["iteration"] + 1)
+    again = config.with_settings(max_steps=last["iteration"] + 1)
     with pytest.raises(
         ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"
     ):
@@ -266,7 +266,7 @@ def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path
     prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
     config = tiny_config.with_settings(**VALIDATION | {"valid_video_csv": str(prompts)})
     first = trainer_of(config, mesh)
-    begin(first.output_dir, first.run_id, resumed=None)
+    write_record(first.output_dir, RunRecord(run=first.start.run))
     first.validation.run(0)
     other = trainer_of(
         config.with_settings(validation_steps=config.record.validation_steps - 1), mesh

@@ -1,0 +1,138 @@
+"""Digests of what a run reads: as it is parsed, so that a comment or an empty line is no change."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hyvideo.data.digests import digest_code, digest_large_file
+from hyvideo.data.files import ROOT
+from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.config import Config
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.training.input_digests import (
+    MODELS,
+    changed_inputs,
+    digest_inputs,
+    digest_models,
+)
+from hyvideo.training.rewards import reward_digests
+
+
+def digests(config):
+    return digest_inputs(config, RunInputs(config), {"text"})
+
+
+def change_last_bytes(file):
+    content = bytearray(file.read_bytes())
+    content[-8:] = bytes(byte ^ 1 for byte in content[-8:])
+    file.write_bytes(content)
+
+
+def test_prompts_count_as_their_rows(tiny_config, tmp_path):
+    path = tmp_path / "prompts.csv"
+    path.write_text("prompt\na red circle moves left\na blue square moves up\n")
+    config = tiny_config.with_settings(prompts_csv=str(path))
+    before = digests(config)
+    path.write_text(
+        'prompt,note\r\na red circle moves left,1\r\n"a blue square moves up",2\r\n\r\n'
+    )
+    assert not changed_inputs(before, digests(config))
+    path.write_text("prompt\na blue square moves up\na red circle moves left\n")
+    assert changed_inputs(before, digests(config)) == ["prompts_csv"]
+
+
+@pytest.mark.parametrize(
+    "text, is_same",
+    [
+        ("# a comment\nx = 1\n\n\n", True),
+        ("x = 1  # a comment", True),
+        ("x = 1\r\n", True),
+        ("x = (\n    1\n)\n", False),
+        ("x = 2\n", False),
+        ("y = 1\n", False),
+        ("if x:\n    x = 1\n", False),
+    ],
+)
+def test_code_counts_as_its_tokens(tmp_path, text, is_same):
+    path = tmp_path / "code.py"
+    path.write_text("x = 1\n")
+    before = digest_code(path)
+    path.write_bytes(text.encode())
+    assert (digest_code(path) == before) is is_same
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_file_that_the_options_of_a_scorer_name_counts(tiny_config, tmp_path, as_json):
+    rubric = tmp_path / "rubric.yaml"
+    rubric.write_text("dimensions: {}")
+    options = json.dumps({"vlm_judge": {"rubric": str(rubric), "model": "m"}})
+    file = tmp_path / "judge.yaml"
+    file.write_text(options)
+    config = tiny_config.with_settings(
+        reward_model=["vlm_judge"], reward_config=options if as_json else str(file)
+    )
+    before = digests(config)
+    file.write_text(f"# a comment\n{options}\n")
+    assert not changed_inputs(before, digests(config))
+    rubric.write_text("dimensions: {VQ: {}}")
+    assert changed_inputs(before, digests(config)) == ["reward_config"]
+
+
+def test_an_initial_lora_counts(tiny_config, tmp_path):
+    pair = Pair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
+    save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
+    config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
+    before = digests(config)
+    changed = replace(pair, alpha=2.0)
+    save_lora({"transformer_blocks.0.attn.to_q": changed}, tmp_path, form="peft")
+    assert changed_inputs(before, digests(config)) == ["pretrained_lora_path"]
+
+
+@pytest.mark.parametrize(
+    "file, model",
+    [
+        ("transformer/miniature/*.safetensors", "transformer"),
+        ("vae/*.safetensors", "vae"),
+        ("text_encoder/llm/*.safetensors", "text"),
+    ],
+)
+def test_each_model_has_its_own_digest_which_a_moved_folder_keeps(tmp_path, file, model):
+    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
+    settings = replace(Config.of_version("miniature").model, pretrained_model_root=str(root))
+    before = digest_models(settings, {"text"})
+    assert list(before) == [f"{MODELS}{name}" for name in ("transformer", "vae", "text")]
+    (root / "vae" / "README.md").write_text("notes")
+    moved = root.rename(tmp_path / "moved")
+    settings = replace(settings, pretrained_model_root=str(moved))
+    assert digest_models(settings, {"text"}) == before
+    (path,) = moved.glob(file)
+    change_last_bytes(path)
+    assert changed_inputs(before, digest_models(settings, {"text"})) == [f"{MODELS}{model}"]
+    assert digest_models(replace(settings, random_weights=True), {"text"}) == {}
+
+
+def test_the_weights_of_a_reward_model_count(tiny_config, tmp_path):
+    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
+    config = tiny_config.with_settings(
+        reward_model=["miniature_videoalign"],
+        reward_config=json.dumps({"miniature_videoalign": {"path": str(root)}}),
+    )
+    before = reward_digests(config)
+    change_last_bytes(root / "VideoReward" / "checkpoint-1" / "model.pth")
+    assert changed_inputs(before, reward_digests(config)) == ["reward_model/miniature_videoalign"]
+
+
+def test_samples_of_a_large_file_find_a_changed_part(tmp_path):
+    """Such as the attention matrices of a merged LoRA, between layers that are equal."""
+    content = bytes(2**24)
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(content)
+    before = digest_large_file(file)
+    part = 2**20
+    file.write_bytes(content[: 5 * part] + b"1" * part + content[6 * part :])
+    assert digest_large_file(file) != before
+    file.write_bytes(content + b"1")
+    assert digest_large_file(file) != before

@@ -19,17 +19,19 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import flag_options, read_settings
-from hyvideo.config.reference_flags import add_flags, meanings, print_ignored, table, with_flags
-from hyvideo.config.values import truth
 from hyvideo.data.cli import Parser
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote, shorten
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import flag_options, read_settings
+from hyvideo.settings.config import LEAVES
+from hyvideo.settings.reference_flags import add_flags, meanings, print_ignored, table, with_flags
+from hyvideo.settings.values import truth, value_of
 
 # Flags of this program and the settings of a run that they set.
 SETTINGS = {
@@ -193,7 +195,9 @@ def add_best_of(parser: Parser) -> None:
         "--best_of", type=int, default=1, help="candidates per video; scored with --reward_model"
     )
     for name in REWARD_SETTINGS:
-        best.add_argument(f"--{name}", **flag_options(name))
+        best.add_argument(
+            f"--{name}", type=partial(value_of, LEAVES[name]), **flag_options(LEAVES[name])
+        )
 
 
 def add_rewriting(parser: Parser) -> None:
@@ -220,7 +224,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_speed_flags(parser)
     settings = parser.add_argument_group("settings", "Settings of the model and its sampling.")
     for flag, name in SETTINGS.items():
-        settings.add_argument(f"--{flag}", **flag_options(name, sentence=SENTENCES.get(flag, "")))
+        leaf = LEAVES[name]
+        options = flag_options(leaf, sentence=SENTENCES.get(flag, ""))
+        settings.add_argument(f"--{flag}", type=partial(value_of, leaf), **options)
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
@@ -366,11 +372,11 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         )
 
 
-def config_of(options: argparse.Namespace, has_images: bool):
+def sampling_of(options: argparse.Namespace, has_images: bool):
     """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the
-    flags.
+    flags, and how videos are sampled with them.
     """
-    from hyvideo.generation.generation import sampling_config
+    from hyvideo.generation.generation import resolve_sampling
     from hyvideo.training.saved_policy import settings_of_run
 
     file_settings = {} if options.config is None else read_settings(options.config)
@@ -386,10 +392,10 @@ def config_of(options: argparse.Namespace, has_images: bool):
         if getattr(options, flag):
             given[setting], options.flags[setting] = value, flag
     kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
-    return sampling_config(file_settings, given, options.resolution, has_images, kinds)
+    return resolve_sampling(file_settings, given, options.resolution, has_images, kinds)
 
 
-def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int, int]:
+def size_of(options: argparse.Namespace, recipe, image: str | None) -> tuple[int, int]:
     """Return height and width in pixels: from the flags, from the version and aspect ratio, or from
     the run.
     """
@@ -398,13 +404,13 @@ def size_of(options: argparse.Namespace, config, image: str | None) -> tuple[int
 
     if options.height is not None:
         return options.height, options.width
-    version = version_defaults(config.model.transformer_version)
+    version = version_defaults(recipe.config.model.transformer_version)
     resolution = options.resolution or version.resolution
     sizes = version.sizes or (bucket_sizes(resolution) if resolution else None)
     if options.aspect_ratio and not sizes:
         raise ValueError("--aspect_ratio needs --resolution: this model has no default resolution")
     if not sizes or (options.config and not options.resolution and not options.aspect_ratio):
-        return config.data.height, config.data.width
+        return recipe.sampling.height, recipe.sampling.width
     if image and not options.aspect_ratio:
         picture = read_image(image)
         return nearest_size(picture.height, picture.width, sizes)
@@ -461,10 +467,10 @@ def run(options: argparse.Namespace) -> list[str]:
     convert_reference_flags(options)
     check(options)
 
-    from hyvideo.config.rules import check_evaluation, check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.generation import generation
     from hyvideo.generation.generator import Generator
+    from hyvideo.settings.rules import check_evaluation, check_sampling
 
     requests = generation.make_and_read_requests(
         options.prompt, options.image_path, options.valid_video_csv
@@ -476,13 +482,13 @@ def run(options: argparse.Namespace) -> list[str]:
     check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
-    check_sampling(config, output=folder, is_stochastic=recipe.is_stochastic)
+    check_sampling(config, recipe.sampling, output=folder)
     if options.best_of > 1:
         check_evaluation(config, output=folder, has_model=True)
     if options.rewritten_csv:
         rewriter.write(requests, options.rewritten_csv)
         return []
-    sizes = {request: size_of(options, config, request.image) for request in requests}
+    sizes = {request: size_of(options, recipe, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
     )
@@ -506,21 +512,21 @@ def run(options: argparse.Namespace) -> list[str]:
 
 def recipe_of(options: argparse.Namespace, has_images: bool):
     """Return how the videos are made."""
-    from hyvideo.config.offloading import Offloading
     from hyvideo.generation.generation import Source
     from hyvideo.generation.generator import Recipe
+    from hyvideo.settings.offloading import Offloading
 
     caching = caching_of(options)
     offloading = Offloading(
         options.offloading, options.group_offloading, options.overlap_group_offloading
     )
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
-    config = config_of(options, has_images)
+    config, sampling = sampling_of(options, has_images)
     return Recipe(
         config,
+        sampling,
         source,
         seed=options.seed,
-        is_stochastic=options.stochastic is not None or config.validation_eta > 0,
         offloading=offloading,
         initial_noise=options.initial_noise,
         sp_size=options.sp_size,

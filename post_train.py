@@ -14,17 +14,17 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import CommandLine, parse
-from hyvideo.config.config import Config
-from hyvideo.config.plan_text import describe
-from hyvideo.config.reference_flags import with_flags
-from hyvideo.config.rules import check, check_ranges, planned_world_size
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.data.files import is_storage_failure
 from hyvideo.data.text import labelled, lines_of, shorten
 from hyvideo.planning.length_text import start_lines
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import CommandLine, parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.reference_flags import with_flags
+from hyvideo.settings.rules import check, planned_world_size
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
@@ -66,7 +66,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         if command.print_config:
             show(command)
             return 0
-        inputs = check(config, processes.world_size())
+        inputs = check(config, processes.world_size(), file=command.file)
         check_output_dir(config.record)
         processes.check_environment()
         trainer = build(config, at_end)
@@ -120,10 +120,9 @@ def show(command: CommandLine) -> None:
     Raises ValueError only for invalid settings.
     """
     config, world_size = command.config, command.world_size
-    check_ranges(config.flat())
     if world_size == 1:
-        world_size = planned_world_size(config, " ".join(sys.argv))
-    inputs = check(config, world_size, on_this_machine=False)
+        world_size = planned_world_size(config, command.file)
+    inputs = check(config, world_size, file=command.file, on_this_machine=False)
     if processes.rank() != 0:
         return
     check_output_dir(config.record)

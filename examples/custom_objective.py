@@ -32,7 +32,7 @@ class WeightedRegression(LevelObjective):
             kl = self.anchor_weight(rollouts, reference) * mean_square(
                 velocity - select(reference[column], rows)
             )
-        loss = weight * error + kl_coefficient * self.config.kl_weights.position * kl
+        loss = weight * error + kl_coefficient * self.config.objective.kl_weights.position * kl
         return Terms(
             loss=loss,
             kl=kl,

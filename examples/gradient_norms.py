@@ -29,15 +29,16 @@ from pathlib import Path
 from torch import Tensor
 
 from examples.sampler_figures import steps_of
-from hyvideo.config import processes
-from hyvideo.config.command_line import parse, read_yaml
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.yaml_files import read_yaml
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.records.run_files import write_json
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import check
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.rollout_batch import RolloutBatch, chunks
 from post_train import build

@@ -24,8 +24,6 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.config import Config
-from hyvideo.config.run_plan import make_plan
 from hyvideo.data.files import optional
 from hyvideo.data.run_folder import (
     RECORD,
@@ -48,6 +46,8 @@ from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timel
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Reward, Scorer
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.training.custom_objective import forbid_changes
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError

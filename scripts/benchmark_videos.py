@@ -17,26 +17,26 @@ name are runs of one policy.
 import argparse
 from pathlib import Path
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import parse
-from hyvideo.config.values import truth
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder
 from hyvideo.data.prompts import read_requests
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.values import truth
 
 
 def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
-    config = parse(flags).config.sampled_as_validation()
+    config = parse(flags).config
 
-    from hyvideo.config.rules import check_sampling  # slow to import
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.collectives import barrier
+    from hyvideo.settings.rules import check_sampling
     from hyvideo.training.model_setup import choose_device
     from studies.benchmarks import videos as benchmark
     from studies.benchmarks.make_text import command_lines, plan_lines
     from studies.figures.policies import read_policies
 
-    check_sampling(config, output=options.out, is_stochastic=config.validation_eta > 0)
+    check_sampling(config, config.validation_sampling, output=options.out)
     suite, rows = benchmark.read_list(
         options.prompts, options.dimensions, is_official=not options.any_list
     )
@@ -51,10 +51,12 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     )
     policies = []
     lora = config.optimizer.pretrained_lora_path
-    for name, (source, guided) in read_policies(options.policies, config).items():
+    for name, (source, sampling) in read_policies(
+        options.policies, config.validation_sampling
+    ).items():
         policies.append(
             benchmark.BenchmarkVideos(
-                guided, source.with_initial_lora(lora), clips, options.out / name
+                config, sampling, source.with_initial_lora(lora), clips, options.out / name
             )
         )
     pending = [policy.pending() for policy in policies]

@@ -19,11 +19,11 @@ them. Writes policies.png and one folder per policy to --output_dir; `python -m 
 from contextlib import nullcontext
 from pathlib import Path
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import parse
-from hyvideo.config.rules import check_sampling
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.run_folder import Lease
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.rules import check_sampling
 
 
 @exit_on_error("compare_policies.py")
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
-    check_sampling(config, output=options.output_dir, is_stochastic=config.validation_eta > 0)
+    check_sampling(config, config.validation_sampling, output=options.output_dir)
 
     from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier
@@ -63,15 +63,15 @@ def main(argv: list[str] | None = None) -> None:
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
     policies, out = (
-        read_policies(options.policies, config.sampled_as_validation()),
+        read_policies(options.policies, config.validation_sampling),
         options.output_dir,
     )
-    sample_policies(policies, requests, out, only_checks=True)
+    sample_policies(config, policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
     # from two calls, the image would mix the videos
     with Lease(out) if mesh.is_main else nullcontext():
-        sample_policies(policies, requests, out)
+        sample_policies(config, policies, requests, out)
         barrier(mesh)
         if mesh.is_main:
             print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")

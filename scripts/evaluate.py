@@ -16,12 +16,12 @@ only the videos that are missing.
 import argparse
 from pathlib import Path
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import parse
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check_evaluation
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import check_evaluation
 
 
 @exit_on_error("evaluate.py")
@@ -126,7 +126,7 @@ def evaluate(options: argparse.Namespace, config: Config, evaluator):
     policy = policy_identity(
         checkpoint=options.checkpoint_path, lora=options.lora_path, videos=options.videos
     )
-    world = joint_identity(config.flat(), config.reward, has_model=not options.videos)
+    world = joint_identity(config, config.reward, has_model=not options.videos)
     identity = {**policy, "lora_scale": options.lora_scale, **world}
     # the same videos may be scored with other scorers
     store = LatentStore(options.out / ".latents", digest_of(identity | {"scorers": None}))

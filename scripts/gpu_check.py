@@ -25,9 +25,9 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.config.processes import use_expandable_segments
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import ROOT, make_folder
+from hyvideo.settings.processes import use_expandable_segments
 from tests import forked
 from tests.isolated_checks import Check, Number, run_checks, summary
 

@@ -7,10 +7,10 @@ python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [f
 import sys
 from pathlib import Path
 
-from hyvideo.config.command_line import parse
-from hyvideo.config.processes import use_expandable_segments
 from hyvideo.distributed import agent
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.processes import use_expandable_segments
 
 
 def last_finished(flags: list[str]) -> int:

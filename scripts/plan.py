@@ -16,15 +16,14 @@ fit, and 2 for a usage error.
 import dataclasses
 
 import generate
-from hyvideo.config.command_line import parse
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check_ranges
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.generation import generation_report
 from hyvideo.planning.hardware import GPUS, Hardware, hardware_of
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import report
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.config import Config
 
 # of GPUs, and of every quantity that is assumed: more GPUs take minutes to plan
 MAX_NUMBER = 100_000
@@ -60,7 +59,6 @@ def main(argv: list[str] | None = None) -> None:
             parser.error(f"--{name} must be at most {MAX_NUMBER:,}, got {str(value):.20}")
     with exit_on_error("plan.py"):
         config = _config_of_video(settings) if options.generate else parse(settings).config
-        check_ranges(config.flat())
         architecture = read_architecture(
             config.model.pretrained_model_root, config.model.transformer_version
         )
@@ -68,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
             hardware_of(options.gpu) if options.gpu else Hardware(), **given
         )
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
-        for size in (config.rollout_size, config.validation_size):
+        for size in (config.sampling.size, config.validation_sampling.size):
             architecture.latent_size(*size)
         if options.generate:
             print(
@@ -86,9 +84,22 @@ def _config_of_video(words: list[str]) -> Config:
     """
     options = generate.parse(words)
     generate.convert_reference_flags(options)
-    config = generate.config_of(options, has_images=bool(options.image_path))
-    height, width = generate.size_of(options, config, options.image_path)
-    return config.with_settings(height=height, width=width)
+    recipe = generate.recipe_of(options, has_images=bool(options.image_path))
+    sampling = recipe.sampling
+    height, width = generate.size_of(options, recipe, options.image_path)
+    return recipe.config.with_settings(
+        height=height,
+        width=width,
+        sample_n_frames=sampling.frames,
+        shift=sampling.shift,
+        sigmas=sampling.sigmas,
+        cfg_scale=sampling.guidance_scale,
+        validation_num_frames=0,
+        validation_height=0,
+        validation_width=0,
+        validation_shift=None,
+        validation_cfg_scale=None,
+    )
 
 
 if __name__ == "__main__":

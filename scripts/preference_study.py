@@ -15,13 +15,13 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import parse
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import read_regular
 from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import quote
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import parse
 from scripts import compare_policies
 from studies.preference.rating import DATABASE, VIDEOS, Study, create_app
 

@@ -25,15 +25,15 @@ from hyvideo.checks.rehearsal.settings import (
     validation_requests,
 )
 from hyvideo.checks.rehearsal.stages import run_stage, stages_of
-from hyvideo.config.command_line import MAX_WORLD_SIZE, parse
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check, planned_world_size
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import new_folder_problem
 from hyvideo.data.prompts import Request, write_requests
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings.command_line import MAX_WORLD_SIZE, parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import check, planned_world_size
 
 NOT_COVERED = (
     "released weights: rewards, gradients and videos mean nothing here",
@@ -118,8 +118,10 @@ def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     write_models(config, folder, [*inputs.requests, *inputs.validated])
     changes = reduced(config, processes, folder=folder, validated=bool(inputs.validated))
     if config is not given:
-        paths = ", ".join(given.data.pairs_csv)
-        changes.append(Change("pairs_csv", config.data.pairs_csv, f"{paths} does not exist yet"))
+        paths = ", ".join(given.objective.pairs_csv)
+        changes.append(
+            Change("pairs_csv", config.objective.pairs_csv, f"{paths} does not exist yet")
+        )
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
     rehearsed = rehearsed.with_absolute_paths()  # the stages start in the project's folder
     check(rehearsed, processes)
@@ -176,7 +178,9 @@ def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
         return run_problems(folder / "run", config, iterations=1 if stage == "train" else 2)
     if stage == "generate":
         return list(
-            video_problems(folder / "videos" / "0000.mp4", config.validation_size, config.data.fps)
+            video_problems(
+                folder / "videos" / "0000.mp4", config.validation_sampling.size, config.data.fps
+            )
         )
     return []
 

@@ -9,10 +9,10 @@ a token in the environment variable REWARD_SERVER_TOKEN, of the server and of th
 
 import os
 
-from hyvideo.config.command_line import options_of_scorer
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import make_scorer
+from hyvideo.settings.reward_settings import options_of_scorer
 
 
 def main() -> None:

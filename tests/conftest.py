@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import Config
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import Config
 from tests import forked, fuzzing
 from tests.registered import registered
 

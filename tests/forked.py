@@ -232,7 +232,7 @@ def _import_all() -> None:
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
         importlib.import_module(module.name)
     for root in ("assets/miniature", "tests/shallow_miniature"):  # the models of smoke runs
-        config = hyvideo.config.command_line.load_config(
+        config = hyvideo.settings.command_line.load_config(
             "configs/smoke.yaml", pretrained_model_root=root
         )
         encoder, _ = hyvideo.training.model_setup.load_encoder(config, torch.device("cpu"))

@@ -10,7 +10,6 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from torch import Tensor
 
-from hyvideo.config.all_settings import ModelSettings, RolloutSettings
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.models.family import family_of
@@ -18,6 +17,7 @@ from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.wan.encoders import load_text_encoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.sections import ModelSettings, RolloutSettings
 from hyvideo.training.model_setup import rollout_schedule, weights_seed
 from tests.stock_models import stock_twin
 

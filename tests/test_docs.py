@@ -22,9 +22,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from hyvideo.config import command_line
 from hyvideo.data.prompts import read_requests
 from hyvideo.models.family import families
+from hyvideo.settings import command_line
 from tests.forked import ROOT, python
 from tests.rated_pairs import write_clip
 

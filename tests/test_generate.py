@@ -17,10 +17,6 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import generate
-from hyvideo.config import processes
-from hyvideo.config.all_settings import DataSettings
-from hyvideo.config.config import Config
-from hyvideo.config.reference_flags import table
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import read_video
@@ -33,6 +29,10 @@ from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.models.step_cache import StepCaching
+from hyvideo.settings import processes
+from hyvideo.settings.config import Config
+from hyvideo.settings.reference_flags import table
+from hyvideo.settings.sections import DataSettings
 from hyvideo.training.pair_latents import write_latents
 from tests.distributed.launch import start
 from tests.forked import python
@@ -662,7 +662,7 @@ def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
         config = generate.config_of(generate.parse(), has_images=False)
         return (
-            *config.rollout_size,
+            *config.sampling.size,
             config.rollout.shift,
             config.rollout.cfg_scale,
             config.data.negative_prompt,

@@ -129,7 +129,7 @@ def test_nothing_imports_the_trainer():
 
 
 def package_of(name: str) -> str | None:
-    """Return the package of a module: ``config`` for ``hyvideo.config.config``."""
+    """Return the package of a module: ``config`` for ``hyvideo.settings.config``."""
     parts = name.split(".")
     return parts[1] if parts[0] == "hyvideo" and len(parts) > 1 else None
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import post_train
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.videos import read_video
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.run_inputs import RunInputs
 from tests.config.test_reference_flags import LINE
 from tests.forked import ROOT, python
 

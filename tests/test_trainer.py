@@ -10,13 +10,13 @@ import time
 import pytest
 import torch
 
-from hyvideo.config.run_plan import make_plan
 from hyvideo.data.run_folder import LEASE, NotOwner, RunRecord, claim, write_record
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.report.run_summary import print_summary
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.trainer import Finished, Trainer
 from hyvideo.training.rollout_batch import RolloutBatch
 from tests.forked import ROOT
@@ -224,7 +224,7 @@ def test_the_loss_equals_its_definition(tiny_config, mesh):
             step = int(trained_steps[row, 0])
             new = rollouts.replay(trainer.run.pipeline, [row], trained_steps[[row], 0])
             ratio = (new.log_prob - drawn.log_probs[row, step]).exp()
-            clipped = ratio.clamp(1 - config.loss.clip_range, 1 + config.loss.clip_range)
+            clipped = ratio.clamp(1 - config.objective.clip_range, 1 + config.objective.clip_range)
             policy = weights[step] * torch.maximum(
                 -advantages[row] * ratio, -advantages[row] * clipped
             )

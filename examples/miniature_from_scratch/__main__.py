@@ -23,7 +23,6 @@ from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
 from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from examples.miniature_from_scratch.web_data import random_labels
-from hyvideo.config.command_line import load_config
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import make_folder
 from hyvideo.data.randomness import generator
@@ -31,7 +30,8 @@ from hyvideo.miniature import world
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.loading import load_vae
 from hyvideo.models.weight_files import draw_tensor
-from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
+from hyvideo.settings.command_line import load_config
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 # Weight of the VAE's KL term: latents are smooth enough for the transformer, and reconstructions
 # are still sharp.
@@ -121,7 +121,7 @@ def build_reward_model(out: Path, seed: int) -> None:
     encoder, vae = load_encoder(config, device)
     pipeline = load_pipeline(config, device, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
     clips = policy_clips(
-        pipeline, rollout_schedule(config.rollout), encoder, count=REWARD_CLIPS, seed=seed
+        pipeline, config.sampling.schedule(), encoder, count=REWARD_CLIPS, seed=seed
     )
     train_reward_model(out, clips, num_steps=REWARD_STEPS, batch_size=64, seed=seed)
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.config.config import Config
 from hyvideo.generation.stored_latents import Sampled
 from hyvideo.generation.video_sampler import Video
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.run_files import or_none
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
+from hyvideo.settings.config import Config
 from hyvideo.training.rewards import make_async_scorer, try_scorers
 
 

@@ -12,9 +12,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyvideo.config.all_settings import ModelSettings
-from hyvideo.config.command_line import read_settings
-from hyvideo.config.config import Config
 from hyvideo.data.digests import digest_weights
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, check_prompt, read_requests
@@ -28,9 +25,23 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.report.gallery import PAGE_FILE, check_page
 from hyvideo.schedulers.transitions import parse_sigmas
+from hyvideo.settings.command_line import read_settings
+from hyvideo.settings.config import Config, without_custom_objective
+from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.sections import ModelSettings
 from hyvideo.training import model_setup, saved_policy
 
 MINIATURE = "configs/miniature.yaml"
+# Fields of `Sampling` that settings of a call replace, by setting.
+SAMPLED = {
+    "sample_n_frames": "frames",
+    "shift": "shift",
+    "sigmas": "sigmas",
+    "cfg_scale": "guidance_scale",
+    "negative_prompt": "negative_prompt",
+    "sde_type": "sampler",
+    "eta": "eta",
+}
 
 
 @dataclass(frozen=True)
@@ -105,8 +116,11 @@ class Source:
         kinds: frozenset[str],
         *,
         weights_device: torch.device | None = None,
+        sampling: Sampling | None = None,
     ) -> GRPOPipeline:
-        """Load the pipeline of the policy, with weights in its compute precision."""
+        """Load the pipeline of the policy, with weights in its compute precision; it samples as
+        rollouts are unless ``sampling`` is given.
+        """
         is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
         pipeline = model_setup.load_pipeline(
             config,
@@ -117,6 +131,7 @@ class Source:
             encoder=encoder,
             vae=vae,
             weights_device=weights_device,
+            sampling=sampling,
         )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint)
@@ -140,27 +155,26 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
     return requests
 
 
-def sampling_config(
+def resolve_sampling(
     from_file: dict,
     settings: dict,
     resolution: str | None,
     has_images: bool,
     kinds: dict[str, bool | None],
-) -> Config:
+) -> tuple[Config, Sampling]:
     """Return the settings of a file, or without one the defaults of the version, overridden by
-    ``settings``.
+    ``settings``; and how videos are sampled with them.
 
     The version is given or follows from the resolution. ``kinds`` maps a kind of version to whether
-    it is required (None: either); raises ValueError for another version. The settings of a run give
-    frames, size, shift and guidance of its validation, or of its rollouts if ``settings`` has
-    ``sde_type``. Without a run, the version gives the frames.
+    it is required (None: either); raises ValueError for another version. Videos are sampled as in
+    the validation of a run, or as its rollouts if ``settings`` has ``sde_type``. Without a run, the
+    version gives the frames.
     """
     register(settings.get("family", from_file.get("family", "")))
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
-        settings = settings | {
-            "transformer_version": version_for(resolution, "i2v" if has_images else "t2v", kind)
-        }
+        version = version_for(resolution, "i2v" if has_images else "t2v", kind)
+        settings = settings | {"transformer_version": version}
     if settings.get("sigmas") and "validation_steps" not in settings:
         settings = settings | {"validation_steps": len(parse_sigmas(settings["sigmas"]))}
     # a given shift replaces the levels of a run or a version
@@ -168,7 +182,7 @@ def sampling_config(
         settings = settings | {"sigmas": ""}
     if not from_file and not settings.keys() & {"pretrained_model_root", "transformer_version"}:
         from_file = read_settings(MINIATURE)
-    config = Config().with_settings(**from_file | settings).resolved()
+    config = Config.from_flat(without_custom_objective(from_file) | settings).resolved()
     version = version_defaults(config.model.transformer_version)
     for name, is_required in kinds.items():
         if is_required not in (None, version.kind == name):
@@ -177,18 +191,17 @@ def sampling_config(
                 f"transformer_version must {'be' if is_required else 'not be'} {name} with these "
                 f"flags, got {config.model.transformer_version}; released {name} versions: {known}"
             )
+    sampling = config.validation_sampling
+    if "sde_type" in settings:
+        sampling = replace(config.sampling, steps=sampling.steps)
     # the default of sample_n_frames is for rollouts, which may be short to save time
     if not from_file:
-        config = config.with_settings(sample_n_frames=version.num_frames)
-    if "sde_type" not in settings:
-        config = config.sampled_as_validation()
-    config = config.with_settings(**settings)
-    if (
-        "sigmas" not in settings
-        and len(parse_sigmas(config.rollout.sigmas)) != config.record.validation_steps
-    ):
-        return config.with_settings(sigmas=None)  # levels of another number of steps
-    return config
+        sampling = replace(sampling, frames=version.num_frames)
+    given = {field: settings[name] for name, field in SAMPLED.items() if name in settings}
+    sampling = replace(sampling, **given)
+    if "sigmas" not in settings and len(parse_sigmas(sampling.sigmas)) != sampling.steps:
+        sampling = replace(sampling, sigmas=None)  # levels of another number of steps
+    return config, sampling
 
 
 def list_videos(

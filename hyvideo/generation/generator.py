@@ -18,12 +18,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.config import processes
-from hyvideo.config.command_line import reward_options
-from hyvideo.config.config import Config
-from hyvideo.config.offloading import AUTO, Offloading
-from hyvideo.config.rules import layout_problems
-from hyvideo.config.version_notes import generation_notes
 from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.data.files import make_folder, remove_partial
 from hyvideo.data.text import lines_of
@@ -42,7 +36,13 @@ from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import version_defaults
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
-from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings import processes
+from hyvideo.settings.config import Config
+from hyvideo.settings.offloading import AUTO, Offloading
+from hyvideo.settings.reward_settings import given_reward_weights, reward_options
+from hyvideo.settings.rules import rank_problems
+from hyvideo.settings.sampling import ODE, Sampling
+from hyvideo.settings.version_notes import generation_notes
 from hyvideo.training import model_setup
 from hyvideo.training.gpu_driver import check_allocator
 from hyvideo.training.input_digests import digest_models
@@ -53,10 +53,10 @@ from hyvideo.training.machine import check_compiler
 class Recipe:
     """Settings, policy and options that the videos of a call are made with."""
 
-    config: Config
+    config: Config  # of the model
+    sampling: Sampling  # the size is that of each video
     source: Source  # the policy
     seed: int  # of requests without one
-    is_stochastic: bool  # sample with ``sde_type`` and ``eta``
     offloading: Offloading = AUTO
     initial_noise: str = "default"  # or "reference"
     sp_size: int = 1  # processes of torchrun that share each video
@@ -70,7 +70,11 @@ class Recipe:
         """Return what the JSON file of a video has of the settings: everything needed to reproduce
         the video.
         """
-        config, source, request = self.config, self.source, video.request
+        config = self.config
+        sampling = self.sampling
+        source = self.source
+        request = video.request
+        is_stochastic = sampling.sampler != ODE
         return {
             "prompt": request.prompt,
             "original_prompt": request.original_prompt,
@@ -84,18 +88,18 @@ class Recipe:
             "lora": str(source.lora) if source.lora else None,
             "lora_scale": source.lora_scale if source.lora else None,
             "policy_hash": source.policy_hash,
-            "steps": config.record.validation_steps,
-            "shift": config.rollout.shift,
-            "sigmas": config.rollout.sigmas,
-            "guidance_scale": config.rollout.cfg_scale,
-            "guidance_interval": config.rollout.guidance_interval,
-            "negative_prompt": config.data.negative_prompt if config.num_branches == 2 else None,
-            "sde_type": config.rollout.sde_type if self.is_stochastic else None,
-            "eta": config.rollout.eta if self.is_stochastic else 0.0,
-            "frames": config.data.sample_n_frames,
+            "steps": sampling.steps,
+            "shift": sampling.shift,
+            "sigmas": sampling.sigmas,
+            "guidance_scale": sampling.guidance_scale,
+            "guidance_interval": sampling.guidance_interval,
+            "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
+            "sde_type": sampling.sampler if is_stochastic else None,
+            "eta": sampling.eta if is_stochastic else 0.0,
+            "frames": sampling.frames,
             "height": video.height,
             "width": video.width,
-            "fps": config.data.fps,
+            "fps": sampling.fps,
             "dtype": config.model.dtype,
             "use_sageattn": config.model.attention_kernel == "sage",
             "enable_torch_compile": config.distributed.enable_compile == "true",
@@ -117,14 +121,15 @@ class Generator:
         self.config = config = recipe.config.with_settings(sp_size=recipe.sp_size)
         source = recipe.source.with_initial_lora(config.optimizer.pretrained_lora_path)
         self.recipe = recipe = replace(recipe, source=source)
-        self.sizes = [(config.data.sample_n_frames, video.height, video.width) for video in videos]
+        self.sampling = recipe.sampling
+        self.sizes = [(self.sampling.frames, video.height, video.width) for video in videos]
         self.kinds = model_setup.check_checkpoint(
             config, {"this call": [video.request for video in videos]}, self.sizes
         )
         self.refiner = Refiner(config.model, config.distributed, videos) if recipe.sr else None
         self.new_cache = _checked_cache(recipe, recipe.caching) if recipe.caching else None
-        self.schedule = _schedule(config, recipe.is_stochastic)
-        source.check(config.model, config.negative_requests)
+        self.schedule = self.sampling.schedule()
+        source.check(config.model, self.sampling.negative_requests)
         self.device = _check_machine(config)
         self.mesh = ranks.Mesh(processes.rank(), processes.world_size(), recipe.sp_size)
         # with best of n, all end together, because torchrun stops the others once one has failed
@@ -137,7 +142,9 @@ class Generator:
         """
         mesh = self.mesh
         if mesh.is_main:
-            for line in lines_of(generation_notes(self.config)):
+            for line in lines_of(
+                generation_notes(self.config.model.transformer_version, self.sampling)
+            ):
                 print(line, file=sys.stderr)
         self.offloading = resolve(self.recipe.offloading, self.device)
         self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
@@ -176,7 +183,7 @@ class Generator:
             settings["best_of"] = {
                 "candidates": self.recipe.best_of,
                 "reward_model": self.config.reward.reward_model,
-                "reward_weights": self.config.given_reward_weights,
+                "reward_weights": given_reward_weights(self.config.reward),
                 "options_hash": digest_of(reward_options(self.config.reward)),
             }
         return settings
@@ -190,7 +197,7 @@ class Generator:
             self.best_of = make_best_of(
                 self.config,
                 self.recipe.best_of,
-                videos,
+                self.videos,  # all processes try the same prompt
                 self.device,
                 offload=bool(self.offloading.offloading),
             )
@@ -223,12 +230,18 @@ class Generator:
             self._conditions(video)
             if self.refiner:
                 self.refiner.encode(self.encoder, video)
-        self.encoder(config.negative_requests)
+        self.encoder(self.sampling.negative_requests)
         self.encoder.release()
         on_stage("loading")
         home = torch.device("cpu") if offloading.group_offloading else self.device
         self.pipeline = self.recipe.source.load(
-            config, self.device, self.encoder, vae, self.kinds, weights_device=home
+            config,
+            self.device,
+            self.encoder,
+            vae,
+            self.kinds,
+            weights_device=home,
+            sampling=self.sampling,
         )
         place(
             self.pipeline.transformer,
@@ -327,19 +340,12 @@ def _temporary_folder(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _schedule(config: Config, is_stochastic: bool) -> Schedule:
-    """Return the steps of the ODE, or of the config's sampler."""
-    num_steps = config.record.validation_steps
-    if is_stochastic:
-        stochastic = config.with_settings(grpo_sampling_steps=num_steps)
-        return model_setup.rollout_schedule(stochastic.rollout)
-    return Schedule.ode(num_steps, config.rollout.shift, config.rollout.sigmas)
-
-
 def _check_machine(config: Config) -> torch.device:
     """Return the device of this process. Raises ValueError if it cannot sample with these settings."""
-    for problem in layout_problems(processes.world_size(), config.distributed.sp_size):
+    for problem in rank_problems(processes.world_size(), config.distributed.sp_size):
         raise ValueError(problem)
+    if config.model.num_threads:
+        torch.set_num_threads(config.model.num_threads)
     if config.distributed.deterministic:
         model_setup.make_deterministic()
     device = model_setup.choose_device(config.model.device, processes.local_rank())
@@ -357,10 +363,11 @@ def _checked_cache(recipe: Recipe, caching: StepCaching) -> Callable[[], StepCac
     model = recipe.config.model
     kind = version_defaults(model.transformer_version).kind
     problems = {
-        "--stochastic: the SDE samples rollouts, which run all blocks": recipe.is_stochastic,
+        "--stochastic: the SDE samples rollouts, which run all blocks": recipe.sampling.sampler
+        != ODE,
         "a step-distilled version": kind == "step_distilled",
         "guidance_interval: each step must have the same branches": (
-            recipe.config.rollout.guidance_interval
+            recipe.sampling.guidance_interval
         ),
     }
     for problem in (text for text, applies in problems.items() if applies):
@@ -368,5 +375,5 @@ def _checked_cache(recipe: Recipe, caching: StepCaching) -> Callable[[], StepCac
     num_blocks = read_architecture(
         model.pretrained_model_root, model.transformer_version
     ).num_layers
-    caching.check(recipe.config.record.validation_steps, num_blocks)
+    caching.check(recipe.sampling.steps, num_blocks)
     return partial(StepCache, caching, caching.num_skipped(num_blocks))

@@ -5,12 +5,12 @@ original's default.
 import torch
 from torch import nn
 
-from hyvideo.config.all_settings import DistributedSettings
-from hyvideo.config.offloading import Offloading
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.gpu_memory import total_bytes
 from hyvideo.models.offload import offload, offload_in_groups
+from hyvideo.settings.offloading import Offloading
+from hyvideo.settings.sections import DistributedSettings
 
 # bytes of GPU memory, as in the original; also in the help of generate.py and in docs/generate.md
 GROUPS_BELOW = 60 * 2**30

@@ -13,7 +13,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.config import Config
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.distributed.mesh import Mesh
@@ -24,6 +23,7 @@ from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity
@@ -73,7 +73,7 @@ class Evaluator:
         self.config = config
         self.device = choose_device(config.model.device)
         self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
-        self.size = config.validation_size
+        self.size = config.validation_sampling.size
 
     @cached_property
     def scorer(self) -> AsyncScorer:
@@ -128,7 +128,7 @@ class Evaluator:
 
         None is the base model.
         """
-        world, evaluations = joint_identity(self.config.flat(), self.config.reward), {}
+        world, evaluations = joint_identity(self.config, self.config.reward), {}
         for name, checkpoint in checkpoints.items():
             file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
             evaluation = read_evaluation(file, identity)

@@ -13,8 +13,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from hyvideo.config.all_settings import DistributedSettings, ModelSettings
-from hyvideo.config.offloading import Offloading
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
@@ -28,6 +26,8 @@ from hyvideo.models.versions import SUPER_RESOLUTION
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.offloading import Offloading
+from hyvideo.settings.sections import DistributedSettings, ModelSettings
 from hyvideo.training.model_setup import weights_seed
 
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.config.all_settings import DataSettings
 from hyvideo.data.cli import keep_traceback
 from hyvideo.data.files import parse_json, read_regular
 from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
@@ -25,6 +24,7 @@ from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.sections import DataSettings
 from hyvideo.training.pair_latents import write_latents
 
 RECORD_SUFFIX = ".json"  # of the file beside a video that has its settings

@@ -6,13 +6,12 @@ import itertools
 import math
 from collections.abc import Iterator
 
-from hyvideo.config.machine_rules import problem_of
-from hyvideo.config.objectives import traits_of
-from hyvideo.config.rules import check
 from hyvideo.planning.cost import duration
 from hyvideo.planning.memory import memory, resolve_auto
 from hyvideo.planning.network import traffic
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.machine_rules import problem_of
+from hyvideo.settings.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
 _TILES = 256, 384  # pixels, as tried for the fastest run; whole frames may need 30 GiB
@@ -137,7 +136,7 @@ def _is_inexact(run: PlannedRun) -> bool:
     """Return whether rollout and update have different batch shapes, which round differently, and a
     ratio of both.
     """
-    return traits_of(run.settings.objective).has_ratio and run.settings.batched_forward == "true"
+    return run.config.objective.has_ratio and run.settings.batched_forward == "true"
 
 
 def _layouts(run: PlannedRun) -> Iterator[PlannedRun]:

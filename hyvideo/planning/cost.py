@@ -151,7 +151,7 @@ def forwards_per_rollout(run: PlannedRun) -> float:
 
 def iteration_flops(run: PlannedRun) -> float:
     per_video = 0.0
-    if run.config.scores_rollouts:
+    if run.config.objective.scores_rollouts:
         per_video = decode_flops(run) + scoring_flops(run)
     return run.world_size * sum(stage_flops(run).values()) + run.plan.rollouts * per_video
 
@@ -210,7 +210,7 @@ def forward_rate(run: PlannedRun) -> float:
 def decode_flops(run: PlannedRun) -> float:
     """Return the FLOPs of decoding one video; overlaps of tiles are decoded twice."""
     ratio = run.architecture.spatial_compression_ratio
-    covered, *sides = run.config.rollout_size
+    covered, *sides = run.config.sampling.size
     for side in sides:
         covered *= (
             _tiled(
@@ -274,7 +274,7 @@ def duration(run: PlannedRun) -> Duration:
     stages["update"] += overheads["optimizer"] + overheads["EMA"]
     stages["update"] += overheads["on-policy check"] + overheads["derivatives"]
     decoding, scoring = scored_video_seconds(run)
-    if not run.config.scores_rollouts:
+    if not run.config.objective.scores_rollouts:
         decoding = 0.0
         scoring = 0.0
     stages["update"] += reward_gradient_seconds(run)
@@ -314,7 +314,7 @@ def reward_gradient_seconds(run: PlannedRun) -> float:
 
 def overhead_seconds(run: PlannedRun) -> dict[str, float]:
     """Return the seconds of an iteration for what is no pass of training or sampling."""
-    updates = run.settings.num_updates_per_rollout
+    updates = run.config.objective.updates
     checks = run.rollouts_per_replica * run.checked_forwards
     derivatives = run.rollouts_per_replica * run.derivative_forwards
     return {

@@ -22,7 +22,7 @@ def checkpoint_bytes(run: PlannedRun) -> float:
     and EMA.
     """
     copies = 1
-    if run.config.needs_anchor:
+    if run.config.objective.needs_anchor:
         copies += 1
     if run.settings.ema_decay:
         copies += 1
@@ -74,8 +74,8 @@ def video_bytes(run: PlannedRun) -> float:
     iterations = (
         run.settings.max_steps // record.log_video_interval if record.log_video_interval else 0
     )
-    pixels = iterations * math.prod(config.rollout_size) + run.num_validations * math.prod(
-        config.validation_size
+    pixels = iterations * math.prod(config.sampling.size) + run.num_validations * math.prod(
+        config.validation_sampling.size
     )
     return record.log_num_videos * pixels * _BITS_PER_PIXEL / 8
 

@@ -7,7 +7,6 @@ blocks of the transformer come one after another: that in use and the next one
 (``overlap_group_offloading``), or four at a time. The language model then has one layer on the GPU.
 """
 
-from hyvideo.config.offloading import Offloading
 from hyvideo.data.text import lines_of
 from hyvideo.planning import activations
 from hyvideo.planning import persistent as states
@@ -15,6 +14,7 @@ from hyvideo.planning.advice import SMALL_TILE
 from hyvideo.planning.memory import CONTEXT_GIB, Memory
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 from hyvideo.planning.report import command, memory_table, video_row
+from hyvideo.settings.offloading import Offloading
 
 
 def ways(overlap: bool = True) -> list[Offloading]:

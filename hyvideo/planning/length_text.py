@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.text import Row, counted, lines_of
 from hyvideo.planning.cost import duration, forwards_per_rollout
 from hyvideo.planning.disk import (
@@ -16,6 +15,7 @@ from hyvideo.planning.memory import GIB, memory, resolve_auto
 from hyvideo.planning.persistent import pinned_bytes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import WholeRun, slower_hardware, whole_run
+from hyvideo.settings.run_inputs import RunInputs
 
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 _DAY = 86400.0  # seconds
@@ -157,14 +157,14 @@ def _validation(run: PlannedRun, length: WholeRun) -> list[Row]:
     rows = [
         (
             "validation",
-            f"{share}: {record.validation_steps} steps for {_size(run.config.validation_size)}",
+            f"{share}: {record.validation_steps} steps for {_size(run.config.validation_sampling.size)}",
         )
     ]
     if length.validation_share > MAX_VALIDATION_SHARE:
         warning = (
             f"WARNING: above {100 * MAX_VALIDATION_SHARE:.0f} %; raise validation_interval (now "
             f"{record.validation_interval}), lower validation_steps, or validate at the size of "
-            f"the rollouts, {_size(run.config.rollout_size)}"
+            f"the rollouts, {_size(run.config.sampling.size)}"
         )
         rows.append(("", warning))
     return rows

@@ -116,7 +116,7 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
         "modulation": states.modulation_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
         "EMA": copied if settings.ema_decay and not is_offloaded else 0.0,
-        "anchor": copied if run.config.needs_anchor and not is_offloaded else 0.0,
+        "anchor": copied if run.config.objective.needs_anchor and not is_offloaded else 0.0,
         "encoders": 0.0 if settings.precompute_conditions else states.encoder_bytes(run),
         "trajectories": states.trajectory_bytes(run),
     }
@@ -129,7 +129,9 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
 
 def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what rollouts, their decoding and their scoring add."""
-    if run.config.uses_pairs:  # videos are read instead of sampled, and only validation scores any
+    if (
+        run.config.objective.uses_pairs
+    ):  # videos are read instead of sampled, and only validation scores any
         return {}
     activation = activations.inference_bytes(run, run.settings.batch_size)
     phases = {
@@ -143,14 +145,14 @@ def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
 
 def _anchor(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what the forward passes of the anchor add."""
-    if not run.config.needs_anchor:
+    if not run.config.objective.needs_anchor:
         return {}
     guidance = max(run.settings.cfg_scale, run.config.anchor_cfg_scale)
     activation = activations.inference_bytes(
         run.with_settings(cfg_scale=guidance), run.settings.mini_batch_size_per_update
     )
     phase = {"activations": activation} | items.inference
-    return {"anchor": phase if run.config.uses_pairs else phase | items.beside}
+    return {"anchor": phase if run.config.objective.uses_pairs else phase | items.beside}
 
 
 def _update(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
@@ -198,7 +200,7 @@ def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     scorers = {} if settings.reward_offload else items.scorers
     encoders = {"encoders": states.encoder_bytes(run)}
     phases = {}
-    if run.config.uses_pairs:  # encoding needs about as much as decoding
+    if run.config.objective.uses_pairs:  # encoding needs about as much as decoding
         phases["encode videos"] = items.vae | {"encoding": states.decoding_bytes(run)} | scorers
         if not settings.precompute_conditions:
             phases["encode videos"] |= encoders

@@ -82,7 +82,7 @@ def traffic(run: PlannedRun) -> Traffic:
     num_nodes = math.ceil(run.world_size / run.hardware.gpus_per_node)
     num_replicas = run.world_size // run.num_shards
     batches = settings.gradient_accumulation_steps * settings.grpo_sampling_steps
-    updates = settings.num_updates_per_rollout
+    updates = run.config.objective.updates
     # A call is one forward pass of the transformer, which gathers all weights once, whatever its
     # batch. A pass is the velocity of one batch of rollouts at one trained step: one call for all
     # branches, or one call for each.

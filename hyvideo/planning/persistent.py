@@ -4,7 +4,6 @@ models.
 
 import math
 
-from hyvideo.config.objectives import traits_of
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 
 
@@ -48,11 +47,11 @@ def modulation_bytes(run: PlannedRun) -> float:
     timesteps = [settings.grpo_sampling_steps]
     if run.validation:
         timesteps.append(run.validation.settings.grpo_sampling_steps)
-    if traits_of(settings.objective).trains == "levels":
+    if run.config.objective.trains == "levels":
         levels = run.plan.num_trained_steps + run.plan.num_reward_steps
         levels_of_derivative = 2 if run.derivative_forwards else 0
         timesteps.append(levels * run.rollouts_per_replica * (1 + levels_of_derivative))
-    if traits_of(settings.objective).trains == "path":
+    if run.config.objective.trains == "path":
         timesteps.append(run.plan.num_anchor_steps)
     return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
 
@@ -98,7 +97,7 @@ def pinned_bytes(run: PlannedRun) -> dict[str, float]:
     of two.
     """
     found: dict[str, float] = {}
-    if run.settings.reference_mode_offload and run.config.needs_anchor:
+    if run.settings.reference_mode_offload and run.config.objective.needs_anchor:
         found["anchor"] = trained_bytes(run)
     if run.settings.reference_mode_offload and run.settings.ema_decay:
         found["EMA"] = trained_bytes(run)
@@ -120,7 +119,7 @@ def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
 def decoding_bytes(run: PlannedRun) -> float:
     videos, tile = run.settings.decode_batch_size, run.settings.vae_tile_size
     return run.architecture.decoding_bytes(
-        videos, run.config.rollout_size, tile, BYTES[run.settings.vae_dtype]
+        videos, run.config.sampling.size, tile, BYTES[run.settings.vae_dtype]
     )
 
 
@@ -128,7 +127,7 @@ def reward_gradient_bytes(run: PlannedRun) -> float:
     """Return the peak bytes of decoding with a gradient, and of its backward pass."""
     videos = min(run.settings.decode_batch_size, run.settings.mini_batch_size_per_update)
     tile, value_bytes = run.settings.vae_tile_size, BYTES[run.settings.vae_dtype]
-    return run.architecture.gradient_bytes(videos, run.config.rollout_size, tile, value_bytes)
+    return run.architecture.gradient_bytes(videos, run.config.sampling.size, tile, value_bytes)
 
 
 def trajectory_bytes(run: PlannedRun) -> float:
@@ -139,19 +138,19 @@ def trajectory_bytes(run: PlannedRun) -> float:
     With a reward gradient, they keep the latents of all steps.
     """
     latent = run.architecture.out_channels * math.prod(
-        run.architecture.latent_size(*run.config.rollout_size)
+        run.architecture.latent_size(*run.config.sampling.size)
     )
     num_steps = run.settings.grpo_sampling_steps
-    if run.config.uses_pairs:
+    if run.config.objective.uses_pairs:
         states = 1
-    elif traits_of(run.settings.objective).trains == "levels":
+    elif run.config.objective.trains == "levels":
         kept = num_steps + 1 if run.plan.num_reward_steps else min(num_steps + 1, 3)
         states = kept + run.old_forwards
     else:
         states = num_steps + 1 + num_steps
     compared = run.anchor_forwards
     # one mean velocity of the teacher for each step
-    if traits_of(run.settings.objective).trains == "path":
+    if run.config.objective.trains == "path":
         states = num_steps + 1
         compared = run.plan.num_trained_steps
     return 4 * latent * (states + compared) * run.rollouts_per_replica

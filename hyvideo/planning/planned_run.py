@@ -6,15 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 
-from hyvideo.config.all_settings import RecordSettings
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import traits_of
-from hyvideo.config.rules import batch_problems, head_problems
-from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes
 from hyvideo.planning.hardware import Hardware
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import Plan, make_plan
+from hyvideo.settings.rules import batch_problems, head_problems
+from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -47,7 +46,7 @@ class PlannedRun:
 
     @property
     def image_tokens(self) -> int:
-        return self.architecture.image_tokens(*self.config.rollout_size)
+        return self.architecture.image_tokens(*self.config.sampling.size)
 
     @property
     def block_text_tokens(self) -> int:
@@ -105,7 +104,7 @@ class PlannedRun:
         nothing is scored.
         """
         reward = self.config.reward
-        if self.config.uses_pairs and not self.config.data.valid_video_csv:
+        if self.config.objective.uses_pairs and not self.config.data.valid_video_csv:
             return 0.0
         if reward.remote_reward_url:
             return 0.0
@@ -122,16 +121,24 @@ class PlannedRun:
         """The validation as a run that samples its videos as rollouts; None without validation."""
         if not self.config.data.valid_video_csv:
             return None
-        sampled, record = (
-            replace(self, config=self.config.sampled_as_validation()),
-            self.config.record,
-        )
-        steps, batch_size = record.validation_steps, record.validation_batch_size
-        if self.config.uses_pairs:  # any objective with rollouts
-            sampled = sampled.with_settings(objective="nft")
+        sampling = self.config.validation_sampling
+        objective = self.config.objective.name
+        if self.config.objective.uses_pairs:  # any objective with rollouts
+            objective = "nft"
         # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
-        return sampled.with_settings(
-            grpo_sampling_steps=steps, batch_size=batch_size, sde_window=""
+        without_window = {"sde_window": ""} if self.config.objective.window else {}
+        return self.with_settings(
+            objective=objective,
+            sample_n_frames=sampling.frames,
+            height=sampling.height,
+            width=sampling.width,
+            grpo_sampling_steps=sampling.steps,
+            shift=sampling.shift,
+            sigmas=sampling.sigmas,
+            cfg_scale=sampling.guidance_scale,
+            validation_cfg_scale=None,
+            batch_size=self.config.record.validation_batch_size,
+            **without_window,
         )
 
     @property
@@ -148,7 +155,11 @@ class PlannedRun:
         Raises ValueError for an invalid file.
         """
         data = self.config.data
-        trained = data.pairs_csv if self.config.uses_pairs else data.prompts_csv
+        trained = (
+            self.config.objective.pairs_csv
+            if self.config.objective.uses_pairs
+            else data.prompts_csv
+        )
         paths = dict.fromkeys([*trained, *data.valid_video_csv])
         return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
 
@@ -173,7 +184,7 @@ class PlannedRun:
     @property
     def anchor_forwards(self) -> int:
         """Velocities of the anchor per rollout."""
-        return self.plan.num_anchor_steps if self.config.needs_anchor else 0
+        return self.plan.num_anchor_steps if self.config.objective.needs_anchor else 0
 
     @property
     def old_forwards(self) -> float:
@@ -182,9 +193,9 @@ class PlannedRun:
         with one update per iteration.
         """
         # with one video per pass, the errors of all videos are computed in advance
-        if self.config.uses_pairs:
+        if self.config.objective.uses_pairs:
             return self.plan.num_trained_steps if self.config.rows_per_pass == 1 else 0.0
-        if not traits_of(self.settings.objective).needs_old_velocities or self.plan.updates == 1:
+        if not self.config.objective.needs_old_velocities or self.plan.updates == 1:
             return 0.0
         return (
             self.plan.num_trained_steps * (1 - 1 / self.plan.updates)
@@ -196,10 +207,7 @@ class PlannedRun:
         """Forward passes per rollout, all branches, for nft's on-policy check: a replayed step and
         a noise level of one rollout per replica, every ``gate_interval`` iterations.
         """
-        if (
-            not traits_of(self.settings.objective).needs_old_velocities
-            or self.settings.gate_interval == 0
-        ):
+        if not self.config.objective.needs_old_velocities or self.settings.gate_interval == 0:
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
         if self.architecture.reads_ends:
@@ -209,7 +217,7 @@ class PlannedRun:
     @property
     def sampled_forwards(self) -> float:
         """Forward passes per rollout, all branches, that sample it; 0 for rated pairs."""
-        if self.config.uses_pairs:
+        if self.config.objective.uses_pairs:
             return 0.0
         return self.plan.sampled_branches * self.settings.grpo_sampling_steps
 
@@ -230,10 +238,7 @@ class PlannedRun:
         """Forward passes per rollout, all branches, for the derivatives of a flow map: two at each
         trained noise level.
         """
-        if (
-            traits_of(self.settings.objective).trains != "levels"
-            or not self.architecture.reads_ends
-        ):
+        if self.config.objective.trains != "levels" or not self.architecture.reads_ends:
             return 0.0
         return 2 * self.plan.trained_branches * self.plan.num_trained_steps
 
@@ -267,7 +272,7 @@ class PlannedRun:
         """Backward passes per update; from the second on, gradients exist while activations are
         computed.
         """
-        rows = math.ceil(self.rollouts_per_replica / self.settings.num_updates_per_rollout)
+        rows = math.ceil(self.rollouts_per_replica / self.config.objective.updates)
         columns = self.plan.num_trained_steps + self.plan.num_reward_steps
         return math.ceil(rows / self.settings.mini_batch_size_per_update) * columns
 

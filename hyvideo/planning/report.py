@@ -47,7 +47,7 @@ def model_row(run: PlannedRun) -> Row:
 
 
 def video_row(run: PlannedRun) -> Row:
-    frames, height, width = run.config.rollout_size
+    frames, height, width = run.config.sampling.size
     tokens = f"{run.image_tokens:,} video tokens, {run.text_tokens} text tokens"
     return "video", f"{frames} frames of {height} x {width} = {tokens}"
 

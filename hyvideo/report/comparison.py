@@ -16,10 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.config import TRAITS, Config
 from hyvideo.data.files import read_json
 from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, Run, read_run
 from hyvideo.report.gallery import find_videos, short_names
+from hyvideo.settings.config import LEAVES, Config
+from hyvideo.settings.reward_settings import reward_weights
 from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
 
@@ -101,7 +102,7 @@ def reward_of(config: Config) -> str:
     an axis.
     """
     weights = ", ".join(
-        f"{name} {weight:g}" for name, weight in config.reward_weights.items() if weight
+        f"{name} {weight:g}" for name, weight in reward_weights(config.reward).items() if weight
     )
     options = f", options {config.reward.reward_config}" if config.reward.reward_config else ""
     normalized = ", normalized in groups" if config.reward.reward_normalization == "group" else ""
@@ -115,7 +116,7 @@ def differing_settings(configs: Mapping[str, Config]) -> list[str]:
     flats = [config.flat() for config in configs.values()]
     names = [name for name in flats[0] if name != "output_dir"] if flats else []
     found = [name for name in names if len({str(flat[name]) for flat in flats}) > 1]
-    return sorted(found, key=lambda name: TRAITS[name].decides != "learning")
+    return sorted(found, key=lambda name: LEAVES[name].decides != "learning")
 
 
 def setting_text(value: object) -> str:

@@ -9,9 +9,6 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from hyvideo.config.command_line import config_of_run
-from hyvideo.config.config import Config
-from hyvideo.config.run_plan import num_rollouts
 from hyvideo.data.files import folder_problem, parse_json, read_json
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
@@ -19,6 +16,9 @@ from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
 from hyvideo.report.series import SPIKE, Series, read_series
+from hyvideo.settings.command_line import config_of_run
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import num_rollouts
 from hyvideo.validation.intervals import Interval, t_interval
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history

@@ -16,8 +16,6 @@ from urllib.parse import unquote
 from jinja2 import TemplateError
 from jinja2.utils import htmlsafe_json_dumps
 
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import label_of
 from hyvideo.data.templates import fill
 from hyvideo.records.run_files import evenly_spaced, write_text
 from hyvideo.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed
@@ -31,6 +29,8 @@ from hyvideo.report.comparison import (
 )
 from hyvideo.report.contents import MAX_POINTS, Run
 from hyvideo.report.gallery import match_videos
+from hyvideo.settings.config import Config
+from hyvideo.settings.reward_settings import reward_weights
 
 REPORT_FILE = "report.html"
 PLOTLY = Path(__file__).parent / "plotly" / "plotly-cartesian.min.js.gz"
@@ -93,7 +93,6 @@ def report_page(found: Comparison, place: Path) -> str:
         data=data,
         script=as_script(data),
         defaults_of=Config.of_version,
-        label_of=label_of,
         plotly=packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
@@ -154,8 +153,8 @@ def page_data(run: Run, max_validations: int) -> dict:
             "shifts": by_name(shifts),
         },
         "timeline": run.timeline,
-        "weights": run.config.reward_weights,
-        "moves": run.config.anchor_moves,
+        "weights": reward_weights(run.config.reward),
+        "moves": run.config.objective.anchor_moves,
         "reward": reward_of(run.config),
         "verdict": run.verdict,
         "gain": run.gain.as_json() if run.gain else None,

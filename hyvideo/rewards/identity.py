@@ -14,20 +14,20 @@ def files_hash(name: str, root: str | Path, options: Mapping[str, object]) -> st
     ``root`` is the checkpoint folder.
     """
     folders = _folders(name, root, options)
-    return digest_weights(folders) if any(path.exists() for path in folders) else ""
+    return digest_weights(folders) if folders else ""
 
 
 def _folders(name: str, root: str | Path, options: Mapping[str, object]) -> list[Path]:
-    """Return the files and folders of a scorer's weights.
+    """Return the folders of a scorer's weights.
 
-    Files beside these, such as reference statistics, do not affect the scores.
+    Files beside them, such as reference statistics, do not affect the scores.
     """
     if name not in SCORERS:
         return []
     entry = SCORERS[name]
     base = Path(options.get("path") or Path(root) / entry.folder)
     given = [Path(value) for key, value in options.items() if key != "path" and _is_dir(value)]
-    return [*(base / part for part in entry.files), *given]
+    return [path for path in (*(base / part for part in entry.files), *given) if path.is_dir()]
 
 
 def _is_dir(value: object) -> bool:

@@ -43,7 +43,8 @@ from hyvideo.rewards.rewards import (
 
 T = TypeVar("T")
 Batch = tuple[list[Tensor | None], list[str]]  # videos and their prompts
-DEADLINE = 1800.0  # seconds for the scores of a batch
+DEADLINE = 1800.0  # seconds for the scores of a batch of up to DEADLINE_VIDEOS
+DEADLINE_VIDEOS = 16
 NOT_FINITE = "the decoded video has values that are not finite"
 
 
@@ -136,27 +137,30 @@ class AsyncScorer:
         """Wait for batches and return their rewards in order; rewards that are not ready in time
         are missing.
 
-        The deadline starts again with each batch that is ready. While a scorer still hangs in an
-        earlier batch, nothing is waited for. ``may_end(is_done)``, with whether this process is
-        done, is called every second and returns whether to stop.
+        The deadline starts again with each batch that is ready, and is longer for batches of more
+        than ``DEADLINE_VIDEOS``. While a scorer still hangs in an earlier batch, nothing is waited
+        for. ``may_end(is_done)``, with whether this process is done, is called every second and
+        returns whether to stop.
         """
-        hangs = self._late is not None and not self._late.done()
-        end = time.monotonic() + (0.0 if hangs else self.deadline)
-        num_waiting = len(pending)
+        largest = max((batch.num_videos for batch in pending), default=0)
+        patience = self.deadline * max(1.0, largest / DEADLINE_VIDEOS)
+        end = time.monotonic() + (0.0 if self._hangs else patience)
+        num_finished = 0
         is_done = False
         while not may_end(is_done):
             remaining = max(0.0, end - time.monotonic())
             waiting = wait([batch.rewards for batch in pending], timeout=min(remaining, 1.0))[1]
-            if len(waiting) < num_waiting:
-                num_waiting = len(waiting)
-                end = time.monotonic() + self.deadline
+            finished = sum(len(batch.finished) for batch in pending)
+            if finished > num_finished:
+                num_finished = finished
+                end = time.monotonic() + patience
             is_done = not waiting or not remaining
         return [reward for batch in pending for reward in self._finished_rewards(batch)]
 
-    def call(self, function: Callable[[], T]) -> T:
-        """Call code of a scorer in the thread that scores, and return its result.
+    def call(self, name: str, function: Callable[[], T]) -> T:
+        """Call code of the scorer ``name`` in the thread that scores, and return its result.
 
-        Raises what it raises, and TimeoutError after the deadline.
+        Raises what it raises, and ValueError after the deadline.
         """
 
         def job() -> T:
@@ -168,12 +172,15 @@ class AsyncScorer:
 
         future = self._worker.submit(job)
         try:
-            return future.result(self.deadline)
+            return future.result(0.0 if self._hangs else self.deadline)
         except TimeoutError as error:
             if future.done():  # the code itself raises it
                 raise
-            self._late = future
-            raise TimeoutError(f"no answer within the deadline of {self.deadline:g} s") from error
+            if not future.cancel():
+                self._late = future
+            raise ValueError(
+                f"reward {name} gives no answer within the deadline of {self.deadline:g} s"
+            ) from error
 
     def measure(
         self, *batch: list, fps: float, may_end: Callable[[bool], bool] = bool
@@ -181,13 +188,12 @@ class AsyncScorer:
         """Score a batch also with the held-out scorers, whose failures make only their own scores
         missing.
         """
-        pending = [
-            scorer.submit(batch, fps=fps) for scorer in (self, self.held_out_scorers) if scorer
-        ]
-        together = self.collect(pending, may_end)
+        pending = self.submit(batch, fps=fps)
         if not self.held_out_scorers:
-            return together
-        rewards, others = together[: len(batch[0])], together[len(batch[0]) :]
+            return self.collect([pending], may_end)
+        held_out = self.held_out_scorers.submit(batch, fps=fps)
+        rewards = self.collect([pending], may_end)
+        others = self.held_out_scorers.collect([held_out], may_end)
         reasons = [other.reason for other in others if other.reason]
         if reasons:
             lacking = f"{len(reasons)} of {len(others)} videos lack held-out scores"
@@ -202,8 +208,8 @@ class AsyncScorer:
         ``validated``.
         """
         scored = [*prompts, *validated]
-        for scorer in self.scorers.values():
-            self.call(partial(contract.check_prompts, scorer, scored))
+        for name, scorer in self.scorers.items():
+            self.call(name, partial(contract.check_prompts, scorer, scored))
         if self.held_out_scorers:
             self.held_out_scorers.check_prompts(validated)
 
@@ -236,7 +242,7 @@ class AsyncScorer:
             return found
         for name, scorer in self.scorers.items():
             try:
-                found[name] = self.call(partial(method, scorer, videos, prompts))
+                found[name] = self.call(name, partial(method, scorer, videos, prompts))
             except (Exception, SystemExit) as error:  # a scorer may raise anything
                 add_place(error, scorer.__module__)
                 found[name] = describe_error(error)
@@ -276,8 +282,7 @@ class AsyncScorer:
         if self.held_out_scorers:
             self.held_out_scorers.close(wait=wait)
         self._is_closed = True
-        hangs = self._late is not None and not self._late.done()
-        self._worker.close(None if wait and not hangs else 0.0)
+        self._worker.close(None if wait and not self._hangs else 0.0)
 
     def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
         """Return the rewards; if some are not ready, return them as missing and cancel what has not
@@ -291,6 +296,10 @@ class AsyncScorer:
         finished = list(batch.finished)
         reason = f"no reward within the deadline of {self.deadline:g} s"
         return finished + [Reward(math.nan, {}, reason)] * (batch.num_videos - len(finished))
+
+    @property
+    def _hangs(self) -> bool:
+        return self._late is not None and not self._late.done()
 
     def _in_stream(self) -> AbstractContextManager:
         return torch.cuda.stream(self._stream) if self._stream else nullcontext()

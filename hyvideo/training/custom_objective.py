@@ -54,7 +54,7 @@ def try_objective(
         except Exception as error:  # a user's code may raise anything
             add_place(error, type(objective).__module__)
             raise ValueError(
-                f"objective {objective.config.loss.objective} failed in a trial on random latents, "
+                f"objective {objective.config.objective.name} failed in a trial on random latents, "
                 f"before the first rollouts: {describe_error(error)}"
             ) from error
     check_terms(terms, trial, rows)
@@ -114,7 +114,7 @@ def forbid_changes(rollouts: RolloutBatch, objective: Objective) -> Iterator[Non
     changed = [name for name, version in rollouts.versions.items() if version != before[name]]
     if changed:
         raise ValueError(
-            f"objective {objective.config.loss.objective} must not change the rollouts, which other "
+            f"objective {objective.config.objective.name} must not change the rollouts, which other "
             f"passes also read, got rollouts.{changed[0]} changed in place; change a copy instead "
             f"(rollouts.{changed[0]}.clone())"
         )
@@ -124,7 +124,7 @@ def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
     """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss
     without a gradient.
     """
-    name = objective.config.loss.objective
+    name = objective.config.objective.name
     if not isinstance(terms, Terms):
         raise ValueError(f"`terms` of objective {name} must return `Terms`, got {terms!r:.80}")
     if not isinstance(terms.metrics, dict) or terms.metrics.keys() != set(objective.metrics):

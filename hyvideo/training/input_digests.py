@@ -7,16 +7,16 @@ A resumed run must have the same, except for those that ``allow_changed_settings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from hyvideo.config.all_settings import ModelSettings
-from hyvideo.config.command_line import reward_options
-from hyvideo.config.config import Config
-from hyvideo.config.identity import code_of, weights_of
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.digests import digest_code, digest_file, digest_of, digest_weights
 from hyvideo.data.files import find_path
 from hyvideo.data.pairs import Rating
 from hyvideo.data.prompts import hash_requests
 from hyvideo.models import loading
+from hyvideo.settings.config import Config
+from hyvideo.settings.identity import code_of, weights_of
+from hyvideo.settings.reward_settings import reward_options
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.sections import ModelSettings
 
 MODELS = "pretrained_model_root/"  # start of the names of the models that a run loads
 PAIRS = "pairs_csv"
@@ -29,13 +29,12 @@ def digest_inputs(config: Config, inputs: RunInputs, kinds: Collection[str]) -> 
     ``kinds`` are the kinds of conditions that its prompts need. Raises OSError for a file that
     cannot be read.
     """
-    settings = config.flat()
     found = {
         name: digest_of([digest_code(path) for path in paths])
-        for name, paths in code_of(settings).items()
+        for name, paths in code_of(config).items()
     }
-    found |= {name: digest_weights(paths) for name, paths in weights_of(settings).items()}
-    if not config.uses_pairs:
+    found |= {name: digest_weights(paths) for name, paths in weights_of(config).items()}
+    if not config.objective.uses_pairs:
         found["prompts_csv"] = hash_requests(inputs.requests)
     if config.reward.reward_config:
         found["reward_config"] = _digest_options(reward_options(config.reward))

@@ -11,11 +11,6 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config.all_settings import DistributedSettings
-from hyvideo.config.command_line import reward_options
-from hyvideo.config.config import Config
-from hyvideo.config.machine_rules import machine_problems
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.files import find_path, folder_problem
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
@@ -26,6 +21,11 @@ from hyvideo.planning.memory import GIB
 from hyvideo.planning.memory import resolve_auto as resolve_checkpointing
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.rewards import SCORERS
+from hyvideo.settings.config import Config
+from hyvideo.settings.machine_rules import machine_problems
+from hyvideo.settings.reward_settings import reward_options
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.sections import DistributedSettings
 from hyvideo.training.gpu_driver import cudnn_problem, driver_problem
 from hyvideo.training.model_setup import check_checkpoint
 
@@ -98,7 +98,7 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     }
     try:
         requests = {name: inputs.files.read(paths) for name, paths in existing.items()}
-        if config.uses_pairs:
+        if config.objective.uses_pairs:
             requests["pairs_csv"] = inputs.preferences.all_requests
         check_checkpoint(config, requests, list(config.video_sizes.values()))
     except ValueError as error:

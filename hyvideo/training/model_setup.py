@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hyvideo.config.all_settings import ModelSettings, OptimizerSettings, RolloutSettings
-from hyvideo.config.config import Config
-from hyvideo.config.machine_rules import image_problems, problem_of
-from hyvideo.config.rules import head_problems
-from hyvideo.config.run_plan import levels_of, parse_interval, transitions
 from hyvideo.data.digests import digest_of, digest_weights
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import nearest
@@ -32,8 +27,11 @@ from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
-from hyvideo.schedulers.schedule import Schedule
-from hyvideo.schedulers.transitions import sampler_of
+from hyvideo.settings.config import Config
+from hyvideo.settings.machine_rules import image_problems, problem_of
+from hyvideo.settings.rules import head_problems
+from hyvideo.settings.sampling import Sampling, parse_interval
+from hyvideo.settings.sections import ModelSettings, OptimizerSettings
 from hyvideo.training.gpu_driver import driver_problem
 from hyvideo.training.saved_policy import read_saved_lora
 
@@ -164,6 +162,7 @@ def load_pipeline(
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
     weights_device: torch.device | None = None,
+    sampling: Sampling | None = None,
 ) -> GRPOPipeline:
     """Load a transformer in one process and return its sampling pipeline, which computes in
     ``config.model.dtype``.
@@ -173,10 +172,12 @@ def load_pipeline(
         weights_dtype: Dtype of the weights; for sampling, ``config.model.dtype`` is sufficient.
         is_overwritten: The caller sets every weight, so the base model (33 GB) is not read.
         weights_device: Where the weights are, if not on ``device``.
+        sampling: How videos are sampled, if not as rollouts.
     """
     weights_device = weights_device or device
     choose_attention(config.model, device, with_gradient=False)
-    negative = negative_condition(config.negative_requests, encoder, device)
+    requests = sampling.negative_requests if sampling else config.negative_requests
+    negative = negative_condition(requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
     if is_overwritten:
         transformer = (
@@ -193,8 +194,15 @@ def load_pipeline(
             random_weights_seed=weights_seed(config.model),
         )
     prepare(transformer.eval(), kinds)
-    rollout = config.resolve_auto(on_gpu=device.type == "cuda").rollout
-    return make_pipeline(rollout, config.model.dtype, transformer, vae, negative)
+    config = config.resolve_auto(on_gpu=device.type == "cuda")
+    return make_pipeline(
+        sampling or config.sampling,
+        config.model.dtype,
+        transformer,
+        vae,
+        negative,
+        is_batched=config.rollout.batched_forward == "true",
+    )
 
 
 def negative_condition(
@@ -241,31 +249,23 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
             adapter_config(empty, optimizer, start)
 
 
-def rollout_schedule(rollout: RolloutSettings) -> Schedule:
-    """Return the schedule of the rollouts, with the steps that the plan has and the rules check."""
-    return Schedule(
-        sampler=sampler_of(rollout.sde_type, rollout.reference_conventions),
-        levels=levels_of(rollout),
-        transitions=transitions(rollout),
-        reference_conventions=rollout.reference_conventions,
-    )
-
-
 def make_pipeline(
-    rollout: RolloutSettings,
+    sampling: Sampling,
     dtype: str,
     transformer: nn.Module,
     vae: nn.Module,
     negative: Condition | None,
+    *,
+    is_batched: bool,  # samples and guidance branches share a forward pass
 ) -> GRPOPipeline:
-    """Return the sampling pipeline of a transformer, configured by the settings."""
-    sampling = SamplerSettings(
-        guidance_scale=rollout.cfg_scale,
-        batched_forward=rollout.batched_forward == "true",
-        guidance_interval=parse_interval(rollout.guidance_interval),
+    """Return the sampling pipeline of a transformer."""
+    settings = SamplerSettings(
+        guidance_scale=sampling.guidance_scale,
+        batched_forward=is_batched,
+        guidance_interval=parse_interval(sampling.guidance_interval),
     )
     return GRPOPipeline(
-        transformer, vae, sampling=sampling, negative=negative, compute_dtype=DTYPES[dtype]
+        transformer, vae, sampling=settings, negative=negative, compute_dtype=DTYPES[dtype]
     )
 
 
@@ -348,7 +348,7 @@ def check_checkpoint(
                 f"transformer/{version}; {hint}"
             )
     for size in dict.fromkeys(sizes):
-        is_validation = size == config.validation_size != config.rollout_size
+        is_validation = size == config.validation_sampling.size != config.sampling.size
         for problem in problem_of(lambda size=size: architecture.latent_size(*size)):
             problems.append(f"{problem} for a validation video" if is_validation else problem)
     problems += head_problems(config.distributed.sp_size, architecture.num_attention_heads)

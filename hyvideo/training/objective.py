@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import OBJECTIVES
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
+from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.cost import Cost
 from hyvideo.training.policy import Policy
@@ -234,9 +234,9 @@ class Objective(ABC):
         by_rank = gather_ranks(torch.stack(losses), self.mesh)
         if not by_rank.isfinite().all():
             bad = by_rank[~by_rank.isfinite()][0].item()
-            name = self.config.loss.objective
+            name = self.config.objective.name
             advice = "change `terms`"
-            if name in OBJECTIVES:
+            if name in BUILT_IN:
                 advice = (
                     "a weight or a guidance scale in the settings is too large, or the weights of "
                     "the policy or the anchor are not finite"
@@ -305,7 +305,7 @@ class StepObjective(Objective):
         if self.trains == "path":
             steps = list(range(len(schedule.transitions)))
         return timestep_permutations(
-            self.config.loss, self.config.data, iteration, indices, steps, count
+            self.config.objective, self.config.data, iteration, indices, steps, count
         )
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.all_settings import LossSettings
 from hyvideo.distributed.collectives import gather_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.family import blocks, family_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.schedule import filled
+from hyvideo.settings.objectives import ObjectiveSettings
 from hyvideo.training.rollout_batch import RolloutBatch
 
 # Equal shapes give bitwise equal results; in float32, other shapes change only the order of
@@ -65,7 +65,7 @@ def check_limits(place: str, checked: Mapping[str, Limited], mesh: Mesh) -> None
             raise OffPolicyError(f"{place}: {text} is {value:.3g}, above {limit:g}{reason}")
 
 
-def log_ratio_tolerances(loss: LossSettings, dtype: str) -> tuple[float, float]:
+def log_ratio_tolerances(loss: ObjectiveSettings, dtype: str) -> tuple[float, float]:
     """Return the limits of |log ratio| for equal and for different shapes of the transformer calls.
 
     In bf16, other shapes round differently. The limit is then the clip range, beyond which the loss
@@ -82,7 +82,13 @@ class OnPolicyCheck:
     """
 
     def __init__(
-        self, mesh: Mesh, pipeline: GRPOPipeline, loss: LossSettings, *, dtype: str, batch_size: int
+        self,
+        mesh: Mesh,
+        pipeline: GRPOPipeline,
+        loss: ObjectiveSettings,
+        *,
+        dtype: str,
+        batch_size: int,
     ):
         self.mesh = mesh
         self.pipeline = pipeline

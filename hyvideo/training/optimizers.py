@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.all_settings import OptimizerSettings
+from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.muon import Muon
 
 

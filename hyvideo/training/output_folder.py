@@ -4,7 +4,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.config import RESUME_WORDS
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import CHECKPOINTS, METRICS, RunRecord
 from hyvideo.data.text import quote
@@ -12,6 +11,7 @@ from hyvideo.distributed.checkpoint_loading import DIGESTS, corruption
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings.config import RESUME_WORDS
 from hyvideo.training.run_state import SavedState, read_saved_state
 
 

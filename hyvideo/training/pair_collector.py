@@ -8,8 +8,6 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from hyvideo.config.config import Config
-from hyvideo.config.run_plan import Plan
 from hyvideo.data.pairs import Preference, Preferences
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.distributed.collectives import merge_rows
@@ -21,6 +19,8 @@ from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import Plan
 from hyvideo.training.cost import Cost
 from hyvideo.training.objectives.dpo import DPO
 from hyvideo.training.pair_latents import PairLatents
@@ -172,7 +172,7 @@ class HeldOutPairs:
                 self._base_errors.append(objective.errors(batch, of_base_model=True))
             # (videos, levels)
             change = objective.errors(batch, of_base_model=False) - self._base_errors[number]
-            beta = self.collector.config.loss.dpo_beta
+            beta = self.collector.config.objective.dpo_beta
             of_pairs = change.mean(1).view(-1, 2)
             margin = -beta / 2 * (of_pairs[:, 0] - of_pairs[:, 1])
             margins |= {row: [value] for row, value in zip(rows, margin.tolist(), strict=True)}

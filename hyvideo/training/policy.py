@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.distributed import checkpoint_loading
@@ -29,6 +28,7 @@ from hyvideo.models.lora import (
     pairs_of,
 )
 from hyvideo.pipelines.grpo_pipeline import DTYPES
+from hyvideo.settings.config import Config
 from hyvideo.training import saved_policy
 from hyvideo.training.anchor import Anchor, WeightCopy
 from hyvideo.training.model_setup import adapter_config, read_initial_lora, weights_seed
@@ -59,11 +59,11 @@ class Policy:
         )
         sync = config.distributed.gradient_sync
         self._syncs_only_last = sync == "last" or (sync == "auto" and self.is_lora)
-        offload = config.trust_region.reference_mode_offload
+        offload = config.optimizer.reference_mode_offload
         self.anchor: Anchor | None = None
-        if config.needs_anchor:
+        if config.objective.needs_anchor:
             refresh_every = (
-                config.trust_region.update_ref_model_step if config.anchor_moves else None
+                config.objective.update_ref_model_step if config.objective.anchor_moves else None
             )
             self.anchor = Anchor(
                 self.transformer,
@@ -71,10 +71,10 @@ class Policy:
                 refresh_every=refresh_every,
                 offload=offload,
                 has_own_guidance=config.anchor_has_own_guidance,
-                is_given=bool(config.trust_region.anchor_path),
+                is_given=bool(config.objective.anchor_path),
             )
         if self.anchor is not None and self.anchor.is_given:
-            self._load_anchor(Path(config.trust_region.anchor_path))
+            self._load_anchor(Path(config.objective.anchor_path))
         self.ema: WeightCopy | None = None
         if config.optimizer.ema_decay:
             self.ema = WeightCopy(self.transformer, self.trained, offload=offload)

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.config.all_settings import TrustRegionSettings
-from hyvideo.config.config import Config
 from hyvideo.distributed.collectives import (
     average_gradients,
     clip_gradients,
@@ -27,6 +25,8 @@ from hyvideo.distributed.collectives import (
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
+from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import KLCoefficientSettings
 from hyvideo.training.cost import Cost
 from hyvideo.training.custom_objective import check_terms, forbid_changes
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
@@ -83,9 +83,7 @@ class PolicyUpdate:
         self.cost = cost
         self.on_stage = on_stage
         self.check = check
-        self.kl_coefficient = KLCoefficient(
-            kl_schedule(config.trust_region, config.kl_strategy, config.kl_warmup)
-        )
+        self.kl_coefficient = KLCoefficient(kl_schedule(config))
         self.update_count = 0
         # optimizer steps of this process, also one that failed; it may have changed some weights
         self.steps_begun = 0
@@ -164,7 +162,7 @@ class PolicyUpdate:
         policy has none before the first update of an iteration: ``has_moved`` says whether the
         policy has left the rollout policy.
         """
-        anchor, weights = self.policy.anchor, self.config.kl_weights
+        anchor, weights = self.policy.anchor, self.config.objective.kl_weights
         is_pulled = weights.position != 0 and anchor is not None and not anchor.equals_policy
         return self.kl_coefficient.value > 0 and (
             is_pulled or (weights.velocity != 0 and has_moved)
@@ -268,7 +266,7 @@ class PolicyUpdate:
         """Return whether the first update is checked: in the first iteration, and every
         ``gate_interval``.
         """
-        interval = self.config.loss.gate_interval
+        interval = self.config.objective.gate_interval
         return interval > 0 and (iteration - 1) % interval == 0
 
     def _by_step(self, work: UpdateWork, by_term: Tensor) -> Tensor:
@@ -321,11 +319,12 @@ def _print_without_signal(iteration: int, *, skipped: int, with_kl_alone: int) -
         print(f"\niteration {iteration}: {count}, {reason}", file=sys.stderr, flush=True)
 
 
-def kl_schedule(settings: TrustRegionSettings, strategy: str, warmup: float) -> KLScheduleSettings:
+def kl_schedule(config: Config) -> KLScheduleSettings:
     """Return the schedule of the KL coefficient, with a warm-up in updates; constant 0 without a
     trust region.
     """
-    if strategy == "none":
+    settings = config.objective
+    if not isinstance(settings, KLCoefficientSettings) or settings.strategy == "none":
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
         schedule=settings.kl_schedule,
@@ -333,7 +332,7 @@ def kl_schedule(settings: TrustRegionSettings, strategy: str, warmup: float) -> 
         initial=settings.kl_coef,
         minimum=settings.kl_min_coef,
         maximum=settings.kl_weight,
-        warmup_updates=warmup,
+        warmup_updates=config.kl_warmup,
         window=settings.kl_window,
         gain=settings.kl_gain,
         target=settings.kl_weight if settings.kl_target is None else settings.kl_target,

@@ -14,9 +14,9 @@ also mean that another rank has failed; saving would wait for that rank.
 import os
 import signal
 
-from hyvideo.config.processes import stop_signals, write_to_stderr
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.settings.processes import stop_signals, write_to_stderr
 
 
 class Stopped(RuntimeError):

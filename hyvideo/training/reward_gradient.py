@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.config.all_settings import DataSettings
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_levels
 from hyvideo.grpo.nft import mean_square, relative_norm
@@ -26,6 +25,7 @@ from hyvideo.rewards import contract
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.trial import trial_videos
 from hyvideo.schedulers.schedule import Schedule, filled
+from hyvideo.settings.sections import DataSettings
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
@@ -180,7 +180,7 @@ class WithRewardGradient(LevelObjective):
         self.reward_gradient = reward_gradient
         self.metrics = (*inner.metrics, *self.own_metrics)
         self.deviation_names = inner.deviation_names
-        self.weight = self.config.loss.reward_gradient_weight
+        self.weight = self.config.objective.reward_weight
 
     # What it trains on.
 
@@ -198,7 +198,7 @@ class WithRewardGradient(LevelObjective):
 
     def reward_step(self, num_steps: int, iteration: int, index: RolloutIndex) -> int:
         """Return the step whose x0_hat is scored."""
-        if self.config.loss.reward_gradient_step == "last":
+        if self.config.objective.reward_gradient_step == "last":
             return num_steps - 1
         random = generator(
             self.config.data.seed, "reward step", iteration, index.group, index.member
@@ -301,7 +301,7 @@ class WithRewardGradient(LevelObjective):
             anchor = select(reference.anchor, rows)
             position = mean_square(velocity - anchor)
             velocity_norm = relative_norm(velocity, anchor)
-        kl = self.config.kl_weights.position * position
+        kl = self.config.objective.kl_weights.position * position
         scale = self._num_levels(rollouts) + 1
         loss = scale * (kl_coefficient * kl - self.weight * reward)
         norm = gradients.flatten(1).norm(dim=1)
@@ -385,7 +385,7 @@ class WithRewardGradient(LevelObjective):
             "score returns numbers for these videos, so score_with_gradient of a scorer returns "
             "NaN or inf, or a score without a finite gradient, such as a square root at 0",
         )
-        place = f"iteration {iteration}, objective {self.config.loss.objective}"
+        place = f"iteration {iteration}, objective {self.config.objective.name}"
         share = "the share of the rewards that have no finite value with gradient"
         check_limits(place, {share: unusable, text: checked}, self.mesh)
 

@@ -12,10 +12,6 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from hyvideo.config.all_settings import DataSettings, RewardSettings
-from hyvideo.config.command_line import REFERENCE_SCORERS, reward_options
-from hyvideo.config.config import Config
-from hyvideo.config.processes import world_size
 from hyvideo.distributed.collectives import all_objects, first_reason, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
@@ -24,6 +20,11 @@ from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
 from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer
 from hyvideo.rewards.trial import trial_videos, try_scorer
+from hyvideo.settings.config import Config
+from hyvideo.settings.processes import world_size
+from hyvideo.settings.reference_flags import REFERENCE_SCORERS
+from hyvideo.settings.reward_settings import given_reward_weights, reward_options
+from hyvideo.settings.sections import DataSettings, RewardSettings
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollout_collector import PendingRewards
 
@@ -181,7 +182,7 @@ def make_async_scorer(
         )
     weights = {
         REFERENCE_SCORERS.get(name, name): value
-        for name, value in config.given_reward_weights.items()
+        for name, value in given_reward_weights(config.reward).items()
     }
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
@@ -230,10 +231,7 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
     returned: dict[str, str] = {}  # scorer by name of a score
     for name, model in scorer.scorers.items():
         attempt = partial(try_scorer, model, name, videos, prompt, fps=data.fps, dimensions=needed)
-        try:
-            scores = scorer.call(attempt)
-        except TimeoutError as error:
-            raise ValueError(f"reward {name} hangs: {error}") from error
+        scores = scorer.call(name, attempt)
         for score in scorer.names.renamed(name, scores):
             if returned.setdefault(score, name) != name:
                 both = f"{returned[score]} and {name}"

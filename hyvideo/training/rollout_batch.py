@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyvideo.config.all_settings import DataSettings, LossSettings, RolloutSettings
 from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule, Step
+from hyvideo.settings.objectives import ObjectiveSettings
+from hyvideo.settings.sections import DataSettings, RolloutSettings
 
 T = TypeVar("T")
 
@@ -242,7 +243,7 @@ class RolloutNoise:
 
 
 def timestep_permutations(
-    loss: LossSettings,
+    loss: ObjectiveSettings,
     data: DataSettings,
     iteration: int,
     indices: list[RolloutIndex],

@@ -9,8 +9,6 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from hyvideo.config.config import Config
-from hyvideo.config.run_plan import Plan
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh
@@ -21,6 +19,8 @@ from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.scoring import AsyncScorer, PendingBatch
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import Plan
 from hyvideo.training.cost import Cost
 from hyvideo.training.objective import Objective
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex, indices_of_replica, select
@@ -67,7 +67,7 @@ class RolloutCollector:
         self.check = check
         self.schedule = schedule
         self.order = PromptOrder(len(requests), plan.groups, config.data.seed)
-        self.window = parse_window(config.rollout.sde_window, len(schedule.stochastic_steps))
+        self.window = parse_window(config.objective.window, len(schedule.stochastic_steps))
 
     def collect(self, iteration: int, timer: StageTimer) -> tuple[RolloutBatch, PendingRewards]:
         """Sample an iteration; return its rollouts, without advantages, and this rank's videos and

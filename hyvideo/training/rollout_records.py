@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyvideo.config.all_settings import DataSettings, RecordSettings
 from hyvideo.data.files import optional
 from hyvideo.data.run_folder import ROLLOUTS, claim
 from hyvideo.distributed.collectives import all_objects
@@ -20,6 +19,7 @@ from hyvideo.records.run_files import (
     write_json,
     write_videos,
 )
+from hyvideo.settings.sections import DataSettings, RecordSettings
 from hyvideo.training.rollout_batch import RolloutBatch
 
 

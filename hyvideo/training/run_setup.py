@@ -8,11 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from hyvideo.config.all_settings import RecordSettings, RolloutSettings
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import OBJECTIVES, objective_class
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import transitions
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
@@ -31,6 +26,11 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import BUILT_IN, objective_class
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.sections import RecordSettings
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.custom_objective import try_objective
@@ -43,7 +43,6 @@ from hyvideo.training.model_setup import (
     make_pipeline,
     negative_condition,
     precompute_conditions,
-    rollout_schedule,
     vae_identity,
 )
 from hyvideo.training.objective import Objective
@@ -107,15 +106,15 @@ def build_run(
     """
     inputs = RunInputs(config, mesh.world_size)
     plan = inputs.plan
-    agree_on_sampler(config.rollout, mesh)
-    objective_type = objective_class(config.loss.objective)
-    schedule = rollout_schedule(config.rollout)
+    agree_on_sampler(config.sampling, mesh)
+    objective_type = objective_class(config.objective.name)
+    schedule = config.sampling.schedule()
     requests = inputs.requests
     kinds = _check_models(config, inputs)
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         digests = digest_inputs(config, inputs, kinds)
     pair_latents = None
-    if config.uses_pairs:
+    if config.objective.uses_pairs:
         pair_latents = PairLatents(
             Path(config.record.output_dir),
             inputs.preferences.videos,
@@ -129,13 +128,13 @@ def build_run(
     attention = choose_attention(
         config.model,
         device,
-        tokens=inputs.architecture.image_tokens(*config.rollout_size),
+        tokens=inputs.architecture.image_tokens(*config.sampling.size),
         sp_size=mesh.sp_size,
         gather=partial(all_objects, mesh=mesh),
     )
 
     progress.enter("load", "the reward model")
-    if config.scores_rollouts and scorers is None:
+    if config.objective.scores_rollouts and scorers is None:
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
             digests |= reward_digests(config)
     scorer = _load_scorer(config, device, inputs, scorers)
@@ -148,7 +147,10 @@ def build_run(
     encoded = inputs.prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
     if config.model.precompute_conditions:
-        sized = [(encoded, config.rollout_size), (inputs.validated, config.validation_size)]
+        sized = [
+            (encoded, config.sampling.size),
+            (inputs.validated, config.validation_sampling.size),
+        ]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
     if pair_latents:
         _encode_pairs(pair_latents, config, vae, mesh, progress)
@@ -156,7 +158,14 @@ def build_run(
 
     progress.enter("load", "the transformer")
     policy = Policy(config, mesh, device, encoded if config.num_branches == 2 else requests)
-    pipeline = make_pipeline(config.rollout, config.model.dtype, policy.transformer, vae, negative)
+    pipeline = make_pipeline(
+        config.sampling,
+        config.model.dtype,
+        policy.transformer,
+        vae,
+        negative,
+        is_batched=config.rollout.batched_forward == "true",
+    )
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and objective_type.has_ratio:
         progress.enter("load", "compiled blocks")
@@ -167,7 +176,7 @@ def build_run(
         pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
 
     cost = Cost(planned_run)
-    shape = pipeline.latent_shape(*config.rollout_size)
+    shape = pipeline.latent_shape(*config.sampling.size)
     objective = objective_type(
         config,
         mesh,
@@ -179,7 +188,7 @@ def build_run(
         on_stage=progress.enter,
         check=signals.check,
     )
-    if config.loss.objective not in OBJECTIVES:
+    if config.objective.name not in BUILT_IN:
         progress.enter("load", "the objective")
         condition = encoder([requests[0]], height=config.data.height, width=config.data.width)
         with raise_on_all_ranks(mesh):
@@ -190,7 +199,7 @@ def build_run(
                 num_columns=plan.num_trained_steps,
                 dimensions=scorer.weights,
             )
-    if config.loss.reward_gradient_weight:
+    if config.objective.reward_weight:
         reward_gradient = _reward_gradient(config, pipeline, scorer, requests)
         objective = WithRewardGradient(objective, reward_gradient)
     held_out = None
@@ -289,14 +298,13 @@ def build_run(
     )
 
 
-def agree_on_sampler(rollout: RolloutSettings, mesh: Mesh) -> None:
+def agree_on_sampler(sampling: Sampling, mesh: Mesh) -> None:
     """Raise ValueError if ranks have other steps of a custom sampler, such as of a function that
     reads the rank. Collective.
     """
-    if ".py:" in rollout.sde_type:
-        agree(
-            f"sde_type {rollout.sde_type} in step", dict(enumerate(transitions(rollout), 1)), mesh
-        )
+    if ".py:" in sampling.sampler:
+        steps = dict(enumerate(sampling.transitions(), 1))
+        agree(f"sde_type {sampling.sampler} in step", steps, mesh)
 
 
 def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
@@ -304,7 +312,7 @@ def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
     return the kinds of conditions that the prompts need.
     """
     sources = {
-        "pairs_csv" if config.uses_pairs else "prompts_csv": inputs.prompts,
+        "pairs_csv" if config.objective.uses_pairs else "prompts_csv": inputs.prompts,
         "valid_video_csv": inputs.validated,
     }
     kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
@@ -316,12 +324,12 @@ def _encode_pairs(
     pair_latents: PairLatents, config: Config, vae: nn.Module, mesh: Mesh, progress: Progress
 ) -> None:
     """Encode the rated videos that have no stored latents. Collective."""
-    _, height, width = config.rollout_size
+    _, height, width = config.sampling.size
     pair_latents.encode(
         vae,
         mesh,
         size=(height, width),
-        shape=latent_shape(vae, *config.rollout_size),
+        shape=latent_shape(vae, *config.sampling.size),
         on_stage=progress.enter,
     )
 
@@ -341,7 +349,7 @@ def _probe_compiled_blocks(
         pipeline,
         schedule,
         conditions.to(device),
-        config.rollout_size,
+        config.sampling.size,
         mesh,
         batch_size=config.rows_per_pass,
     )
@@ -372,9 +380,9 @@ def _load_scorer(
 ) -> AsyncScorer:
     """Return the rewards of the run, after a check of its prompts and a trial on one video."""
     requests, validated = inputs.requests, inputs.validated
-    is_scored = config.scores_rollouts or bool(validated)
+    is_scored = config.objective.scores_rollouts or bool(validated)
     scorer = make_async_scorer(config, device, given if is_scored else {})
-    scored = requests if config.scores_rollouts else []
+    scored = requests if config.objective.scores_rollouts else []
     scorer.check_prompts(
         [request.prompt for request in scored], [request.prompt for request in validated]
     )

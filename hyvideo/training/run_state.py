@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hyvideo.config.config import Config
-from hyvideo.config.identity import changed_settings
 from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.models.lora import save_lora
+from hyvideo.settings.config import Config
+from hyvideo.settings.identity import changed_settings
 from hyvideo.training.input_digests import changed_inputs
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate

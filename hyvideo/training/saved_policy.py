@@ -15,8 +15,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.config.command_line import read_settings
-from hyvideo.config.config import FIELDS
 from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed.checkpoint_loading import (
@@ -32,6 +30,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
 from hyvideo.models.lora import Lora, add_lora, check_lora, read_lora, with_lora
+from hyvideo.settings.command_line import read_settings
+from hyvideo.settings.config import LEAVES
 
 MODEL_FILE = "model.json"
 LORA_FOLDER = "lora"
@@ -116,7 +116,7 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     checkpoints = folder.resolve().parent
     if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
         return read_settings(file), file
-    known = {name: value for name, value in saved.items() if name in FIELDS}
+    known = {name: value for name, value in saved.items() if name in LEAVES}
     return known, folder / "state.json"
 
 

@@ -11,30 +11,31 @@ A stored evaluation is reused if its identity is the same (`scores_file.read_eva
 It does not cover the models of a reward service or of the hub, this code or installed packages.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from hyvideo.config.all_settings import RewardSettings
-from hyvideo.config.command_line import reward_options
-from hyvideo.config.identity import evaluation_settings, weights_of
 from hyvideo.data.custom_code import code_files
 from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import hash_requests, read_requests
 from hyvideo.models import loading
 from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import SCORERS, Entry
+from hyvideo.settings.config import Config
+from hyvideo.settings.identity import evaluation_settings, weights_of
+from hyvideo.settings.reward_settings import reward_options
+from hyvideo.settings.sections import RewardSettings
 
 
 def joint_identity(
-    settings: Mapping[str, Any], reward: RewardSettings, *, has_model: bool = True
+    config: Config, reward: RewardSettings, *, has_model: bool = True
 ) -> dict[str, object]:
     """Return the part of the identity that evaluations share, of a model or, without ``has_model``,
     of videos.
     """
-    root, csvs = Path(settings["pretrained_model_root"]), settings["valid_video_csv"]
-    base = weights_of(settings).get("pretrained_lora_path", [])
-    if transformer := loading.find_transformer(root, settings["transformer_version"]):
+    root = Path(config.model.pretrained_model_root)
+    csvs = config.data.valid_video_csv
+    base = weights_of(config).get("pretrained_lora_path", [])
+    transformer = loading.find_transformer(root, config.model.transformer_version)
+    if transformer:
         folders = loading.read_family(Folder(transformer, "transformer")).folders
         base = [
             transformer,
@@ -54,7 +55,7 @@ def joint_identity(
         for name, given in options.items()
     }
     return {
-        "settings": evaluation_settings(settings),
+        "settings": evaluation_settings(config),
         "prompts": hash_requests(read_requests(*csvs)) if csvs else None,
         "base": digest_weights(base) if has_model else None,
         "scorers": scorers,

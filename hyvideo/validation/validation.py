@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.config.config import Config
 from hyvideo.data.files import optional
 from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
@@ -38,7 +37,7 @@ from hyvideo.records.run_files import (
 )
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
 from hyvideo.training.rollout_batch import select
 from hyvideo.validation.parts import num_per_part
 from hyvideo.validation.reward_hacking.held_out_metrics import (
@@ -59,38 +58,24 @@ from hyvideo.validation.scores_file import gather_rewards, split_reward, summari
 SCORES_FILE = "scores.json"
 
 
-def _schedule(config: Config) -> Schedule:
-    """Return the schedule of the validation: the ODE, or an SDE with ``validation_eta``."""
-    num_steps = config.record.validation_steps
-    if config.validation_eta == 0:
-        return Schedule.ode(num_steps, config.validation_shift, config.validation_sigmas)
-    return Schedule.build(
-        config.validation_sampler,
-        num_steps=num_steps,
-        shift=config.validation_shift,
-        sigmas=config.validation_sigmas,
-        eta=config.validation_eta,
-        last_step="deterministic",
-    )
-
-
 def conditions_of(config: Config, requests: Sequence[Request]) -> dict[str, Any]:
     """Return what the videos of a validation are sampled with: prompts, noise, size and steps."""
+    sampling = config.validation_sampling
     conditions = {
         "prompts": hash_requests(requests),
-        "steps": config.record.validation_steps,
+        "steps": sampling.steps,
         "seed": config.record.validation_seed,
         "repeats": config.record.validation_repeats,
-        "size": list(config.validation_size),
-        "shift": config.validation_shift,
-        "guidance": [config.validation_cfg_scale, config.data.negative_prompt],
+        "size": list(sampling.size),
+        "shift": sampling.shift,
+        "guidance": [sampling.guidance_scale, sampling.negative_prompt],
     }
-    if config.validation_sigmas:
-        conditions["sigmas"] = config.validation_sigmas
-    if config.validation_noise:
-        conditions["noise"] = config.validation_noise
-    if config.rollout.guidance_interval:
-        conditions["guidance"].append(config.rollout.guidance_interval)
+    if sampling.sigmas:
+        conditions["sigmas"] = sampling.sigmas
+    if sampling.noise:
+        conditions["noise"] = sampling.noise
+    if sampling.guidance_interval:
+        conditions["guidance"].append(sampling.guidance_interval)
     return conditions
 
 
@@ -111,6 +96,7 @@ class Validation:
         trained_on: Iterable[Request] = (),  # training prompts
         run_id: str = "",  # marks the folders
     ):
+        sampling = config.validation_sampling
         self.run_id = run_id
         self.settings = config.record
         self.mesh = mesh
@@ -118,8 +104,8 @@ class Validation:
         self.encoder = encoder
         self.on_stage, self.may_end = on_stage, may_end
         self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
-        self.pipeline = pipeline.with_guidance(config.validation_cfg_scale)
-        self.schedule = _schedule(config)
+        self.pipeline = pipeline.with_guidance(sampling.guidance_scale)
+        self.schedule = sampling.schedule()
         self.requests = [
             request for request in requests for _ in range(self.settings.validation_repeats)
         ]
@@ -127,7 +113,7 @@ class Validation:
         self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
         self.output = Path(self.settings.output_dir) / SAMPLES
-        self.size = config.validation_size
+        self.size = sampling.size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
         self.made_with = conditions_of(config, requests)
         if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):
@@ -139,7 +125,7 @@ class Validation:
             self.output,
             self.made_with,
             weights=scorer.weights,
-            warns_of_transfer=config.loss.reward_gradient_weight > 0,
+            warns_of_transfer=config.objective.reward_weight > 0,
         )
 
     def run(self, iteration: int) -> dict[str, float]:

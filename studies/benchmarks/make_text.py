@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyvideo.config.all_settings import DataSettings
+from hyvideo.settings.sections import DataSettings
 from studies.benchmarks.suites import Suite
 from studies.benchmarks.videos import BenchmarkVideos, Row
 

@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.config import Config
 from hyvideo.data.files import file_problem, make_folder, parse_json, read_json
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
@@ -20,6 +19,8 @@ from hyvideo.data.text import quote
 from hyvideo.generation.generation import Source
 from hyvideo.generation.generator import Generator, Recipe
 from hyvideo.generation.video_sampler import Video
+from hyvideo.settings.config import Config
+from hyvideo.settings.sampling import Sampling
 from studies.benchmarks.suites import Suite, suite_of
 
 MAX_NAME = 255  # bytes of a file name
@@ -129,6 +130,7 @@ class BenchmarkVideos:
     """Videos of one policy."""
 
     config: Config
+    sampling: Sampling
     source: Source
     clips: list[Clip]
     folder: Path
@@ -140,9 +142,9 @@ class BenchmarkVideos:
     def recipe(self) -> Recipe:
         return Recipe(
             self.config,
+            self.sampling,
             self.source,
             seed=0,
-            is_stochastic=self.config.validation_eta > 0,
             sp_size=self.config.distributed.sp_size,
         )
 
@@ -151,7 +153,7 @@ class BenchmarkVideos:
 
         Raises ValueError for one that was made with other settings.
         """
-        _, *size = self.config.rollout_size
+        _, *size = self.sampling.size
         pending = []
         for clip in self.clips:
             video = Video(clip.request, *size, clip.number, self.made(clip))

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.config.command_line import config_of_run
-from hyvideo.config.identity import experiment_settings
 from hyvideo.data.files import folder_problem
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.settings.command_line import config_of_run
+from hyvideo.settings.identity import experiment_settings
 
 Settings = tuple[tuple[str, object], ...]  # names and values
 

@@ -17,7 +17,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hyvideo.config.all_settings import TrustRegionSettings
+from hyvideo.settings.objectives import TrustRegionSettings
 from studies.figures.curves import Comparison, MissingRuns, Run, compare, curve
 
 COMPARED = {  # settings by figure, the decisive one first

@@ -7,9 +7,9 @@ paper.
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint_loading import complete
@@ -17,13 +17,15 @@ from hyvideo.generation.generation import Source, list_videos
 from hyvideo.generation.generator import Generator, Recipe
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
+from hyvideo.settings.config import Config
+from hyvideo.settings.sampling import Sampling
 
 BASE = "base"
 SHEET = "policies.png"
-Policies = dict[str, tuple[Source, Config]]  # by name
+Policies = dict[str, tuple[Source, Sampling]]  # by name
 
 
-def read_policies(words: list[str], config: Config) -> Policies:
+def read_policies(words: list[str], sampling: Sampling) -> Policies:
     """Parse policies given as ``base`` or ``name=path`` (see `source_of`).
 
     Raises ValueError for invalid words.
@@ -45,7 +47,7 @@ def read_policies(words: list[str], config: Config) -> Policies:
         source = source_of(Path(path)) if has_path else Source()
         policies[name + suffix] = (
             source,
-            config.with_settings(cfg_scale=float(scale)) if scale else config,
+            replace(sampling, guidance_scale=float(scale)) if scale else sampling,
         )
     return policies
 
@@ -65,16 +67,21 @@ def source_of(path: Path) -> Source:
 
 
 def sample_policies(
-    policies: Policies, requests: list[Request], out: Path, *, only_checks: bool = False
+    config: Config,
+    policies: Policies,
+    requests: list[Request],
+    out: Path,
+    *,
+    only_checks: bool = False,
 ) -> None:
     """Generate the videos of one policy after the other. Raises ValueError as `Generator` does."""
-    for name, (source, config) in policies.items():
-        sizes = dict.fromkeys(requests, (config.data.height, config.data.width))
+    for name, (source, sampling) in policies.items():
+        sizes = dict.fromkeys(requests, (sampling.height, sampling.width))
         recipe = Recipe(
             config,
+            sampling,
             source,
             seed=config.record.validation_seed,
-            is_stochastic=config.validation_eta > 0,
         )
         generator = Generator(recipe, list_videos(sizes, requests, out / name))
         if not only_checks:

@@ -13,20 +13,22 @@ from pathlib import Path
 
 import matplotlib
 
+from hyvideo.settings.reward_settings import reward_weights
+
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from hyvideo.config.command_line import read_yaml
-from hyvideo.config.run_plan import make_plan
 from hyvideo.data.files import read_json
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.run_folder import METRICS, SAMPLES
+from hyvideo.data.yaml_files import read_yaml
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.run_files import write_text
 from hyvideo.rewards.rewards import DIMENSIONS
+from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.validation.intervals import Interval
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
 from hyvideo.validation.scores_file import summarise
@@ -81,7 +83,7 @@ def read_trace(study: Study, run: Run) -> Trace:
         if "validation/reward" in line:
             metrics = {name.removeprefix("validation/"): value for name, value in line.items()}
             points.append(dict(zip(AXES, spent)) | metrics)
-    return _columns(points, config.reward_weights)
+    return _columns(points, reward_weights(config.reward))
 
 
 def check_validations(study: Study, runs: Iterable[Run]) -> None:
@@ -148,7 +150,7 @@ def guided_base(study: Study, run: Run, scale: float) -> Scores:
         rewards = [reward for reward in rewards if reward is not None]
         if rewards:
             values[f"{kind}/reward"] = np.mean(rewards)
-    return _columns([dict.fromkeys(AXES, 0.0) | values], config.reward_weights)
+    return _columns([dict.fromkeys(AXES, 0.0) | values], reward_weights(config.reward))
 
 
 def at_cost(trace: Trace, axis: str, amount: float) -> Scores:

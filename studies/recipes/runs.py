@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyvideo.config.command_line import config_of_run, parse
-from hyvideo.config.config import Config
-from hyvideo.config.identity import experiment_settings
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.run_folder import METRICS, read_record
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings.command_line import config_of_run, parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.identity import experiment_settings
+from hyvideo.settings.run_inputs import RunInputs
 
 CELLS = "cells"  # folder of the runs, in the output folder of a study
 THREADS = ["--num_threads", "1"]  # several runs may share a machine

@@ -8,12 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hyvideo.config.rules import check
 from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.files import ROOT
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
+from hyvideo.settings.rules import check
 from hyvideo.validation.reward_hacking.rule import check_output_dir
 from studies.recipes.runs import Progress, Run, Study, progress
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hyvideo.config.command_line import parse
 from hyvideo.schedulers.transitions import sampler_of
+from hyvideo.settings.command_line import parse
 from studies.recipes.runs import Run, runs_of
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
@@ -72,7 +72,7 @@ class Cell:
             flags += ["--reference_conventions", "false"]
             flags += ["--kl_schedule", "adaptive" if self.schedule == "milder" else self.schedule]
         if self.schedule == "milder":  # twice the warm-up and half the gain: never above two_stage
-            trust = parse(before + flags).config.trust_region
+            trust = parse(before + flags).config.objective
             flags += [
                 "--kl_warmup_updates",
                 str(2 * trust.kl_warmup_updates),

@@ -5,9 +5,9 @@ import shlex
 from functools import partial
 from pathlib import Path
 
-from hyvideo.config.rules import check_evaluation
-from hyvideo.config.values import value_of
 from hyvideo.data.cli import Parser
+from hyvideo.settings.rules import check_evaluation
+from hyvideo.settings.values import value_of
 from studies.recipes.runs import Run, Study, reject_flags
 from studies.recipes.train_runs import describe, plan_run, train_runs
 from studies.tables.cells import CELL_FLAGS, SETTINGS

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from hyvideo.config.config import REWARD_PRESETS
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text
+from hyvideo.settings.config import REWARD_PRESETS
 from hyvideo.validation.scores_file import Evaluation
 from studies.recipes.runs import Run, Study, finished
 from studies.tables.cells import KL_FLAGS, SETTINGS, Cell

@@ -9,12 +9,12 @@ import torch
 import post_train
 from hyvideo.checks import pilot
 from hyvideo.checks.pilot import SETTINGS, compare, print_pilot
-from hyvideo.config.command_line import load_config, parse
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.cost import duration
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config, parse
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 RUN = PlannedRun(

@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from hyvideo.config.command_line import load_config, parse, reward_options
-from hyvideo.config.config import FIELDS, SECTIONS
 from hyvideo.records.run_files import write_config
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.config import LEAVES, SECTIONS
+from hyvideo.settings.reward_settings import reward_options
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_flag_overrides_the_file_and_the_file_the_default(write):
         3e-5,
         5.0,
     )
-    assert config.kl_strategy == "moving" and config.record.report_to == ["none"]
+    assert config.objective.strategy == "moving" and config.record.report_to == ["none"]
 
 
 @pytest.mark.parametrize(
@@ -141,7 +142,7 @@ def test_help_lists_every_flag_once_by_section(capsys):
     text = capsys.readouterr().out
     assert exit_.value.code == 0
     assert text.splitlines()[1] == "" and "[--setting value ...]" in text.splitlines()[0]
-    for name in FIELDS:
+    for name in LEAVES:
         assert len(re.findall(rf"^  --{name} ", text, re.MULTILINE)) == 1, name
     titles = re.findall(r"^(\w+): [A-Z]", text, re.MULTILINE)
     assert titles == list(SECTIONS)
@@ -151,9 +152,13 @@ def test_help_lists_every_flag_once_by_section(capsys):
 def test_reward_weights_are_a_preset_or_json(write):
     assert load_config("configs/smoke.yaml").reward_weights == {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
     path = write("reward_weights: {VQ: 1, TA: 2}\n")
-    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2}
+    assert parse(["--config", path]).reward_weights(config.reward) == {"VQ": 1, "TA": 2}
     path = write("reward_weights: {videoalign: {VQ: 1, TA: 2}, CLIPScore: 3}\n")
-    assert parse(["--config", path]).config.reward_weights == {"VQ": 1, "TA": 2, "CLIPScore": 3}
+    assert parse(["--config", path]).reward_weights(config.reward) == {
+        "VQ": 1,
+        "TA": 2,
+        "CLIPScore": 3,
+    }
 
 
 def test_prompts_csv_accepts_one_or_several_files(write):

@@ -16,12 +16,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hyvideo.config.command_line import MAX_BYTES, load_config, parse, read_yaml
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check
 from hyvideo.data.files import file_problem, folder_problem, write_problem
 from hyvideo.data.prompts import read_requests
+from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.weight_files import Folder, weight_paths
+from hyvideo.settings.command_line import MAX_BYTES, load_config, parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import check
 from hyvideo.training.model_setup import choose_device
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.training.run_state import read_saved_state

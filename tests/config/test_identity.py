@@ -2,8 +2,8 @@
 
 import json
 
-from hyvideo.config.config import TRAITS
-from hyvideo.config.identity import changed_settings, evaluation_settings, experiment_settings
+from hyvideo.settings.config import LEAVES
+from hyvideo.settings.identity import changed_settings, evaluation_settings, experiment_settings
 
 MACHINE = set(
     "pretrained_model_root precompute_conditions conditions_dir device num_threads vae_tile_size "
@@ -33,7 +33,7 @@ def test_every_setting_is_in_the_list_of_what_it_affects(tiny_config):
     """Moving a setting to another list changes which runs count as the same, so the lists are
     repeated here.
     """
-    decides = {name: traits.decides for name, traits in TRAITS.items()}
+    decides = {name: traits.decides for name, traits in LEAVES.items()}
     assert {name for name, kind in decides.items() if kind == "machine"} == MACHINE
     assert {name for name, kind in decides.items() if kind == "records"} == RECORDS
     assert {name for name, kind in decides.items() if kind == "layout"} == {

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from hyvideo.config.machine_rules import is_installed
-from hyvideo.config.rules import check
+from hyvideo.settings.machine_rules import is_installed
+from hyvideo.settings.rules import check
 
 
 @pytest.mark.parametrize("report", ["wandb", "tensorboard", "trackio"])

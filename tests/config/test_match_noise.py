@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check, check_sampling
-from hyvideo.config.run_plan import make_plan
 from hyvideo.records.run_files import write_config
 from hyvideo.schedulers.noise_matching import matched_eta, total_variance
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check, check_sampling
 
 FLAGS = [
     "--config",

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from hyvideo.config import processes
+from hyvideo.settings import processes
 
 TORCHRUN = {
     "WORLD_SIZE": "2",

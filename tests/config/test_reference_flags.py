@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import generate
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.config import FIELDS, Config
-from hyvideo.config.reference_flags import NO_SETTINGS, SWITCHES, TASK, table, with_flags
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.config import LEAVES, Config
+from hyvideo.settings.reference_flags import NO_SETTINGS, SWITCHES, TASK, table, with_flags
 
 ROOT = Path(__file__).parents[2]
 TRAINING, GENERATION = table("post_train"), table("generate")
@@ -86,12 +86,12 @@ def test_step_counts_are_taken_over_unchanged_with_several_batches_per_iteration
 
 
 def test_every_flag_of_the_reference_is_a_setting_or_a_row():
-    assert not [name for name in KNOWN if name not in FIELDS and name not in TRAINING]
-    assert not TRAINING.keys() & FIELDS.keys()
+    assert not [name for name in KNOWN if name not in LEAVES and name not in TRAINING]
+    assert not TRAINING.keys() & LEAVES.keys()
     sets = {
         name for row in TRAINING.values() for of in (row.sets, *row.values.values()) for name in of
     }
-    assert sets - FIELDS.keys() == {*NO_SETTINGS}
+    assert sets - LEAVES.keys() == {*NO_SETTINGS}
 
 
 def test_generate_knows_every_flag_of_the_reference():

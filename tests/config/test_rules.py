@@ -6,8 +6,8 @@ from contextlib import nullcontext
 import pytest
 from PIL import Image
 
-from hyvideo.config.config import Config
-from hyvideo.config.rules import (
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import (
     SERVICE_ATTEMPTS,
     check,
     head_problems,
@@ -209,7 +209,7 @@ def test_a_setting_that_needs_torchao_names_its_version_if_it_is_missing(tiny_co
     fp8 = tiny_config.with_settings(base_weight_dtype="fp8", lora_rank=2)
     check(fp8)
     monkeypatch.setattr(
-        "hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao"
+        "hyvideo.settings.machine_rules.is_installed", lambda package: package != "torchao"
     )
     message = (
         "which is not installed; run `pip install torchao==0.18.0` or set base_weight_dtype bf16"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from hyvideo.config.rules import check
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import make_plan
 from hyvideo.data import prompts
 from hyvideo.data.prompts import PromptFiles
 from hyvideo.planning.length_text import start_lines
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.rules import check
+from hyvideo.settings.run_inputs import RunInputs
 
 
 @pytest.fixture

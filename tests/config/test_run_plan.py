@@ -2,16 +2,12 @@
 
 import pytest
 
-from hyvideo.config.plan_text import describe
-from hyvideo.config.run_plan import (
-    branches_of_steps,
-    make_plan,
-    num_stochastic_steps,
-    parse_interval,
-)
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.iteration_plan import branches_of_steps, make_plan, num_stochastic_steps
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.sampling import parse_interval
 
 
 def test_the_plan_of_64_ranks(tiny_config):

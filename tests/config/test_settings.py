@@ -2,14 +2,14 @@
 
 import pytest
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import FIELDS, SECTIONS, TRAITS, Config, value_type
-from hyvideo.config.declaration import Traits
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import LEAVES, SECTIONS, Config, value_type
+from hyvideo.settings.sections import Traits
 
 
 def test_every_setting_has_a_help_text_and_a_category():
-    assert list(FIELDS) == list(TRAITS) == list(Config().flat())
-    for name, traits in TRAITS.items():
+    assert list(LEAVES) == list(LEAVES) == list(Config().flat())
+    for name, traits in LEAVES.items():
         assert traits.sentence.endswith("."), name
         assert traits.decides in ("learning", "layout", "machine", "records", "start"), name
     for section in SECTIONS.values():
@@ -18,7 +18,7 @@ def test_every_setting_has_a_help_text_and_a_category():
 
 def test_every_default_is_within_its_range():
     assert not [
-        name for name, value in Config().flat().items() if TRAITS[name].range_problem(value)
+        name for name, value in Config().flat().items() if LEAVES[name].range_problem(value)
     ]
 
 
@@ -26,17 +26,17 @@ def test_every_number_has_a_range():
     """Except for settings that may be negative."""
     unbounded = {
         name
-        for name in FIELDS
+        for name in LEAVES
         if value_type(name) in (int, float)
-        and TRAITS[name].at_least is None
-        and TRAITS[name].above is None
+        and LEAVES[name].at_least is None
+        and LEAVES[name].above is None
     }
     # 1 or less runs one branch
     assert unbounded == {"cfg_scale", "anchor_cfg_scale", "validation_cfg_scale"}
 
 
 def test_a_value_at_an_inclusive_bound_is_allowed_and_its_neighbor_is_not():
-    for name, traits in TRAITS.items():
+    for name, traits in LEAVES.items():
         unit = 1 if value_type(name) is int else 1e-9
         if value_type(name) not in (int, float):
             continue
@@ -83,7 +83,7 @@ def test_a_number_is_within_its_bounds(bounds, bad, good, message):
 )
 def test_a_weight_of_0_disables_the_kl_terms(flags, strategy):
     config = load_config("configs/smoke.yaml", **flags)
-    assert config.kl_strategy == config.flat()["kl_strategy"] == strategy
+    assert config.objective.strategy == config.flat()["kl_strategy"] == strategy
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_weight_of_0_disables_the_kl_terms(flags, strategy):
 def test_a_strategy_weights_the_two_kl_terms(tiny_config, strategy, weights, needs_anchor):
     changes = {"kl_strategy": strategy, "dual_kl_moving_weight": 0.3, "dual_kl_step_weight": 0.7}
     config = tiny_config.with_settings(**changes)
-    assert config.kl_weights == weights and config.needs_anchor == needs_anchor
+    assert config.objective.kl_weights == weights and config.objective.needs_anchor == needs_anchor
     without = config.with_settings(dual_kl_moving_weight=0.0)
     assert without.needs_anchor == (needs_anchor and not strategy.startswith("dual"))
 

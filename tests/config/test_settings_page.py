@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Literal, get_args, get_origin
 
-from hyvideo.config.config import SECTIONS, TRAITS, Config, value_type
-from hyvideo.config.declaration import Switch
 from hyvideo.models.versions import ANNOUNCED, RELEASED
+from hyvideo.settings.config import LEAVES, SECTIONS, Config, value_type
+from hyvideo.settings.sections import Switch
 from tests.forked import ROOT
 
 PAGE = ROOT / "docs/settings.md"
@@ -14,7 +14,7 @@ HEAD = """# Settings
 All settings of `post_train.py`. Each is a flag and a line of the YAML file for `--config`; flags override the file.
 `--print_config` prints the resolved settings of a run and warns of settings that look as if they had an effect in it,
 but have none. Flags of the public reference that have another name here: [reference_flags.md](reference_flags.md). This
-page is generated from `hyvideo/config/all_settings.py` by
+page is generated from `hyvideo/settings/sections.py` by
 `python -m pytest tests/config/test_settings_page.py --regenerate`.
 
 The [model version](#defaults-by-version) sets some defaults.
@@ -43,7 +43,7 @@ for Wan2.1, and 121 for the others. `wan2.2_ti2v_5b_fastwan` has its own noise l
 
 def type_of(field):
     """Return the type of a setting, and its range if it is more than "not negative"."""
-    traits, kind = TRAITS[field.name], value_type(field.name)
+    traits, kind = LEAVES[field.name], value_type(field.name)
     if kind is Switch or get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if get_origin(kind) is list:
@@ -100,7 +100,7 @@ def page():
             "|---|---|---|---|---|\n"
         )
         for field in dataclasses.fields(cls):
-            traits = TRAITS[field.name]
+            traits = LEAVES[field.name]
             cells = [f"`{field.name}`", type_of(field), quote(defaults[field.name]), traits.decides]
             parts.append(
                 f"| {' | '.join(cells)} | "

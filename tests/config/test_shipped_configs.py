@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 
 import post_train
-from hyvideo.config.command_line import parse
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check
-from hyvideo.config.run_plan import make_plan
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.advice import fastest_change
@@ -22,6 +18,11 @@ from hyvideo.planning.hardware import Hardware, hardware_of
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
+from hyvideo.settings.command_line import parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.reward_settings import reward_weights
+from hyvideo.settings.rules import check
 
 ROOT = Path(__file__).parents[2]
 LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted(
@@ -106,14 +107,14 @@ def test_a_paper_config_has_the_batches_and_updates_of_the_paper(path):
     assert (plan.replicas, plan.rollouts, plan.groups) == {8: (8, 32, 8), 64: (64, 256, 64)}[gpus]
     assert f"{plan.groups} prompts, {plan.rollouts} rollouts" in path.read_text().splitlines()[0]
     assert config.num_updates == 100 and plan.num_trained_steps == 20
-    assert config.kl_strategy == "dual_moving"
+    assert config.objective.strategy == "dual_moving"
 
 
 @named(PAPER)
 def test_a_paper_config_has_the_settings_of_the_paper(path):
     config, setting = config_of(path), path.stem[7]
     weights = {"a": (1.0, 1.0, 1.0), "b": (0.5, 0.5, 1.0)}[setting]
-    assert config.reward_weights == dict(zip(("VQ", "MQ", "TA"), weights))
+    assert reward_weights(config.reward) == dict(zip(("VQ", "MQ", "TA"), weights))
     assert config.record.output_dir == f"outputs/paper/{path.stem}"
     values = config.flat()
     constants = {
@@ -164,7 +165,7 @@ def test_the_header_of_a_student_says_what_it_learns_and_its_results(path, monke
     assert found["Measured"].startswith("nothing at this size. On the miniature") == is_predicted
     config = config_of(path)
     check(config, num_gpus(path) if is_predicted else 1, on_this_machine=False)
-    assert config.loss.objective == "distill" and config.anchor_has_own_guidance
+    assert config.objective.name == "distill" and config.anchor_has_own_guidance
     page = (ROOT / "docs" / "few_steps.md").read_text()
     numbers = re.findall(r"(?<![\d.])\d\.\d{2,3}(?!\d)", found["Measured"])
     assert numbers and all(number in page for number in numbers)
@@ -180,15 +181,15 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
     config = config_of(path)
     is_guided = config.anchor_has_own_guidance
     learned = "the reward"
-    if config.uses_pairs:
+    if config.objective.uses_pairs:
         learned = "the preferences"
-    elif config.loss.objective == "draft":
+    elif config.objective.name == "draft":
         learned = "the reward and guidance"
     elif is_guided:
         learned = "guidance"
     assert found["Learns"].startswith(learned)
     assert is_guided == path.stem.endswith(("_guidance", "_draft"))
-    if config.uses_pairs:
+    if config.objective.uses_pairs:
         assert found["Control"].startswith("none. The base model is the reference")
         check(config, 1, on_this_machine=False)
     else:
@@ -236,7 +237,7 @@ def test_a_recipe_ends_saves_every_hour_and_spends_at_most_15_percent_on_validat
     monkeypatch.chdir(ROOT)
     config = config_of(path)
     assert config.optimizer.max_steps <= 300 and config.record.save_minutes == 60
-    assert config.validation_size == config.rollout_size
+    assert config.validation_sampling.size == config.sampling.size
     length = whole_run(planned(path, num_gpus(path), hardware_for(path)))
     assert length.validations >= 3 and length.validation_share <= 0.15
 

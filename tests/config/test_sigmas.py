@@ -8,11 +8,6 @@ import pytest
 import torch
 
 import generate
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.identity import evaluation_settings
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check, check_sampling
-from hyvideo.config.run_plan import branches_of_steps, make_plan, transitions
 from hyvideo.generation import generation
 from hyvideo.generation.generator import Recipe
 from hyvideo.models.hunyuan_video15.sizes import Architecture
@@ -20,6 +15,11 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
 from hyvideo.schedulers.noise_matching import matched_eta, total_variance
 from hyvideo.schedulers.transitions import schedule
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.identity import evaluation_settings
+from hyvideo.settings.iteration_plan import branches_of_steps, make_plan, transitions
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check, check_sampling
 from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness
@@ -82,7 +82,9 @@ def test_grpo_trains_the_sampler_that_adds_new_noise_at_the_levels_of_a_student(
 
 def test_a_validation_of_another_number_of_steps_or_another_shift_uses_the_shift(tiny_config):
     config = tiny_config.with_settings(**THREE, validation_steps=3)
-    assert config.validation_sigmas == config.sampled_as_validation().rollout.sigmas == SIGMAS
+    assert (
+        config.validation_sampling.sigmas == config.sampled_as_validation().rollout.sigmas == SIGMAS
+    )
     for others in ({"validation_steps": 8}, {"validation_shift": 3.0}):
         changed = config.with_settings(**others)
         assert (

@@ -6,15 +6,15 @@ import json
 
 import pytest
 
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.identity import changed_settings, code_of
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check, check_evaluation, check_sampling
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import make_plan
-from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.identity import changed_settings, code_of
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check, check_evaluation, check_sampling
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_setup import agree_on_sampler
 from studies.recipes.runs import Run, Study

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import generate
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.config import TRAITS, Config
-from hyvideo.config.identity import changed_settings
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.without_effect import settings_without_effect
 from hyvideo.models.versions import ANNOUNCED, RELEASED, version_defaults
 from hyvideo.records.run_files import write_config
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.config import LEAVES, Config
+from hyvideo.settings.identity import changed_settings
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.without_effect import settings_without_effect
 from tests.forked import ROOT
 
 WAN = "wan2.1_t2v_1.3b"
@@ -138,7 +138,7 @@ def test_the_settings_of_the_version_are_unset_by_default_and_say_so():
     assert names == GIVEN.keys()
     assert {
         name
-        for name, traits in TRAITS.items()
+        for name, traits in LEAVES.items()
         if "default: the value of the version" in traits.sentence
     } == names
 

@@ -5,13 +5,13 @@ student was made for.
 import pytest
 
 import generate
-from hyvideo.config.config import Config
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check, check_sampling
-from hyvideo.config.run_plan import make_plan, validation_transitions
-from hyvideo.config.version_notes import generation_notes, run_notes
 from hyvideo.generation.generator import _schedule
 from hyvideo.schedulers.transitions import SAMPLERS, cps_transition
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import make_plan, validation_transitions
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check, check_sampling
+from hyvideo.settings.version_notes import generation_notes, run_notes
 
 ANYFLOW = "wan2.1_t2v_1.3b_anyflow"
 FASTWAN = "wan2.2_ti2v_5b_fastwan"
@@ -88,7 +88,10 @@ def own_steps():
 @pytest.mark.parametrize("sde_type", SAMPLERS)
 def test_the_validation_of_fastwan_adds_new_noise_whatever_the_sampler_of_the_rollouts(sde_type):
     config = config_of(FASTWAN, sde_type=sde_type, **VALIDATED)
-    assert config.validation_noise == "cps:1" and validation_transitions(config) == own_steps()
+    assert (
+        config.validation_sampling.noise == "cps:1"
+        and validation_transitions(config) == own_steps()
+    )
     assert config.sampled_as_validation().validation_noise == "cps:1"
     ode = config_of(FASTWAN, sde_type=sde_type, validation_eta=0.0)
     assert ode.validation_noise == "" and ode.sampled_as_validation().rollout.sde_type == sde_type
@@ -100,7 +103,7 @@ def generated(tmp_path, *flags):
     """Return the steps of generate.py and the sampler that it records."""
     options = generate.parse(["--prompt", "a", *flags])
     config = generate.config_of(options, has_images=False)
-    is_stochastic = options.stochastic is not None or config.validation_eta > 0
+    is_stochastic = options.stochastic is not None or config.validation_sampling.eta > 0
     check_sampling(
         config.with_settings(pretrained_model_root="assets/miniature"),
         output=tmp_path,

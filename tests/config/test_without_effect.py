@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import TRAITS
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.without_effect import _strength_of_kl, settings_without_effect
 from hyvideo.grpo.advantages import group_advantages
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import LEAVES
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.without_effect import _strength_of_kl, settings_without_effect
 from hyvideo.training.model_setup import rollout_schedule
 from hyvideo.validation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 
@@ -193,7 +193,9 @@ def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_conf
         policy = schedule.equalizer_weights[index] * step.log_prob
         pulls = [torch.autograd.grad(term, v, retain_graph=True)[0].norm() for term in (kl, policy)]
         forces.append((pulls[0] / pulls[1]).item())
-    strength = _strength_of_kl(config.kl_weights, rollout, config.trust_region, is_balanced=True)
+    strength = _strength_of_kl(
+        config.objective.kl_weights, rollout, config.objective, is_balanced=True
+    )
     assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)
 
 
@@ -234,4 +236,4 @@ def test_no_advantage_exceeds_the_root_of_the_group_size_minus_one(tiny_config):
 
 
 def test_the_help_of_timestep_fraction_names_the_trained_steps():
-    assert "without permutation, the noisiest" in TRAITS["timestep_fraction"].sentence
+    assert "without permutation, the noisiest" in LEAVES["timestep_fraction"].sentence

@@ -5,10 +5,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import Config
 from hyvideo.models.sizes import Sizes, sizes_module
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import Config
 from tests.conftest import ROOT
 
 # environment variable: names of the configs of a check, separated by spaces

@@ -7,11 +7,11 @@ import os
 
 import pytest
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import DTYPES
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import (
     check_checkpoint,
     load_encoder,

@@ -7,7 +7,7 @@ import statistics
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from tests.conftest import ROOT
 from tests.shallow import SHALLOW

@@ -13,13 +13,13 @@ from importlib.metadata import version
 import pytest
 import torch
 
-from hyvideo.config.all_settings import OptimizerSettings
-from hyvideo.config.config import Config
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.family import family_named, prepare
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.config import Config
+from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.optimizers import make_optimizers
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import Workload, peak_gib, product_rates, relative_difference, sample, train
@@ -130,7 +130,7 @@ def test_forward(work, rate, model, first_output, record, compiled):
 def test_forward_of_validation(work, rate, model, record):
     """The compiled forward pass at the largest validation size: that of the paper's recipes."""
     each = recipe("paper/table2_a_8gpu")
-    large = work if IS_TINY else replace(work, grid=each.grid(each.config.validation_size))
+    large = work if IS_TINY else replace(work, grid=each.grid(each.config.validation_sampling.size))
     arrange(model, compile=True)
     record({"tokens": large.tokens})
     record_speed(record, large, rate, partial(sample, model, large.inputs(model)["ours"]))
@@ -140,7 +140,7 @@ def test_forward_of_validation(work, rate, model, record):
 def test_forward_of_wan(gpu, rate, record, name):
     """The compiled forward pass of Wan2.1 1.3B at the size of a recipe."""
     each = recipe(name)
-    grid = (2, 4, 4) if IS_TINY else each.grid(each.config.rollout_size)
+    grid = (2, 4, 4) if IS_TINY else each.grid(each.config.sampling.size)
     wan = Workload(gpu, sizes=TINY_WAN if IS_TINY else WAN, grid=grid, family=family_named("wan"))
     transformer = ours(wan)
     arrange(transformer, compile=True)

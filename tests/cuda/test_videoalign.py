@@ -59,7 +59,7 @@ def test_videoalign(scorer, record, name):
     weights.
     """
     config = recipe(name).config
-    frames, height, width = (9, 64, 64) if IS_TINY else config.rollout_size
+    frames, height, width = (9, 64, 64) if IS_TINY else config.sampling.size
     generator = torch.Generator().manual_seed(0)
     videos = [
         torch.randint(256, (frames, 3, height, width), dtype=torch.uint8, generator=generator)

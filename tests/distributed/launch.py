@@ -14,8 +14,8 @@ from tempfile import TemporaryDirectory
 import torch
 from torch.distributed import TCPStore
 
-from hyvideo.config import processes
 from hyvideo.distributed import mesh as ranks
+from hyvideo.settings import processes
 from tests.forked import ROOT, python
 
 TARGET = "tests.distributed.launch"

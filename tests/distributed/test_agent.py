@@ -33,7 +33,7 @@ with PreemptionSignals(Mesh.single()) as signals:
 sys.exit(75 if signals.received else 1)
 """
 ALL_RANKS_FAIL = """
-from hyvideo.config import processes
+from hyvideo.settings import processes
 processes.wait_for_rank_0()
 print("common message", os.environ["PYTORCH_ALLOC_CONF"], flush=True)
 sys.exit(1)
@@ -146,7 +146,7 @@ def test_a_second_signal_ends_the_processes(start, tmp_path):
 
 RANK = """
 import time
-from hyvideo.config import processes
+from hyvideo.settings import processes
 processes.exit_on_signals()
 print("ready", flush=True)
 time.sleep(60)

@@ -16,7 +16,6 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from hyvideo.config import processes
 from hyvideo.data import files, run_folder
 from hyvideo.data.run_folder import RunRecord
 from hyvideo.distributed import checkpoint_loading, checkpoint_writer
@@ -24,6 +23,7 @@ from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, rea
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
+from hyvideo.settings import processes
 from hyvideo.training.output_folder import find_start
 from hyvideo.training.run_state import read_saved_state
 from tests.distributed.launch import launch
@@ -614,7 +614,7 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
 ENDS_WITH_AN_ERROR = """
 import pathlib, sys, time
 from concurrent.futures import ThreadPoolExecutor
-from hyvideo.config import processes
+from hyvideo.settings import processes
 from hyvideo.data import run_folder
 
 processes._GRACE_S = 0.2

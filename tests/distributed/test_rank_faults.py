@@ -47,7 +47,7 @@ NAN = float("nan")
 
 
 def make(folder, mesh, **settings):
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
     from hyvideo.trainer import Trainer
 
     config = load_config("configs/smoke.yaml", output_dir=str(folder), **SETTINGS | settings)

@@ -25,8 +25,8 @@ def train(folder, settings, max_steps, resume):
     """Train to ``max_steps``; the main rank then writes all tensors."""
     import torch
 
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.settings.command_line import load_config
     from hyvideo.trainer import Trainer
 
     config = load_config(

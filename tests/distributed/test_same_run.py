@@ -157,8 +157,8 @@ def train(folder, settings, threshold, iterations=2):
     """Return the last metrics and a digest of this rank's rollouts; the main rank writes all
     tensors.
     """
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.settings.command_line import load_config
     from hyvideo.trainer import Trainer
 
     config = load_config(

@@ -12,7 +12,7 @@ from tests.forked import ROOT, python
 
 PROGRAM = """
 import json, sys, torch
-from hyvideo.config.command_line import load_config
+from hyvideo.settings.command_line import load_config
 from hyvideo.distributed import mesh as ranks
 from hyvideo.trainer import Trainer
 

@@ -7,9 +7,9 @@ from itertools import groupby
 import pytest
 import torch
 
-from hyvideo.config.rules import check
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.watchdog import Watchdog
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 
 HOST = socket.gethostname()
@@ -60,7 +60,7 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
         for stage, _ in groupby(stage for stage, _ in stages if not stage.startswith("after "))
     ]
     plan = trainer.run.inputs.plan
-    passes = plan.num_trained_steps * plan.rollouts // config.loss.mini_batch_size_per_update
+    passes = plan.num_trained_steps * plan.rollouts // config.objective.mini_batch_size_per_update
     assert stages.count(("update", 1)) == 1 + passes  # a long stage is reported in parts
     assert stages.count(("rollout", 1)) == 1 + config.rollout.grpo_sampling_steps
     assert stages.count(("validation", 0)) == 2 + 1 + config.record.validation_steps  # in one batch

@@ -58,7 +58,7 @@ def test_the_norm_of_a_step_is_that_of_an_update_on_this_step(measured, mesh):
 
 
 def norms_on_several(settings):
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
 
     mesh = ranks.start(1, CPU)
     return norms_per_visit(
@@ -89,8 +89,8 @@ def test_measurement_keeps_the_settings_of_the_run(tiny_config):
     config = measurement(run)
     assert config.rollout.batch_size == run.rollout.batch_size
     assert (
-        config.kl_strategy == "none"
-        and config.rollout.sde_window == config.rollout.match_noise == ""
+        config.objective.strategy == "none"
+        and config.objective.window == config.rollout.match_noise == ""
     )
     assert (config.rollout.eta, config.rollout.sde_type) == (run.rollout.eta, run.rollout.sde_type)
 

@@ -19,7 +19,6 @@ import threading
 import torch
 from diffusers import AutoencoderKLHunyuanVideo15, HunyuanVideo15Transformer3DModel
 
-from hyvideo.config.all_settings import OptimizerSettings
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
@@ -34,6 +33,7 @@ from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.rewards.scoring import AsyncScorer
+from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.anchor import WeightCopy
 from hyvideo.training.optimizers import make_optimizers
 from hyvideo.training.rollout_batch import select

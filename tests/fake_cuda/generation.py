@@ -18,8 +18,6 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from transformers import Qwen2_5_VLTextModel
 
-from hyvideo.config.all_settings import DistributedSettings
-from hyvideo.config.offloading import Offloading
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
 from hyvideo.models.conditions import Condition, Conditions
@@ -27,6 +25,8 @@ from hyvideo.models.family import prepare
 from hyvideo.models.offload import offload, offload_in_groups, on_device
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.settings.offloading import Offloading
+from hyvideo.settings.sections import DistributedSettings
 from tests.fake_cuda.checks import autoencoder, empty
 
 NUM_BLOCKS = 5  # a group of four and another one

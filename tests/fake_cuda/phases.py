@@ -61,7 +61,7 @@ def iteration(run, schedule, with_decode):
             guidance_scale=settings.cfg_scale, batched_forward=run.config.is_batched
         )
         pipeline = GRPOPipeline(model, vae, sampling=sampling, compute_dtype=checks.BF16)
-        shape, rows = pipeline.latent_shape(*run.config.rollout_size), settings.batch_size
+        shape, rows = pipeline.latent_shape(*run.config.sampling.size), settings.batch_size
         latents, one = (
             checks.empty(rows, *shape, dtype=torch.float32),
             checks.empty(1, *shape, dtype=torch.float32),
@@ -76,7 +76,7 @@ def iteration(run, schedule, with_decode):
             end("rollout")
             if with_decode:
                 shape = pipeline.latent_shape(
-                    *narrow(settings.base_weight_dtype).config.rollout_size
+                    *narrow(settings.base_weight_dtype).config.sampling.size
                 )
                 pipeline.decode(checks.empty(1, *shape, dtype=torch.float32))
                 end("decode")

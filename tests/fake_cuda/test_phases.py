@@ -2,11 +2,11 @@
 
 import pytest
 
-from hyvideo.config.command_line import parse
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.wan.sizes import released
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import parse
 from tests.conftest import ROOT
 from tests.fake_cuda.counting import counted as counted_by
 

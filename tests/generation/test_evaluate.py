@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import at_original_size, write_video
 from hyvideo.generation.generation import Source
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.command_line import load_config
 from hyvideo.validation import parts, video_folder
 from hyvideo.validation.scores_file import Evaluation, as_text, summarise
 from hyvideo.validation.validation import Validation
@@ -415,7 +415,7 @@ def test_the_memory_of_an_evaluation_does_not_grow_with_the_number_of_full_size_
     code = """
 import re, sys
 from pathlib import Path
-from hyvideo.config.command_line import load_config
+from hyvideo.settings.command_line import load_config
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer

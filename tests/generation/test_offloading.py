@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import generate
-from hyvideo.config.offloading import Offloading
 from hyvideo.generation.offloading import resolve
 from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning import generation as planner
+from hyvideo.settings.offloading import Offloading
 from hyvideo.training import model_setup
 from tests import tiny_checkpoint
 from tests.fake_cuda.counting import counted

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import generate
-from hyvideo.config import processes
 from hyvideo.data import images
 from hyvideo.generation import video_sampler
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
+from hyvideo.settings import processes
 from tests.distributed.launch import launch
 from tests.generation.test_offloading import hunyuan, wan
 from tests.generation.test_super_resolution import TINY

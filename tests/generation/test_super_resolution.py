@@ -11,8 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import generate
-from hyvideo.config.all_settings import DistributedSettings
-from hyvideo.config.config import Config
 from hyvideo.data import images
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size
 from hyvideo.data.randomness import normal
@@ -25,6 +23,8 @@ from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.config import Config
+from hyvideo.settings.sections import DistributedSettings
 from tests.live_tensors import LiveTensors
 from tests.models.conftest import GOLDEN
 from tests.tiny_checkpoint import write_image, write_original, write_super_resolution

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.models.family import (
     Latents,
@@ -18,6 +17,7 @@ from hyvideo.models.family import (
 from hyvideo.models.loading import load_vae
 from hyvideo.models.registry import packages
 from hyvideo.models.sizes import sizes_module
+from hyvideo.settings.config import Config
 from tests.stock_models import stock_twin
 
 CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]

@@ -8,15 +8,15 @@ import pytest
 import torch
 from diffusers import AutoencoderKLCogVideoX
 
-from hyvideo.config.command_line import config_of_run, load_config, parse
-from hyvideo.config.config import Config
-from hyvideo.config.identity import code_of
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.registry import family_files, module_of, packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, add_versions, version_defaults
+from hyvideo.settings.command_line import config_of_run, load_config, parse
+from hyvideo.settings.config import Config
+from hyvideo.settings.identity import code_of
 from tests.forked import ROOT
 from tests.registered import registered
 

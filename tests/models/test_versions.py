@@ -5,7 +5,6 @@ from contextlib import suppress
 
 import pytest
 
-from hyvideo.config.config import Config
 from hyvideo.models.versions import (
     ANNOUNCED,
     RELEASED,
@@ -15,6 +14,7 @@ from hyvideo.models.versions import (
     version_for,
 )
 from hyvideo.schedulers.transitions import parse_sigmas
+from hyvideo.settings.config import Config
 
 
 def test_the_version_of_the_paper_has_its_published_settings():

@@ -5,12 +5,12 @@ latents and pixels.
 import pytest
 import torch
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import sample_diffusers, stock_pipeline

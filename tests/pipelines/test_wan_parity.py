@@ -8,10 +8,10 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
 from scripts import export
 from tests.cuda.speed import relative_difference

@@ -2,10 +2,10 @@
 AdamW.
 """
 
-from hyvideo.config.config import Config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.config import Config
 
 SETTINGS = {
     "enable_fsdp": True,

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.rules import check
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.advice import changes_in_order, cheapest_change, fastest_change
@@ -16,6 +14,8 @@ from hyvideo.planning.hardware import Hardware, hardware_of
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import training_command, verdict
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.rules import check
 
 ROOT = Path(__file__).parents[2]
 CONFIG = load_config(

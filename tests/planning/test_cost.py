@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.cost import (
     decode_flops,
@@ -24,6 +23,7 @@ from hyvideo.planning.cost import (
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.network import exchange_seconds, traffic
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
 from tests.planning.simulated import simulated
 
 CONFIG = Path(__file__).parents[2] / "configs" / "hunyuanvideo15_480p_8gpu.yaml"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning import disk
 from hyvideo.planning.cost import duration
 from hyvideo.planning.disk import check_room, checkpoint_bytes, disk_bytes, max_checkpoints
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from tests.conftest import ROOT
 from tests.test_trainer import CPU, Redness

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 import generate
-from hyvideo.config.config import Config
-from hyvideo.config.offloading import Offloading
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.generation import fastest_way, generation_memory, ways
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import GIB
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.config import Config
+from hyvideo.settings.offloading import Offloading
 from scripts.plan import main
 
 VIDEO = PlannedRun(

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.network import Group, traffic
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
 
 CONFIG = Path(__file__).parents[2] / "configs" / "hunyuanvideo15_480p_64gpu.yaml"
 WEIGHTS = 2 * Architecture().parameters

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.cost import Pass, duration
 from hyvideo.planning.hardware import Hardware, hardware_of
@@ -15,6 +14,7 @@ from hyvideo.planning.overheads import (
     optimizer_seconds,
 )
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
 
 CONFIG = Path(__file__).parents[2] / "configs" / "hunyuanvideo15_480p_8gpu_nft.yaml"
 MODEL = Architecture()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config, parse
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import duration, forwards_per_rollout
@@ -18,6 +17,7 @@ from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.network import traffic
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import whole_run
+from hyvideo.settings.command_line import load_config, parse
 from scripts.plan import main
 
 ROOT = Path(__file__).parents[2]

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
 
 RELEASED = Architecture()
 CONFIG = load_config(

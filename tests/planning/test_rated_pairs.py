@@ -4,9 +4,6 @@ validation.
 
 import pytest
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.plan_text import describe
-from hyvideo.config.run_plan import make_plan
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import (
     duration,
@@ -17,6 +14,9 @@ from hyvideo.planning.cost import (
 from hyvideo.planning.hardware import hardware_of
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
 from tests.forked import ROOT
 
 

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.text import lines_of
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.cost import (
@@ -22,6 +20,8 @@ from hyvideo.planning.length_text import length_rows, start_lines
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun, num_validations
 from hyvideo.planning.whole_run import whole_run
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.run_inputs import RunInputs
 
 ROOT = Path(__file__).parents[2]
 RELEASED = Architecture()

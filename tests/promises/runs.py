@@ -18,7 +18,7 @@ from tests.shallow import SHALLOW
 PROGRAM = """
 import sys
 import post_train
-from hyvideo.config import processes
+from hyvideo.settings import processes
 from tests.promises import runs
 runs.{}(*{})
 processes.exit_on_signals()

@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from hyvideo.config.config import Config
 from hyvideo.data.run_folder import read_record
+from hyvideo.settings.config import Config
 from tests.promises.runs import Run
 
 KILLED = -signal.SIGKILL

@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 
-from hyvideo.config.machine_rules import REPORTS as REPORT_NAMES
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.trackers import REPORTS, check_login
+from hyvideo.settings.machine_rules import REPORTS as REPORT_NAMES
 
 
 def writer(folder, report_to=(), resume_iteration=None, **settings) -> MetricsWriter:

@@ -5,12 +5,12 @@ import time
 
 import torch
 
-from hyvideo.config.command_line import load_config
 from hyvideo.grpo.metrics import quantiles
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
 from hyvideo.records.stage_timer import write_timeline
 from hyvideo.rewards.rewards import Reward
+from hyvideo.settings.command_line import load_config
 from hyvideo.validation.reward_hacking.monitor import write_validation
 from hyvideo.validation.reward_hacking.rule import Dispersion, ValidationStats
 

@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
 from hyvideo.report.comparison import (
     differing_settings,
     read_comparison,
@@ -14,6 +13,7 @@ from hyvideo.report.comparison import (
     with_runs_below,
 )
 from hyvideo.report.gallery import short_names
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.validation.scores_file import Evaluation, write_evaluation
 from scripts import evaluate, preference_study, report

@@ -14,7 +14,6 @@ def test_other_weights_of_a_scorer_have_another_hash(tmp_path):
     assert before == files_hash(NAME, tmp_path, {"path": str(root)})
     assert before == files_hash(NAME, root.rename(tmp_path / "moved"), {})
     root = tmp_path / "moved"
-    (root / "VideoReward" / "README.md").write_text("notes")
     (root / "reference_statistics.safetensors").write_bytes(b"")
     assert files_hash(NAME, root, {}) == before
     identity = scorer_identity(NAME, root, {})
@@ -37,6 +36,8 @@ def test_the_identity_of_a_scorer_has_its_code_and_its_options(tmp_path):
         scorer_identity(f"{file}:Other", tmp_path, {}),
         scorer_identity(name, tmp_path, {"scale": 2.0}),
     ]
-    file.write_text("class Mine: pass  # changed\n")
+    file.write_text("class Mine: pass  # a comment is no change\n")
+    assert scorer_identity(name, tmp_path, {}) == identities[0]
+    file.write_text("class Mine: x = 1\n")
     identities.append(scorer_identity(name, tmp_path, {}))
     assert len(set(identities)) == 4

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from hyvideo.config.all_settings import RewardSettings
-from hyvideo.config.rules import reward_problems
 from hyvideo.rewards.rewards import DIMENSIONS, has_gradient, make_scorer, overall, weighted_sum
+from hyvideo.settings.rules import reward_problems
+from hyvideo.settings.sections import RewardSettings
 
 
 def test_the_registry_and_versions_import_without_torch():

@@ -388,7 +388,7 @@ def test_a_held_out_method_that_hangs_gives_a_reason(scorer_of):
 
     found = scorer_of(Hangs(), deadline=0.2).held_out(videos(1), ["a"])
     released.set()
-    assert "no answer within the deadline" in found["test"]
+    assert "reward test gives no answer within the deadline" in found["test"]
 
 
 @pytest.mark.parametrize("ends_by", ["deadline", "close"])

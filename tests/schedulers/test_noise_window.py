@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check
-from hyvideo.config.run_plan import make_plan
 from hyvideo.data.randomness import generator
 from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 
 ROOT = Path(__file__).parents[2]

@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from hyvideo.config.config import Config
-from hyvideo.config.run_plan import make_plan
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, shifted_levels
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import make_plan
 
 LEVELS = shifted_levels(20, 5.0)
 
@@ -123,7 +123,7 @@ def test_the_reference_also_trains_the_last_step_of_cps(sde_type, settings, numb
     if rollout.sde_window:
         made = made.with_noise_only_at(range(4))
     trained = made.stochastic_steps
-    assert len(trained) * config.loss.timestep_fraction == number
+    assert len(trained) * config.objective.timestep_fraction == number
     assert made.log_prob_grad_norms.nonzero().flatten().tolist() == trained
 
 

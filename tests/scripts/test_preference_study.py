@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from hyvideo.config import processes
+from hyvideo.settings import processes
 from scripts import preference_study
 from tests.studies.preference.conftest import write_folder
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 

@@ -17,12 +17,12 @@ import torch
 
 from examples import size_preference
 from examples.size_preference import Area, rated_pairs
-from hyvideo.config.command_line import load_config
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.rewards.videoalign import VideoAlignScorer
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from scripts.train_reward import main
 from studies.reward_training import (

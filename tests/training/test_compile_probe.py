@@ -91,7 +91,7 @@ def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, mo
     conditions = trainer.run.encoder(trainer.run.collector.requests[:1], height=16, width=16)
     schedule = trainer.run.collector.schedule
     compile_probe.match_gradient_mode(
-        trainer.run.pipeline, schedule, conditions, trainer.config.rollout_size, mesh
+        trainer.run.pipeline, schedule, conditions, trainer.config.sampling.size, mesh
     )
     assert trainer.run.pipeline.samples_in_gradient_mode
 

@@ -6,14 +6,20 @@ import math
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.identity import code_of
-from hyvideo.config.objectives import OBJECTIVES, Traits, label_of, objective_class, traits_of
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import make_plan
-from hyvideo.config.without_effect import settings_without_effect
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.identity import code_of
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.objectives import (
+    OBJECTIVES,
+    Traits,
+    label_of,
+    objective_class,
+    settings_class,
+)
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
@@ -256,7 +262,7 @@ def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
     plan = make_plan(config)
     assert plan.num_trained_steps == round(plan.stochastic_steps * 0.5)
     assert f"objective              {file}:LikelihoodRatio\n" in describe(config, plan) + "\n"
-    assert traits_of(f"{file}:Mine") == Traits("levels") and label_of(f"{file}:Mine") == "Mine"
+    assert settings_class(f"{file}:Mine") == Traits("levels") and label_of(f"{file}:Mine") == "Mine"
 
 
 # --- errors before a run --------------------------------------------------------------------------
@@ -323,7 +329,7 @@ def test_an_unknown_name_is_rejected_and_a_file_is_accepted_from_flags_and_confi
         load_config(tmp_path / "run.yaml"),
         parse(["--objective", f"{file}:Mine"]).config,
     ):
-        assert config.loss.objective == f"{file}:Mine"
+        assert config.objective.name == f"{file}:Mine"
     with pytest.raises(SystemExit):
         parse(["--objective", "ntf"])
     assert "choose from grpo, dpo, nft, draft, distill or FILE.py:NAME" in capsys.readouterr().err

@@ -10,11 +10,6 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import Config
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check
-from hyvideo.config.run_plan import make_plan
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
@@ -23,6 +18,11 @@ from hyvideo.planning.cost import duration, forwards_per_rollout, validation_sec
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import refined_levels, shifted_levels
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.distributed.launch import launch

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import Config
-from hyvideo.config.rules import check
 from hyvideo.data.pairs import hash_file
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import Config
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.pair_latents import PairLatents, write_latents
@@ -85,7 +85,7 @@ def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
     assert torch.equal(noise[0], noise[1]) and not torch.equal(noise[0], noise[2])
     assert rollouts.prompts[0] == rollouts.prompts[1] != rollouts.prompts[2]
     latents = rollouts.trajectories.final
-    assert latents.shape == (4, *trainer.run.pipeline.latent_shape(*config.rollout_size))
+    assert latents.shape == (4, *trainer.run.pipeline.latent_shape(*config.sampling.size))
     pair = next(
         p
         for p in trainer.run.collector.preferences.train
@@ -395,7 +395,7 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
         pretrained_model_root=str(ROOT / "assets/miniature"), random_weights=False
     )
     trainer = Trainer(config, mesh, CPU)
-    shape = trainer.run.pipeline.latent_shape(*config.rollout_size)
+    shape = trainer.run.pipeline.latent_shape(*config.sampling.size)
     monstrous = 30 * torch.ones(shape)
     trainer.run.collector.latents.read = lambda video: monstrous
     trainer.iteration = 1

@@ -6,12 +6,12 @@ from functools import partial
 import pytest
 import torch
 
-from hyvideo.config.rules import check
 from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import duration, forwards_per_rollout, stage_flops
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.stage_timer import StageTimer
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
 from tests.distributed.launch import launch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import post_train
-from hyvideo.config.command_line import parse
+from hyvideo.settings.command_line import parse
 from hyvideo.training.gpu_driver import check_allocator, cudnn_problem, driver_problem
 from hyvideo.training.machine import gpu_problem
 from hyvideo.training.model_setup import choose_device

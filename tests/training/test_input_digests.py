@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.config.config import Config
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.digests import digest_code, digest_large_file
 from hyvideo.data.files import ROOT
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.config import Config
+from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import (
     MODELS,
     changed_inputs,

@@ -71,7 +71,7 @@ PLACES = {  # the function that fails in iteration 3, and the iteration that is 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
 
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

@@ -5,9 +5,9 @@ import shutil
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.rules import check
-from hyvideo.config.run_inputs import RunInputs
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.rules import check
+from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training import machine
 from hyvideo.training.machine import gpu_problem, missing_requirements, resolve_auto
 from tests.rated_pairs import DPO, write_pairs
@@ -40,7 +40,7 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
         **changes, resume_from_checkpoint="no_checkpoint", base_weight_dtype="fp8", lora_rank=2
     )
     monkeypatch.setattr(
-        "hyvideo.config.machine_rules.is_installed", lambda package: package != "torchao"
+        "hyvideo.settings.machine_rules.is_installed", lambda package: package != "torchao"
     )
     messages = list(missing_requirements(RunInputs(config)))
     expected = [

@@ -19,7 +19,7 @@ def train_twice(folder):
     import torch
 
     import post_train
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
 
     found = []
     for deterministic in (False, True):

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Reward
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.training.objectives.nft import NFT as NFTObjective
 from hyvideo.training.objectives.nft import Velocities
@@ -428,4 +428,4 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
 @pytest.mark.parametrize("name, scale", [("miniature_nft", 1), ("miniature_guidance", 3)])
 def test_the_shipped_configs_use_objective_nft_and_one_has_a_guided_anchor(name, scale):
     config = load_config(f"configs/{name}.yaml")
-    assert (config.loss.objective, config.rollout.eta, config.anchor_cfg_scale) == ("nft", 0, scale)
+    assert (config.objective.name, config.rollout.eta, config.anchor_cfg_scale) == ("nft", 0, scale)

@@ -240,8 +240,10 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
     guide_one_by_one(trainer)
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06"):
         check([0], [4], deviation=1.1e-6)
-    assert log_ratio_tolerances(config.loss, "fp32") == (1e-6, 1e-6)
-    assert log_ratio_tolerances(dataclasses.replace(config.loss, gate_tolerance=1e-2), "bf16") == (
+    assert log_ratio_tolerances(config.objective, "fp32") == (1e-6, 1e-6)
+    assert log_ratio_tolerances(
+        dataclasses.replace(config.objective, gate_tolerance=1e-2), "bf16"
+    ) == (
         1e-2,
         1e-2,
     )
@@ -249,9 +251,9 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
 
 def train_with_a_wrong_join(settings):
     """Return each rank's message for a fault in the join of sequence parallelism."""
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sequence_parallel import SplitSequence
+    from hyvideo.settings.command_line import load_config
 
     mesh = ranks.start(2, CPU)
     trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
@@ -295,8 +297,8 @@ def check_with(settings, deviations_by_rank):
     """Return for each case the message on this rank, the rows of the repeated pass, and the
     transformer's calls.
     """
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.settings.command_line import load_config
 
     mesh = ranks.start(1, CPU)
     trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from hyvideo.config.all_settings import OptimizerSettings
 from hyvideo.data.prompts import Request
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.persistent import optimizer_bytes
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.muon import Muon
 from hyvideo.training.optimizers import Optimizers, learning_rate, make_optimizers
 from hyvideo.training.policy import Policy

@@ -27,8 +27,8 @@ def adapter_is_unchanged(folder):
     """Return whether the adapter has the same float32 values after a forward pass that leaves
     weights gathered.
     """
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.settings.command_line import load_config
     from hyvideo.trainer import Trainer
     from tests.distributed.test_same_run import ThresholdScorer
 
@@ -171,9 +171,9 @@ def start(folder, settings):
     """Return the norms of the weights of a policy that starts from a LoRA, and whether it has its
     adapter.
     """
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import full_tensor
+    from hyvideo.settings.command_line import load_config
 
     flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **settings}
     config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.plan_text import describe
-from hyvideo.config.rules import check
-from hyvideo.config.run_plan import make_plan
 from hyvideo.data.videos import to_levels
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Scorer
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.settings.plan_text import describe
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.distributed.launch import launch

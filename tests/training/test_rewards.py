@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import Reward, SetMeasure
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.reward_settings import reward_weights
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import (
     GroupRewards,
@@ -191,7 +192,7 @@ def test_weights_by_scorer_reach_the_scores_that_they_name(make_scorer):
     config, scorer = make_scorer(scorers, reward_weights='{"a": {"VQ": 1}, "b": {"VQ": 0.5}}')
     try_scorers(scorer, config.data, PROMPT)
     (reward,) = scorer.measure([torch.zeros(5, 3, 16, 16, dtype=torch.uint8)], [PROMPT], fps=8)
-    assert reward.total == 6.0 and config.reward_weights == {"a/VQ": 1, "b/VQ": 0.5}
+    assert reward.total == 6.0 and reward_weights(config.reward) == {"a/VQ": 1, "b/VQ": 0.5}
 
 
 def test_an_offloaded_scorer_is_checked_on_its_device(make_scorer):

@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 import torch
 
-from hyvideo.config.all_settings import DataSettings, LossSettings
-from hyvideo.config.config import Config
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.settings.config import Config
+from hyvideo.settings.sections import DataSettings
 from hyvideo.training.rollout_batch import (
     RolloutBatch,
     RolloutIndex,
@@ -88,10 +88,10 @@ def test_orders_of_steps_depend_on_seed_iteration_group_and_member():
     orders = [
         order
         for i in (1, 2)
-        for order in timestep_permutations(LossSettings(), DataSettings(), i, INDICES, steps, 20)
+        for order in timestep_permutations(GRPOSettings(), DataSettings(), i, INDICES, steps, 20)
     ]
     orders += timestep_permutations(
-        LossSettings(), DataSettings(seed=43), 1, INDICES[:1], steps, 20
+        GRPOSettings(), DataSettings(seed=43), 1, INDICES[:1], steps, 20
     )
     assert not any(torch.equal(a, b) for i, a in enumerate(orders) for b in orders[:i])
 
@@ -138,21 +138,21 @@ def test_anchor_columns_are_uniform_new_in_each_iteration_and_the_same_on_all_ra
 
 def test_every_rollout_trains_every_stochastic_step_in_its_own_order():
     places = [RolloutIndex(0, member) for member in range(8)]
-    orders = timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
+    orders = timestep_permutations(GRPOSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
     assert orders.shape == (8, 4)
     assert all(sorted(order) == STEPS for order in orders.tolist())
     assert len({tuple(order) for order in orders.tolist()}) > 1
     assert torch.equal(
-        orders, timestep_permutations(LossSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
+        orders, timestep_permutations(GRPOSettings(), DataSettings(), 1, places, STEPS, len(STEPS))
     )
     assert not torch.equal(
-        orders, timestep_permutations(LossSettings(), DataSettings(), 2, places, STEPS, len(STEPS))
+        orders, timestep_permutations(GRPOSettings(), DataSettings(), 2, places, STEPS, len(STEPS))
     )
 
 
 def test_without_permutation_steps_follow_the_order_of_the_schedule():
     orders = timestep_permutations(
-        LossSettings(enable_timestep_permutation=False),
+        GRPOSettings(enable_timestep_permutation=False),
         DataSettings(),
         1,
         [RolloutIndex(0, 0), RolloutIndex(0, 1)],

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hyvideo.config.run_plan import make_plan
 from hyvideo.rewards.rewards import Scorer
+from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.trainer import Trainer
 
 CPU = torch.device("cpu")

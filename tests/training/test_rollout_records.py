@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import torch
 
-from hyvideo.config.all_settings import DataSettings, RecordSettings
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.rewards.rewards import Reward
+from hyvideo.settings.sections import DataSettings, RecordSettings
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 from hyvideo.training.rollout_records import RolloutRecorder
 

@@ -5,14 +5,14 @@ import inspect
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import Config
 from hyvideo.trainer import Trainer
 from hyvideo.training import policy, run_setup
 from tests.test_trainer import CPU, Redness
@@ -64,7 +64,7 @@ def test_the_values_differ_from_the_defaults():
 
 def test_loss_and_trust_region_follow_the_settings(trainer):
     update = trainer.run.update
-    weights = update.config.kl_weights
+    weights = update.config.objective.kl_weights
     assert (weights.position, weights.velocity) == (0.6, 0.3)
     schedule = update.kl_coefficient.settings
     assert (schedule.schedule, schedule.feedback, schedule.initial) == (

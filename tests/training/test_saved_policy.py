@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Return the checkpoints of a run that trains all weights, and of one that trains a LoRA."""
-    from hyvideo.config.command_line import load_config
+    from hyvideo.settings.command_line import load_config
 
     root, found = tmp_path_factory.mktemp("runs"), {}
     settings = {

@@ -25,12 +25,12 @@ import torch
 from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # noqa: F401, before the timer starts
 
 import post_train
-from hyvideo.config import processes
 from hyvideo.distributed import checkpoint_loading, checkpoint_writer
 from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.miniature import reward  # noqa: F401
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings import processes
 from hyvideo.trainer import Trainer
 from tests.forked import python
 

@@ -51,7 +51,7 @@ def test_equal_rewards_do_not_move_the_policy(tiny_config, mesh, capsys, setting
     config = tiny_config.with_settings(**settings, learning_rate=1e-2, ema_decay=0.5)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Rewards(0.7)})
     before = weights(trainer)
-    num_updates = config.loss.num_updates_per_rollout
+    num_updates = config.objective.updates
     for trainer.iteration in (1, 2):
         metrics = trainer.run_iteration()
         assert (

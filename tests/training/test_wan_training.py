@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.models.loading import load_transformer
@@ -14,6 +13,7 @@ from hyvideo.models.lora import Difference, differences_of, pairs_of, read_lora,
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.schedulers.transitions import SAMPLERS
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import check_checkpoint

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.config import processes
 from hyvideo.models import attention, attention_kernels, decoding
+from hyvideo.settings import processes
 
 
 def save_latents(file: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.config.command_line import load_config
 from hyvideo.data import digests
 from hyvideo.data.digests import digest_weights
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.command_line import load_config
 from hyvideo.validation import contents
 from hyvideo.validation.contents import policy_identity
 from hyvideo.validation.scores_file import Evaluation, read_evaluation, write_evaluation

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.identity import evaluation_settings
-from hyvideo.config.rules import check
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.report.run_summary import print_summary
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.identity import evaluation_settings
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
 from hyvideo.validation import parts
@@ -35,8 +35,8 @@ def tiny_config(tiny_config):
 
 
 def validate(folder, sp_size, part_bytes):
-    from hyvideo.config.command_line import load_config
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.settings.command_line import load_config
     from hyvideo.trainer import Trainer
     from tests.distributed.test_same_run import ThresholdScorer
 
@@ -86,14 +86,14 @@ def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
 
 
 def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
-    assert tiny_config.validation_size == tiny_config.rollout_size == (5, 16, 16)
+    assert tiny_config.validation_sampling.size == tiny_config.sampling.size == (5, 16, 16)
     assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
     assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (
         9,
         48,
         16,
     )
-    assert tiny_config.validation_shift == tiny_config.rollout.shift == 3
+    assert tiny_config.validation_sampling.shift == tiny_config.rollout.shift == 3
     assert tiny_config.with_settings(validation_shift=7.0).validation_shift == 7
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyvideo.config.config import Config
 from hyvideo.data.videos import mp4_factor, read_video
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report.page import REPORT_FILE
+from hyvideo.settings.config import Config
 
 
 def video_problems(file: Path, size: tuple[int, int, int], fps: float) -> Iterator[str]:
@@ -28,13 +28,15 @@ def run_problems(folder: Path, config: Config, iterations: int) -> list[str]:
     iterations.
     """
     log = config.record
-    records_rollouts = config.scores_rollouts and log.log_num_videos and log.log_video_interval
+    records_rollouts = (
+        config.objective.scores_rollouts and log.log_num_videos and log.log_video_interval
+    )
     expected = {}
     for iteration in range(iterations + 1):
         if config.data.valid_video_csv:
-            expected[f"samples/{iteration:06d}"] = config.validation_size
+            expected[f"samples/{iteration:06d}"] = config.validation_sampling.size
         if iteration and records_rollouts:
-            expected[f"rollouts/{iteration:06d}"] = config.rollout_size
+            expected[f"rollouts/{iteration:06d}"] = config.sampling.size
     problems = []
     for name, size in expected.items():
         files = sorted((folder / name).glob("*.mp4"))

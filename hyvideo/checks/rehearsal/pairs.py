@@ -3,11 +3,12 @@
 import csv
 from pathlib import Path
 
-from hyvideo.config.config import Config
 from hyvideo.data.files import find_path
 from hyvideo.data.pairs import COLUMNS
 from hyvideo.data.videos import write_video
 from hyvideo.rewards.trial import trial_videos
+from hyvideo.settings.config import Config
+from hyvideo.settings.reward_settings import given_pair_weights
 
 PROMPTS = (
     "a red ball flies in front of a stone wall",
@@ -19,7 +20,7 @@ PROMPTS = (
 
 def lacks_pairs(config: Config) -> bool:
     """Return whether a run needs rated pairs, and none of its files exists."""
-    files = config.data.pairs_csv
+    files = config.objective.pairs_csv
     return bool(files) and not any(find_path(path).is_file() for path in files)
 
 
@@ -28,14 +29,14 @@ def write_pairs(folder: Path, config: Config) -> Path:
     CSV file.
     """
     folder.mkdir(parents=True)
-    first, second = trial_videos(*config.rollout_size)
+    first, second = trial_videos(*config.sampling.size)
     write_video(folder / "first.mp4", first, config.data.fps)
     write_video(folder / "second.mp4", second, config.data.fps)
     path = folder / "pairs.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow([*COLUMNS, "dimension"])
-        for dimension in config.given_pair_weights or ("",):
+        for dimension in given_pair_weights(config.objective.pair_weights) or ("",):
             for prompt in PROMPTS:
                 writer.writerow([prompt, "first.mp4", "second.mp4", "first", dimension])
     return path

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyvideo.config.command_line import reward_options
-from hyvideo.config.config import Config
-from hyvideo.config.rules import batch_problems
 from hyvideo.data.prompts import Request
+from hyvideo.settings.config import Config
+from hyvideo.settings.reward_settings import reward_options
+from hyvideo.settings.rules import batch_problems
 
 NUM_VIDEOS = 2  # per validation and per group
 NUM_BATCHES = 2  # of rollouts per iteration
@@ -101,8 +101,8 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         changes.append(
             Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU")
         )
-    if config.loss.objective in ("nft", "dpo"):
-        reason = f"velocities of random weights fail the check of {config.loss.objective}"
+    if config.objective.name in ("nft", "dpo"):
+        reason = f"velocities of random weights fail the check of {config.objective.name}"
         changes.append(Change("gate_interval", 0, reason))
     if validated:
         changes.append(Change("valid_video_csv", [str(folder / "valid.csv")], few))
@@ -136,7 +136,7 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
     )
     while list(batch_problems(tried.with_settings(batch_size=size), world_size)):
         size = 2 if size == 1 else size + 2
-    rows = min(config.loss.mini_batch_size_per_update, size * batches)
+    rows = min(config.objective.mini_batch_size_per_update, size * batches)
     return [
         Change("num_generations", 2, reason),
         Change("gradient_accumulation_steps", batches, reason),

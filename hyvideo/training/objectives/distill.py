@@ -14,7 +14,6 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from hyvideo.config.run_plan import teacher_levels
 from hyvideo.grpo.nft import mean_square
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import divided_levels
@@ -34,7 +33,7 @@ class Distill(StepObjective):
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, **options)
-        self.num_substeps = self.config.trust_region.anchor_substeps
+        self.num_substeps = self.config.objective.anchor_substeps
 
     @property
     def draws_levels(self) -> bool:
@@ -54,7 +53,7 @@ class Distill(StepObjective):
         """Return the schedule of the teacher, which divides each step of the rollouts."""
         rollout = self.config.rollout
         if not self.draws_levels:
-            return Schedule.at(teacher_levels(rollout, self.num_substeps))
+            return Schedule.at(self.config.sampling.divided(self.num_substeps))
         return Schedule.at(
             divided_levels(rollouts.schedule.levels, rollout.shift, self.num_substeps)
         )

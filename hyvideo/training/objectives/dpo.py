@@ -166,7 +166,7 @@ class DPO(LevelObjective):
         column: int,
         kl_coefficient: float,
     ) -> DPOTerms:
-        beta = self.config.loss.dpo_beta
+        beta = self.config.objective.dpo_beta
         if self.has_whole_pairs:
             members = [rollouts.indices[row].member for row in rows]
             assert members == [0, 1] * (len(rows) // 2), (

@@ -39,7 +39,7 @@ class Draft(LevelObjective):
             weight = self.anchor_weight(rollouts, reference)
             position = weight * mean_square(velocity - anchor)
             norm = weight * relative_norm(velocity, anchor)
-        kl = self.config.kl_weights.position * position
+        kl = self.config.objective.kl_weights.position * position
         loss = kl_coefficient * kl
         return Terms(
             loss=loss,

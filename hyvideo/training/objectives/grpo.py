@@ -33,12 +33,12 @@ class GRPO(StepObjective):
         super().__init__(*arguments, **options)
         config = self.config
         self._is_gaussian = (
-            config.measures_velocity and config.trust_region.kl_velocity == "gaussian"
+            config.objective.measures_velocity and config.objective.kl_velocity == "gaussian"
         )
         self.on_policy_check = OnPolicyCheck(
             self.mesh,
             self.pipeline,
-            config.loss,
+            config.objective,
             dtype=config.model.dtype,
             batch_size=config.rollout.batch_size,
         )
@@ -48,7 +48,7 @@ class GRPO(StepObjective):
 
         Shape: (steps,), on the CPU.
         """
-        if self.config.loss.use_grad_balancing:
+        if self.config.objective.use_grad_balancing:
             return schedule.equalizer_weights
         return (schedule.equalizer_weights > 0).float()
 
@@ -100,8 +100,8 @@ class GRPO(StepObjective):
         )
         found = grpo_terms(
             inputs,
-            clip_range=self.config.loss.clip_range,
-            kl_weights=self.config.kl_weights,
+            clip_range=self.config.objective.clip_range,
+            kl_weights=self.config.objective.kl_weights,
             kl_coefficient=kl_coefficient,
         )
         return Terms(

@@ -163,7 +163,7 @@ class NFT(LevelObjective):
         return nft_terms(
             inputs,
             advantage_clip=self.config.reward.advantage_clip,
-            kl_weights=self.config.kl_weights,
+            kl_weights=self.config.objective.kl_weights,
             kl_coefficient=kl_coefficient,
             has_rewards=not self.config.reward.ignore_rewards,
         )

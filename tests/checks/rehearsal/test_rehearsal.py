@@ -16,9 +16,6 @@ from hyvideo.checks.rehearsal import stand_ins
 from hyvideo.checks.rehearsal.checks import run_problems
 from hyvideo.checks.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.checks.rehearsal.stages import Stage, run_stage, stages_of
-from hyvideo.config.command_line import load_config
-from hyvideo.config.rules import check, planned_world_size
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.files import ROOT
 from hyvideo.data.pairs import check_videos
 from hyvideo.data.prompts import Request
@@ -28,6 +25,9 @@ from hyvideo.models.family import families
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import read_architecture, sizes_module, thin_module
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.rules import check, planned_world_size
+from hyvideo.settings.run_inputs import RunInputs
 from scripts import rehearse
 from tests.forked import python
 
@@ -100,8 +100,8 @@ def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_size
     before, after = config.flat(), small.flat()
     assert {name: after[name] for name in KEPT} == {name: before[name] for name in KEPT}
     assert (small.rollout_size, small.validation_size) == (
-        config.rollout_size,
-        config.validation_size,
+        config.sampling.size,
+        config.validation_sampling.size,
     )
     assert processes % config.distributed.sp_size == 0
     assert after["max_steps"] == 1 and after["num_generations"] == 2
@@ -294,7 +294,7 @@ def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run
     assert not lacks_pairs(config)
     preferences = RunInputs(config, 1).preferences
     assert preferences.train and preferences.held_out
-    check_videos(preferences.train, config.rollout_size)
+    check_videos(preferences.train, config.sampling.size)
 
 
 def test_a_refused_rehearsal_leaves_no_folder(tmp_path, capsys):

@@ -15,7 +15,6 @@ from examples.miniature_from_scratch import __main__ as build
 from examples.miniature_from_scratch import first_frame
 from examples.miniature_from_scratch.architecture import DRAWN_PARTS, VERSION
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
-from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
@@ -28,6 +27,7 @@ from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.wan.encoders import TextEncoder, load_text_encoder
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 

@@ -9,7 +9,6 @@ import torch
 
 from examples.miniature_from_scratch import reward_model
 from examples.miniature_from_scratch.web_data import corruption_strengths
-from hyvideo.config.command_line import load_config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal
 from hyvideo.data.videos import to_uint8
@@ -18,6 +17,8 @@ from hyvideo.miniature.measures import measure
 from hyvideo.miniature.reward import LearnedMiniatureScorer
 from hyvideo.rewards.rewards import DIMENSIONS, weighted_sum
 from hyvideo.rewards.videoalign import VideoAlignScorer
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.reward_settings import reward_weights
 from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
 
 
@@ -100,7 +101,7 @@ def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     )
     videos = pipeline.decode(rollout.final, batch_size=48)
     scores = LearnedMiniatureScorer("assets/miniature").score(videos, prompts, fps=world.FPS)
-    weights = config.reward_weights
+    weights = reward_weights(config.reward)
     given = torch.tensor([weighted_sum(score, weights) for score in scores]).view(-1, 8)
     truth = measure(torch.stack(videos), labels).scores @ torch.tensor(
         [weights[name] for name in DIMENSIONS]

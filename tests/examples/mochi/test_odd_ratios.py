@@ -10,8 +10,6 @@ import pytest
 import torch
 
 import generate
-from hyvideo.config.command_line import load_config, parse
-from hyvideo.config.rules import check
 from hyvideo.data.videos import read_video
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.tiles import Tiles
@@ -19,6 +17,8 @@ from hyvideo.models.decoding import Tiling, decode, set_tiling
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import read_architecture
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from scripts import export, plan, rehearse
 from tests.distributed.launch import launch

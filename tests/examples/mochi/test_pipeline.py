@@ -7,10 +7,10 @@ import torch
 from diffusers import MochiPipeline, MochiTransformer3DModel
 from diffusers.pipelines.mochi.pipeline_mochi import linear_quadratic_schedule
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 from scripts import export
 from tests.cuda.speed import relative_difference

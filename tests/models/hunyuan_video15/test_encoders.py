@@ -5,13 +5,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hyvideo.config.command_line import load_config
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import _encoder_hash, load_encoder
 from tests.models.checkpoint_files import VERSION, assert_same_model, rewrite
 

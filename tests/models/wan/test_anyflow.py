@@ -11,7 +11,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.family import component_of, family_of, install, new_model
@@ -28,6 +27,7 @@ from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.transformer import padded_texts
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
+from hyvideo.settings.config import Config
 from hyvideo.training import saved_policy
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 from scripts import export

@@ -10,7 +10,6 @@ import torch
 from diffusers import WanImageToVideoPipeline
 from PIL import Image
 
-from hyvideo.config.config import Config
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
@@ -18,6 +17,7 @@ from hyvideo.models.conditions import ImageCondition
 from hyvideo.models.family import install
 from hyvideo.models.wan import thin
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import (
     check_checkpoint,

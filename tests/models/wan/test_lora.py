@@ -10,7 +10,6 @@ from diffusers import WanPipeline
 from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_wan_lora_to_diffusers
 from safetensors.torch import load_file, save_file
 
-from hyvideo.config.config import Config
 from hyvideo.models.lora import (
     Form,
     Pair,
@@ -26,6 +25,7 @@ from hyvideo.models.lora import (
     training_config,
     with_lora,
 )
+from hyvideo.settings.config import Config
 from hyvideo.training.muon import Muon
 from hyvideo.training.optimizers import make_optimizers
 from tests.models.test_lora import assert_same

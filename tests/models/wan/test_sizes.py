@@ -10,12 +10,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyvideo.config.config import Config
 from hyvideo.models.lora import training_config
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.wan.sizes import Architecture, read, released
 from hyvideo.planning import activations
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.config import Config
 from tests.fake_cuda.counting import counted as counted_by
 from tests.models.wan.tiny import SIZES, inputs, tiny
 from tests.stock_models import stock_inputs, stock_twin

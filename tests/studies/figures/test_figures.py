@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from hyvideo.config.command_line import load_config
+from hyvideo.settings.command_line import load_config
 from scripts import make_figures
 from studies.figures.curves import MissingRuns, compare, curve, find_runs
 from studies.figures.figures import COMPARED

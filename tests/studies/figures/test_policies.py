@@ -6,13 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.config.config import Config
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video, write_video
 from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.generation.generation import Source
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Pair, save_lora
+from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
 from scripts import compare_policies
 from studies.figures import policies

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 import yaml
 
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.run_folder import RunRecord, write_record
+from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import digest_inputs
 from studies.recipes.runs import Run, Study, progress
 from studies.recipes.train_runs import (
@@ -49,7 +49,7 @@ def test_a_cell_has_the_settings_in_its_name(study):
     config = study.config(CELL)
     assert CELL.name == "B-flow_grpo-fixed-noeq-seed2"
     assert (config.reward.reward_weights, config.rollout.sde_type) == ("alignment", "flow_grpo")
-    assert (config.kl_strategy, config.loss.use_grad_balancing, config.data.seed) == (
+    assert (config.objective.strategy, config.objective.use_grad_balancing, config.data.seed) == (
         "fixed",
         False,
         2,

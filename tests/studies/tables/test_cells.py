@@ -38,7 +38,7 @@ def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, t
     study = Study("configs/miniature_paper.yaml", tmp_path)
     configs = [study.config(run) for run in runs_of_figure(7, "B", [0])]
     constant, two_stage, milder = (
-        KLCoefficient(kl_schedule(config.trust_region, "dual_moving", config.kl_warmup))
+        KLCoefficient(kl_schedule(config.objective, "dual_moving", config.kl_warmup))
         for config in configs
     )
     for update in range(120):

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 import post_train
-from hyvideo.config import processes
-from hyvideo.config.command_line import load_config
-from hyvideo.config.rules import check
 from hyvideo.data.run_folder import RunRecord, write_record
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import SetMeasure
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.validation.reward_hacking.monitor import (
     HackingMonitor,

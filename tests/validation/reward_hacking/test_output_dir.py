@@ -4,8 +4,8 @@ iteration.
 
 import pytest
 
-from hyvideo.config.all_settings import RecordSettings
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings.sections import RecordSettings
 from hyvideo.validation.reward_hacking.rule import MARKER, check_output_dir
 
 

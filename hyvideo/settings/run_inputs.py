@@ -5,8 +5,6 @@ once.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hyvideo.config.config import Config
-from hyvideo.config.run_plan import Plan, make_plan
 from hyvideo.data.pairs import (
     Preferences,
     Rating,
@@ -16,6 +14,9 @@ from hyvideo.data.pairs import (
 )
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.sizes import Sizes, read_architecture
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import Plan, make_plan
+from hyvideo.settings.reward_settings import given_pair_weights
 
 
 @dataclass(frozen=True)
@@ -41,28 +42,27 @@ class RunInputs:
     @cached_property
     def ratings(self) -> list[Rating]:
         """Rows of pairs_csv."""
-        return [rating for path in self.config.data.pairs_csv for rating in read_ratings(path)]
+        return [rating for path in self.config.objective.pairs_csv for rating in read_ratings(path)]
 
     @cached_property
     def preferences(self) -> Preferences:
         """Preferences of pairs_csv for training, and those that are held out."""
-        data = self.config.data
-        found = select_preferences(
-            self.ratings, self.config.given_pair_weights, ", ".join(data.pairs_csv)
-        )
-        return split_by_prompt(found, data.seed)
+        objective = self.config.objective
+        weights = given_pair_weights(objective.pair_weights)
+        found = select_preferences(self.ratings, weights, ", ".join(objective.pairs_csv))
+        return split_by_prompt(found, self.config.data.seed)
 
     @cached_property
     def requests(self) -> list[Request]:
         """Prompts for training."""
-        if self.config.uses_pairs:
+        if self.config.objective.uses_pairs:
             return self.preferences.requests
         return self.files.read(self.config.data.prompts_csv)
 
     @cached_property
     def prompts(self) -> list[Request]:
         """Prompts for training, and those of the held-out pairs."""
-        return self.preferences.all_requests if self.config.uses_pairs else self.requests
+        return self.preferences.all_requests if self.config.objective.uses_pairs else self.requests
 
     @cached_property
     def validated(self) -> list[Request]:

@@ -4,20 +4,30 @@ import argparse
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from hyvideo.config.config import TRAITS, in_form, value_type
-from hyvideo.config.declaration import TRUTHS, Switch
 from hyvideo.data.text import nearest, quote
+from hyvideo.settings.config import LEAVES, Leaf, in_form
+from hyvideo.settings.sections import Switch
+
+TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
+    ("false", "no", "off", "0", "f", "n"), False
+)
 
 
-def value_of(name: str, text: str) -> Any:
+def leaf_of(name: str, leaves: dict[str, Leaf] | None = None) -> Leaf:
+    """Return the setting of this name, of the ``leaves`` of a custom objective first."""
+    return (leaves or {}).get(name) or LEAVES[name]
+
+
+def value_of(leaf: Leaf, text: str) -> Any:
     """Return the value of a setting, or an element of its list.
 
     Raises argparse.ArgumentTypeError for invalid text.
     """
-    kind = value_type(name)
+    kind = leaf.kind
     if kind is Switch and text.lower() in TRUTHS:
-        return in_form(name, TRUTHS[text.lower()])
-    if choices := get_args(kind) if get_origin(kind) is Literal else TRAITS[name].choices:
+        return str(TRUTHS[text.lower()]).lower()
+    choices = get_args(kind) if get_origin(kind) is Literal else leaf.choices
+    if choices:
         if text in choices or (kind is str and ".py:" in text):
             return text
         hint = nearest(text, choices)
@@ -26,7 +36,7 @@ def value_of(name: str, text: str) -> Any:
         raise argparse.ArgumentTypeError(f"{message}; {hint}" if hint else message)
     if kind is bool:
         return truth(text)
-    number = int if kind is int else float if kind is float else str
+    number = kind if kind in (int, float) else str
     try:
         return number(text)
     except ValueError as error:
@@ -47,30 +57,43 @@ def truth(text: str) -> bool:
     return TRUTHS[text.lower()]
 
 
-def value_of_yaml(name: str, value: object) -> Any:
+def value_of_yaml(leaf: Leaf, value: object) -> Any:
     """Return the value of a setting. Raises TypeError for a YAML value of the wrong type."""
-    kind = value_type(name)
-    if get_origin(kind) is list:
+    if leaf.is_list:
         words = value if isinstance(value, list) else [value]
-        if others := [word for word in words if not isinstance(word, str)]:
+        others = [word for word in words if not isinstance(word, str)]
+        if others:
             raise TypeError(
                 f"must be a list of strings, got the element {quote(others[0], 80)}; put it in "
                 "quotes"
             )
         return words
-    if isinstance(value, dict) and name in ("reward_weights", "reward_config"):
+    if isinstance(value, dict) and leaf.name in ("reward_weights", "reward_config"):
         return json.dumps(value)
-    if not isinstance(value, (str, bool, int, float)):
-        got = {list: "a list", dict: "a mapping", type(None): "nothing"}.get(
-            type(value), type(value).__name__
-        )
+    if not isinstance(value, str | bool | int | float):
+        names = {list: "a list", dict: "a mapping", type(None): "nothing"}
+        got = names.get(type(value), type(value).__name__)
         raise TypeError(f"must be a single value, got {got}; remove the line to use the default")
-    if isinstance(value, bool) and kind not in (bool, Switch):
+    if isinstance(value, bool) and leaf.kind not in (bool, Switch):
         word = str(value).lower()
         raise TypeError(
             f"must not be a bool, got {word} (YAML reads yes, no, on and off as bools); put text "
             "in quotes"
         )
-    if isinstance(value, float) and kind is int:
-        raise TypeError(f"must be an integer, got {value:g}; write it without a point or exponent")
-    return value_of(name, str(value))
+    if isinstance(value, float) and leaf.kind is int:
+        if value.is_integer():
+            return int(value)
+        raise TypeError(f"must be an integer, got {value:g}")
+    return value_of(leaf, str(value))
+
+
+def value_of_words(leaf: Leaf, words: list[str]) -> Any:
+    """Return the value that the words after a flag stand for.
+
+    Raises argparse.ArgumentTypeError for invalid words.
+    """
+    if leaf.is_list:
+        return in_form(leaf.name, [value_of(leaf, word) for word in words])
+    if len(words) != 1:
+        raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
+    return value_of(leaf, words[0])

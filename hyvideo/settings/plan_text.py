@@ -1,13 +1,12 @@
 """The plan of an iteration as text, which a run prints at its start."""
 
-from hyvideo.config.all_settings import RolloutSettings
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import traits_of
-from hyvideo.config.run_plan import MAX_NOISE, Plan, levels_of, stochastic_transitions, transitions
-from hyvideo.config.version_notes import run_notes
 from hyvideo.data.text import Row, counted, lines_of
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import MAX_NOISE, Plan
+from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.version_notes import run_notes
 
 
 def describe(config: Config, plan: Plan) -> str:
@@ -21,10 +20,11 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan: how many rollouts, in which batches, with how much noise,
     trained how.
     """
-    if config.uses_pairs:
+    if config.objective.uses_pairs:
         return _rows_of_pairs(config, plan)
     rollout = config.rollout
-    variances = [step.std**2 for step in stochastic_transitions(rollout)]
+    sampling = config.sampling
+    variances = [step.std**2 for step in sampling.stochastic_transitions()]
     rows = [
         ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
         (
@@ -41,21 +41,21 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
         rows.append(("batches per iteration", f"{batches} (gradient_accumulation_steps)"))
         rows.append(("", difference))
     rows.append(("updates per iteration", _updates(config, plan)))
-    steps = f"{rollout.grpo_sampling_steps}, {plan.stochastic_steps} of them stochastic"
-    if traits_of(config.loss.objective).trains != "levels":
+    steps = f"{sampling.steps}, {plan.stochastic_steps} of them stochastic"
+    if config.objective.trains != "levels":
         steps += f", {plan.num_trained_steps} trained"
     if rollout.sigmas:
         steps += f"; sigmas {rollout.sigmas}"
     rows.append(("steps per rollout", steps))
-    rows.append(("exploration", _exploration(rollout, variances)))
-    noise = _largest_noise(rollout)
+    rows.append(("exploration", _exploration(config, variances)))
+    noise = _largest_noise(sampling)
     if noise > MAX_NOISE:
         warning = (
             f"eta {rollout.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a "
             f"step; above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
-    if config.loss.objective != "distill":  # its anchor is the teacher
+    if config.objective.name != "distill":  # its anchor is the teacher
         rows.append(("trust region", _trust_region(config, plan, variances)))
     rows += _objective(config, plan)
     return rows
@@ -63,16 +63,14 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
 
 def _rows_of_pairs(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan of a run that trains on rated pairs."""
-    trust = config.trust_region
-    levels = counted(config.loss.nft_levels, "noise level")
+    objective = config.objective
+    levels = counted(objective.nft_levels, "noise level")
+    trust = f"{objective.strategy}, {objective.kl_schedule} coefficient"
     return [
         ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
         ("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"),
-        ("objective", f"{config.loss.objective}, beta {config.loss.dpo_beta:g}"),
-        (
-            "trust region",
-            f"{config.kl_strategy}, {trust.kl_schedule} coefficient, at most {trust.kl_weight:g}",
-        ),
+        ("objective", f"{objective.name}, beta {objective.dpo_beta:g}"),
+        ("trust region", f"{trust}, at most {objective.kl_weight:g}"),
     ]
 
 
@@ -95,15 +93,17 @@ def _updates(config: Config, plan: Plan) -> str:
     )
 
 
-def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
+def _exploration(config: Config, variances: list[float]) -> str:
     """Return the sampler and the noise variance that it adds, also inside of an SDE window."""
     if not variances:
         return "initial noise only; rollouts are sampled with the ODE"
+    rollout = config.rollout
     text = f"{rollout.sde_type} with eta {rollout.eta:.4g}"
     if rollout.match_noise:
         text += f", matched to {rollout.match_noise}"
     text += f"; noise variance {sum(variances):.4g} over all steps"
-    window = parse_window(rollout.sde_window, len(variances))
+    sde_window = config.objective.window
+    window = parse_window(sde_window, len(variances))
     if window is None:
         return text
     text += " without a window"
@@ -111,34 +111,30 @@ def _exploration(rollout: RolloutSettings, variances: list[float]) -> str:
     low = f"{min(inside):.4g}"
     high = f"{max(inside):.4g}"
     if low == high:
-        return f"{text}, {low} in sde_window {rollout.sde_window}"
+        return f"{text}, {low} in sde_window {sde_window}"
     mean = sum(inside) / len(inside)
-    return (
-        f"{text}, {low} to {high} in sde_window {rollout.sde_window}, mean {mean:.4g} over its "
-        "positions"
-    )
+    return f"{text}, {low} to {high} in sde_window {sde_window}, mean {mean:.4g} over its positions"
 
 
-def _largest_noise(rollout: RolloutSettings) -> float:
+def _largest_noise(sampling: Sampling) -> float:
     """Return the largest std of a step, relative to the noise level after the step; 0 with a single
     step.
     """
-    levels = levels_of(rollout)
     # The last step ends at noise level 0, where the quotient has no meaning.
-    return max(
-        (step.std / level for step, level in zip(transitions(rollout), levels[1:-1])), default=0.0
-    )
+    ends = sampling.levels[1:-1]
+    return max((step.std / end for step, end in zip(sampling.transitions(), ends)), default=0.0)
 
 
 def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
     """Return the KL strategy, and what the velocity KL measures with a sampler whose density is not
     normalized.
     """
-    settings = config.trust_region
+    settings = config.objective
     sde_type = config.rollout.sde_type
-    text = f"{config.kl_strategy}, {settings.kl_schedule} coefficient"
+    text = f"{settings.strategy}, {settings.kl_schedule} coefficient"
     is_scaled = (
-        config.measures_velocity
+        settings.has_ratio
+        and settings.measures_velocity
         and settings.kl_velocity == "log_ratio"
         and not sampler_of(sde_type).is_normalised
     )
@@ -153,24 +149,23 @@ def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
 
 def _objective(config: Config, plan: Plan) -> list[Row]:
     """Return the rows on the objective: its noise levels, or its ratios and their clipping."""
-    loss = config.loss
-    objective = traits_of(loss.objective)
+    objective = config.objective
     if objective.trains == "levels":
-        text = f"{loss.objective}, {loss.nft_levels} noise levels per rollout"
+        text = f"{objective.name}, {objective.nft_levels} noise levels per rollout"
         if plan.num_reward_steps:
-            text += f", gradient of the reward at the {loss.reward_gradient_step} step"
+            text += f", gradient of the reward at the {objective.reward_gradient_step} step"
         return [("objective", text)]
-    if loss.objective == "distill":
+    if objective.trains == "path":
         teacher = f"{plan.num_anchor_steps} steps with guidance scale {config.anchor_cfg_scale:g}"
-        if config.trust_region.anchor_path:
-            teacher += f", {config.trust_region.anchor_path}"
-        return [("objective", loss.objective), ("teacher", teacher)]
+        if objective.anchor_path:
+            teacher += f", {objective.anchor_path}"
+        return [("objective", objective.name), ("teacher", teacher)]
     if not objective.has_ratio:
-        return [("objective", loss.objective)]
+        return [("objective", objective.name)]
     if plan.clip_can_bind:
         ratios = "1 in the first update of an iteration"
         clipping = "active after the first update"
     else:
         ratios = "always 1"
         clipping = "never active"
-    return [("ratios", ratios), ("clip range", f"{loss.clip_range:g}, {clipping}")]
+    return [("ratios", ratios), ("clip range", f"{objective.clip_range:g}, {clipping}")]

@@ -12,16 +12,15 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_origin
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from hyvideo.config import processes
-from hyvideo.config.config import Config, in_form, value_type
-from hyvideo.config.declaration import TRUTHS
-from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults
+from hyvideo.settings import processes
+from hyvideo.settings.config import LEAVES, in_form
+from hyvideo.settings.values import TRUTHS, value_of_words, value_of_yaml
 
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names of scorers
 # Names in the table that are no settings.
@@ -170,17 +169,13 @@ def translate(
             )
             raise ValueError(f"{both}; {why}: remove one of them")
         values[setting], names[setting] = value, flag
-    strategy = inherited.get("kl_strategy", Config().trust_region.kl_strategy)
+    strategy = inherited.get("kl_strategy", LEAVES["kl_strategy"].default)
     return with_kl_strategy(values, strategy), names
 
 
 def _value_of_words(name: str, flag: str, words: list[str]) -> Any:
     try:
-        if get_origin(value_type(name)) is list:
-            return in_form(name, [value_of(name, word) for word in words])
-        if len(words) != 1:
-            raise argparse.ArgumentTypeError(f"takes one value, got {quote(' '.join(words))}")
-        return value_of(name, words[0])
+        return value_of_words(LEAVES[name], words)
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"{flag} {error}") from error
 
@@ -189,7 +184,7 @@ def words_of_yaml(row: Row, value: object) -> list[str]:
     """Return the words of a reference flag. Raises TypeError for a value of the wrong type."""
     value = "none" if value is None and ("none" in row.values or not row.sets) else value
     if len(row.sets) == 1:
-        value_of_yaml(row.sets[0], value)
+        value_of_yaml(LEAVES[row.sets[0]], value)
     return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]
 
 
@@ -198,7 +193,7 @@ def resolve_reference_names(values: dict[str, Any]) -> dict[str, Any]:
 
     Raises ValueError if one is wrong or ambiguous.
     """
-    version = values.get("transformer_version", Config().model.transformer_version)
+    version = values.get("transformer_version", LEAVES["transformer_version"].default)
     task, known = values.pop(TASK, None), version_defaults(version)
     expected = known.task or task
     if task not in (None, expected) and expected != "ti2v":

@@ -11,13 +11,11 @@ import statistics
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from hyvideo.config.all_settings import RolloutSettings, TrustRegionSettings
-from hyvideo.config.config import Config
-from hyvideo.config.objectives import traits_of
-from hyvideo.config.run_inputs import RunInputs
-from hyvideo.config.run_plan import stochastic_transitions
-from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.schedulers.transitions import sampler_of
+from hyvideo.settings.config import LEAVES, OBJECTIVE, Config
+from hyvideo.settings.objectives import GRPOSettings
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.sampling import Sampling
 
 MIN_VIDEOS_TO_STOP = 16  # fewest validation videos that can stop a run for reward hacking
 _MIN_KL_OF_PAIRS = 0.01  # a hundredth of the measured weight
@@ -30,16 +28,14 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
     effect in this run.
     """
     config = inputs.config
-    values = config.flat()
-    defaults = Config.of_version(config.model.transformer_version).flat()
-    changed = {name for name, value in values.items() if value != defaults[name]}
-    return [
-        *clip_that_never_binds(inputs, changed),
-        *velocity_kl_with_one_update(inputs),
+    start = Config.of_version(config.model.transformer_version).flat()
+    defaults = {name: leaf.default for name, leaf in config.leaves().items()} | {
+        name: value for name, value in start.items() if LEAVES[name].section != OBJECTIVE
+    }
+    changed = {name for name, value in config.flat().items() if value != defaults[name]}
+    found = [
         *anchor_refreshed_after_every_update(inputs),
         *anchor_that_is_never_refreshed(config, changed),
-        *kl_that_is_too_weak(inputs),
-        *kl_that_does_not_hold_pairs(config),
         *prompts_beside_pairs(config, changed),
         *feedback_after_the_end(config, changed),
         *learning_rate_that_is_never_reached(config),
@@ -49,38 +45,39 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
         *reward_hacking_with_too_few_videos(inputs),
         *negative_prompt_without_guidance(config, changed),
     ]
+    if config.objective.has_ratio:
+        found = [
+            *clip_that_never_binds(inputs),
+            *velocity_kl_with_one_update(inputs),
+            *kl_that_is_too_weak(inputs),
+            *found,
+        ]
+    if config.objective.uses_pairs:
+        found += kl_that_does_not_hold_pairs(config)
+    return found
 
 
-def clip_that_never_binds(inputs: RunInputs, changed: Collection[str]) -> Iterator[str]:
-    """Yield clip_range if every ratio is 1, or if the objective has no ratio."""
+def clip_that_never_binds(inputs: RunInputs) -> Iterator[str]:
+    """Yield clip_range if every ratio is 1."""
     config = inputs.config
-    loss = config.loss
-    if not traits_of(loss.objective).has_ratio:
-        if "clip_range" in changed:
-            yield f"clip_range {loss.clip_range:g}: objective {loss.objective} has no ratio"
-        return
+    objective = config.objective
     if inputs.plan.clip_can_bind:
         return
     # With one sample per forward pass, rollout and update have equal shapes, and ratios are 1 in
     # bf16 too.
     rounds = config.model.dtype == "bf16" and config.is_batched
-    sets_tolerance = rounds and loss.gate_tolerance is None and loss.gate_interval > 0
     reason = "with num_updates_per_rollout 1 every ratio is 1, so nothing is clipped"
-    if sets_tolerance:
+    if rounds and objective.gate_tolerance is None and objective.gate_interval > 0:
         reason += "; it only sets the tolerance of the on-policy check"
-    yield f"clip_range {loss.clip_range:g}: {reason}"
+    yield f"clip_range {objective.clip_range:g}: {reason}"
 
 
 def velocity_kl_with_one_update(inputs: RunInputs) -> Iterator[str]:
     """Yield the velocity KL if the policy of an update is always the policy of its rollouts."""
-    config = inputs.config
-    if (
-        not traits_of(config.loss.objective).has_ratio
-        or inputs.plan.clip_can_bind
-        or not config.measures_velocity
-    ):
+    objective = inputs.config.objective
+    if inputs.plan.clip_can_bind or not objective.measures_velocity:
         return
-    if config.trust_region.kl_velocity == "log_ratio":
+    if objective.kl_velocity == "log_ratio":
         yield (
             "the velocity KL (kl_velocity log_ratio): with num_updates_per_rollout 1 it is 0 and "
             "its gradient is 0 on average; use kl_velocity gaussian or more updates"
@@ -94,10 +91,8 @@ def velocity_kl_with_one_update(inputs: RunInputs) -> Iterator[str]:
 
 def anchor_refreshed_after_every_update(inputs: RunInputs) -> Iterator[str]:
     config = inputs.config
-    if (
-        config.anchor_moves
-        and config.trust_region.update_ref_model_step == inputs.plan.updates == 1
-    ):
+    objective = config.objective
+    if objective.anchor_moves and objective.update_ref_model_step == inputs.plan.updates == 1:
         yield (
             "the position KL: update_ref_model_step 1 refreshes the anchor after every update, so "
             "the distance is always 0"
@@ -106,8 +101,10 @@ def anchor_refreshed_after_every_update(inputs: RunInputs) -> Iterator[str]:
 
 def anchor_that_is_never_refreshed(config: Config, changed: Collection[str]) -> Iterator[str]:
     """Yield a refresh that would come after the last update, when the anchor is no longer used."""
-    is_late = config.trust_region.update_ref_model_step >= config.num_updates
-    if config.anchor_moves and is_late and "update_ref_model_step" in changed:
+    objective = config.objective
+    if not objective.anchor_moves or "update_ref_model_step" not in changed:
+        return
+    if objective.update_ref_model_step >= config.num_updates:
         yield (
             f"update_ref_model_step: the run has {config.num_updates} updates, so the anchor stays "
             "the initial policy"
@@ -117,13 +114,8 @@ def anchor_that_is_never_refreshed(config: Config, changed: Collection[str]) -> 
 def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
     """Yield kl_weight if the KL term at its target is negligible beside the policy loss."""
     config = inputs.config
-    settings = config.trust_region
-    # the strength is relative to a loss of ratios
-    if not traits_of(config.loss.objective).has_ratio:
-        return
-    strength = _strength_of_kl(
-        config.kl_weights, config.rollout, settings, is_balanced=config.loss.use_grad_balancing
-    )
+    settings = config.objective
+    strength = _strength_of_kl(config.sampling, settings)
     target = settings.kl_weight if settings.kl_target is None else settings.kl_target
     pull = strength * math.sqrt(2 * target)
     if not strength or pull >= _WEAK:
@@ -134,7 +126,7 @@ def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
         f"at most {pull:.1g} times that of an advantage of 1{rounding}; it has no effect below a "
         f"KL of {(_WEAK / strength) ** 2 / 2:.1g}"
     )
-    if config.needs_anchor and inputs.plan.num_anchor_steps:
+    if settings.needs_anchor and inputs.plan.num_anchor_steps:
         forwards = config.num_branches * inputs.plan.num_anchor_steps
         sentence += (
             f"; the anchor costs {forwards} forward passes per rollout: kl_weight 0 saves all of "
@@ -145,18 +137,18 @@ def kl_that_is_too_weak(inputs: RunInputs) -> Iterator[str]:
 
 def kl_that_does_not_hold_pairs(config: Config) -> Iterator[str]:
     """Yield kl_weight if the KL cannot keep the winners of rated pairs likely."""
-    weight = config.trust_region.kl_weight
-    if config.uses_pairs and weight < _MIN_KL_OF_PAIRS:
+    weight = config.objective.kl_weight
+    if weight < _MIN_KL_OF_PAIRS:
         yield (
             f"kl_weight {weight:g}: below {_MIN_KL_OF_PAIRS:g} the KL of objective "
-            f"{config.loss.objective} is too weak to keep the winners' videos likely; 1 was "
+            f"{config.objective.name} is too weak to keep the winners' videos likely; 1 was "
             "measured"
         )
 
 
 def prompts_beside_pairs(config: Config, changed: Collection[str]) -> Iterator[str]:
-    if config.uses_pairs and "prompts_csv" in changed:
-        yield f"prompts_csv: objective {config.loss.objective} trains on the prompts of pairs_csv"
+    if config.objective.uses_pairs and "prompts_csv" in changed:
+        yield f"prompts_csv: objective {config.objective.name} trains on the prompts of pairs_csv"
 
 
 def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator[str]:
@@ -165,12 +157,13 @@ def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator
     The first feedback follows update w + 1 and affects update w + 2, where w is the number of
     warm-up updates.
     """
-    settings = config.trust_region
+    settings = config.objective
     names = [
         name for name in ("kl_feedback", "kl_window", "kl_gain", "kl_target") if name in changed
     ]
-    is_adaptive = config.kl_strategy != "none" and settings.kl_schedule == "adaptive"
-    if names and is_adaptive and config.num_updates <= math.ceil(config.kl_warmup) + 1:
+    if not names or settings.strategy == "none" or settings.kl_schedule != "adaptive":
+        return
+    if config.num_updates <= math.ceil(config.kl_warmup) + 1:
         yield (
             f"{', '.join(names)}: the run has {config.num_updates} updates, and the feedback "
             f"starts after kl_warmup_updates {settings.kl_warmup_updates}"
@@ -231,13 +224,7 @@ def negative_prompt_without_guidance(config: Config, changed: Collection[str]) -
         yield f"{', '.join(names)}: cfg_scale {config.rollout.cfg_scale:g} disables guidance"
 
 
-def _strength_of_kl(
-    weights: KLWeights,
-    rollout: RolloutSettings,
-    settings: TrustRegionSettings,
-    *,
-    is_balanced: bool,
-) -> float:
+def _strength_of_kl(sampling: Sampling, settings: GRPOSettings) -> float:
     """Return the gradient of the KL term divided by that of an advantage of 1 and by
     ``sqrt(2 KL)``; 0 without a KL.
 
@@ -246,12 +233,14 @@ def _strength_of_kl(
     with equalizer weight S, ``S / sqrt(n V)`` or, if the log-probability omits ``1 / (2 V)`` like
     that of cps, ``2 V S / sqrt(n V)``.
     """
+    weights = settings.kl_weights
     weight = weights.position + (weights.velocity if settings.kl_velocity == "gaussian" else 0.0)
-    steps = stochastic_transitions(rollout)
-    sampler = sampler_of(rollout.sde_type, rollout.reference_conventions)
+    steps = sampling.stochastic_transitions()
+    sampler = sampler_of(sampling.sampler, sampling.reference_conventions)
     norms = [sampler.log_prob_grad_norm(step) for step in steps]
-    balance = [statistics.median_low(norms) / norm if is_balanced else 1.0 for norm in norms]
+    balance = [1.0] * len(norms)
+    if settings.use_grad_balancing:
+        balance = [statistics.median_low(norms) / norm for norm in norms]
     scales = [sampler.log_prob_scale(step) for step in steps]
-    return (
-        settings.kl_weight * weight / min(scale * factor for scale, factor in zip(scales, balance))
-    )
+    smallest = min(scale * factor for scale, factor in zip(scales, balance))
+    return settings.kl_weight * weight / smallest

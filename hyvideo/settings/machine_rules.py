@@ -6,11 +6,9 @@ import importlib.util
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
 
-from hyvideo.config.run_inputs import RunInputs
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
 from hyvideo.data.pairs import check_images, check_latents, check_videos
@@ -18,11 +16,34 @@ from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings.run_inputs import RunInputs
 
 Problems = Iterator[str]
+
+
+def problem_of(check: Callable, *arguments: object) -> Problems:
+    """Yield the message of the ValueError that ``check(*arguments)`` raises, if any."""
+    try:
+        check(*arguments)
+    except ValueError as error:
+        yield str(error)
+
+
 REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
 MAX_LORA_BYTES = 2**40
+
+
+def data_problems(inputs: RunInputs) -> Problems:
+    """Yield what the prompts, pairs and sizes of the run lack, as far as their files exist."""
+    config = inputs.config
+    if not config.data.prompts_csv and not config.objective.uses_pairs:
+        yield "prompts_csv must name a CSV file with a column `prompt`, got none"
+    yield from prompts_are_readable(inputs, existing=True)
+    yield from pairs_are_usable(inputs, existing=True)
+    yield from frames_fit_the_vae(inputs)
+    yield from sizes_fit_the_transformer(inputs)
+    yield from images_fit_the_version(inputs)
 
 
 def machine_problems(inputs: RunInputs) -> Problems:
@@ -35,9 +56,9 @@ def machine_problems(inputs: RunInputs) -> Problems:
     yield from pairs_are_usable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
-    yield from anchor_exists(config.trust_region.anchor_path)
+    yield from anchor_exists(config.objective.anchor_path)
     weights = {
-        "anchor_path": config.trust_region.anchor_path,
+        "anchor_path": config.objective.anchor_path,
         "pretrained_lora_path": config.optimizer.pretrained_lora_path,
     }
     yield from weights_are_kept(weights, record.output_dir)
@@ -45,14 +66,6 @@ def machine_problems(inputs: RunInputs) -> Problems:
     yield from folders_can_be_written("output_dir", record.output_dir)
     if model.conditions_dir:
         yield from folders_can_be_written("conditions_dir", model.conditions_dir)
-
-
-def problem_of(check: Callable[[], object]) -> Problems:
-    """Yield the message of the ValueError that ``check`` raises, if any."""
-    try:
-        check()
-    except ValueError as error:
-        yield str(error)
 
 
 def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Problems:
@@ -83,10 +96,10 @@ def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     Checks only files that exist, or only those that do not.
     """
     data = inputs.config.data
-    trained = [] if inputs.config.uses_pairs else data.prompts_csv
+    trained = [] if inputs.config.objective.uses_pairs else data.prompts_csv
     for path in dict.fromkeys([*trained, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
-            yield from problem_of(lambda path=path: _read_prompts(inputs.files, path))
+            yield from problem_of(_read_prompts, inputs.files, path)
 
 
 def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
@@ -95,11 +108,11 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
     Checks only if all files exist, or only if not.
     """
     config = inputs.config
-    if not config.uses_pairs or not config.data.pairs_csv:
+    if not config.objective.uses_pairs or not config.objective.pairs_csv:
         return
-    if all(os.path.isfile(find_path(path)) for path in config.data.pairs_csv) != existing:
+    if all(os.path.isfile(find_path(path)) for path in config.objective.pairs_csv) != existing:
         return
-    yield from problem_of(lambda: check_pairs(inputs))
+    yield from problem_of(check_pairs, inputs)
 
 
 def check_pairs(inputs: RunInputs) -> None:
@@ -112,9 +125,9 @@ def check_pairs(inputs: RunInputs) -> None:
     except JSONDecodeError:
         return  # `pair_weights_are_numbers` reports it
     check_images(preferences)
-    check_videos(preferences, config.rollout_size)
+    check_videos(preferences, config.sampling.size)
     try:
-        shape = inputs.architecture.latent_size(*config.rollout_size)
+        shape = inputs.architecture.latent_size(*config.sampling.size)
     except ValueError:
         return  # the folder of the model and the size are checked elsewhere
     check_latents(preferences, shape)
@@ -138,7 +151,7 @@ def frames_fit_the_vae(inputs: RunInputs) -> Problems:
     except ValueError:
         return
     for name, number in frames.items():
-        yield from problem_of(lambda name=name, number=number: sizes.check_frames(number, name))
+        yield from problem_of(sizes.check_frames, number, name)
 
 
 def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
@@ -154,7 +167,7 @@ def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
         return
     for whose, (_, height, width) in inputs.config.video_sizes.items():
         # One frame: `frames_fit_the_vae` reports the frames.
-        for problem in problem_of(partial(architecture.latent_size, 1, height, width)):
+        for problem in problem_of(architecture.latent_size, 1, height, width):
             yield f"{problem} for {whose}"
 
 
@@ -165,7 +178,7 @@ def images_fit_the_version(inputs: RunInputs) -> Problems:
     if released is None:
         return
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-        source = "pairs_csv" if inputs.config.uses_pairs else "prompts_csv"
+        source = "pairs_csv" if inputs.config.objective.uses_pairs else "prompts_csv"
         yield from image_problems(
             released.task, inputs.requests, f"transformer_version {version}", source
         )

@@ -4,12 +4,12 @@ settings' traits. And the files of code and weights that settings name.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hyvideo.config.all_settings import TrustRegionSettings
-from hyvideo.config.config import TRAITS, Config
 from hyvideo.data.custom_code import code_files
 from hyvideo.models.registry import family_files
+from hyvideo.settings.config import OBJECTIVE, Config, leaves_of
+from hyvideo.settings.objectives import TrustRegionSettings
 
 
 class Changes(NamedTuple):
@@ -29,9 +29,12 @@ def changed_settings(
     """
     changes = Changes({}, {})
     version = str(saved.get("transformer_version", Config().model.transformer_version))
-    before = Config.of_version(version).flat() | dict(saved)
+    config = Config.from_flat(now)
+    leaves = config.leaves()
+    start = Config.of_version(version).with_settings(objective=config.objective.name)
+    before = start.flat() | dict(saved)
     for name, value in now.items():
-        decides, was = TRAITS[name].decides, before[name]
+        decides, was = leaves[name].decides, before.get(name)
         if decides == "start" or was == value:
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
@@ -40,26 +43,27 @@ def changed_settings(
     return changes
 
 
-def code_of(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+def code_of(config: Config) -> dict[str, list[Path]]:
     """Return the files of custom code that settings name: scorers, sampler, objective and family."""
-    scorers = [] if settings["remote_reward_url"] else settings["reward_model"]
+    scorers = [] if config.reward.remote_reward_url else config.reward.reward_model
     named = {
         "reward_model": code_files(scorers),
-        "sde_type": code_files([settings["sde_type"]]),
-        "objective": code_files([settings["objective"]]),
-        "family": family_files(settings["family"]),
+        "sde_type": code_files([config.rollout.sde_type]),
+        "objective": code_files([config.objective.name]),
+        "family": family_files(config.model.family),
     }
     return {name: files for name, files in named.items() if files}
 
 
-def weights_of(settings: Mapping[str, Any]) -> dict[str, list[Path]]:
+def weights_of(config: Config) -> dict[str, list[Path]]:
     """Return the files of the initial LoRA and of the anchor. Raises ValueError if there are none."""
     from hyvideo.models.lora import lora_files  # imports torch
 
     named = {}
-    if settings["pretrained_lora_path"]:
-        named["pretrained_lora_path"] = lora_files(settings["pretrained_lora_path"])
-    anchor = settings["anchor_path"]
+    start = config.optimizer.pretrained_lora_path
+    if start:
+        named["pretrained_lora_path"] = lora_files(start)
+    anchor = config.objective.anchor_path
     if anchor:
         digests = Path(anchor) / "digests.json"  # of all files of a checkpoint
         named["anchor_path"] = [digests] if digests.is_file() else lora_files(Path(anchor))
@@ -70,23 +74,33 @@ def experiment_settings(config: Config) -> dict[str, object]:
     """Return the settings that affect learning; without KL terms, ``kl_strategy`` alone for the
     trust region.
     """
+    leaves = config.leaves()
     settings = {
         name: value
         for name, value in config.flat().items()
-        if TRAITS[name].decides in ("learning", "layout")
+        if leaves[name].decides in ("learning", "layout")
     }
-    if config.kl_strategy == "none":
-        for name in TrustRegionSettings.__dataclass_fields__.keys() & settings.keys():
-            del settings[name]
-    return settings | {"kl_strategy": config.kl_strategy}
+    strategy = config.objective.strategy
+    if strategy == "none":
+        for name in leaves_of(OBJECTIVE, TrustRegionSettings):
+            settings.pop(name, None)
+        settings["num_updates_per_rollout"] = config.objective.updates
+    return settings | {"kl_strategy": strategy}
 
 
-def evaluation_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings, except paths, that affect an evaluation; frames, size and shift are
-    those of validation.
+def evaluation_settings(config: Config) -> dict[str, object]:
+    """Return the settings, except paths, that affect an evaluation; frames, size and noise levels
+    are those of validation.
     """
-    config = Config().with_settings(**settings).sampled_as_validation()
-    measured = {name: value for name, value in config.flat().items() if TRAITS[name].measured}
-    return measured | (
-        {"validation_noise": config.validation_noise} if config.validation_noise else {}
-    )
+    leaves = config.leaves()
+    sampling = config.validation_sampling
+    measured = {name: value for name, value in config.flat().items() if leaves[name].measured}
+    measured |= {
+        "sample_n_frames": sampling.frames,
+        "height": sampling.height,
+        "width": sampling.width,
+        "shift": sampling.shift,
+        "sigmas": sampling.sigmas,
+        "cfg_scale": sampling.guidance_scale,
+    }
+    return measured | ({"validation_noise": sampling.noise} if sampling.noise else {})

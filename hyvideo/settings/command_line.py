@@ -1,0 +1,326 @@
+"""Settings from a YAML file and from flags, which override the file.
+
+Mistakes end in one message, with all problems.
+"""
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from hyvideo.data.cli import Parser
+from hyvideo.data.files import ROOT
+from hyvideo.data.text import nearest, quote
+from hyvideo.data.yaml_files import read_yaml
+from hyvideo.models.registry import register
+from hyvideo.settings import processes
+from hyvideo.settings.config import (
+    LEAVES,
+    OBJECTIVE,
+    SECTIONS,
+    Config,
+    Leaf,
+    SettingsError,
+    leaves_of,
+    objectives_with,
+    without_custom_objective,
+)
+from hyvideo.settings.objectives import BUILT_IN, settings_class
+from hyvideo.settings.reference_flags import (
+    add_flags,
+    flags_in,
+    print_ignored,
+    print_ignored_switches,
+    resolve_reference_names,
+    table,
+    translate,
+    with_flags,
+    words_of_yaml,
+)
+from hyvideo.settings.sections import Switch
+from hyvideo.settings.values import value_of_words, value_of_yaml
+
+MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
+ENVIRONMENT = "environment"  # entry of config.yaml that is no setting
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """Settings of a command line, the flags that set them, and what to do with them."""
+
+    config: Config
+    file: str  # YAML file of the settings; empty without one
+    print_config: bool
+    pilot: bool  # the settings describe a pilot
+    world_size: int  # processes
+    # flag by setting; also the settings of a file that is not among the project's configs
+    flags: Mapping[str, str]
+    of_version: list[str]  # settings that were not given and have the value of the model version
+
+
+def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
+    """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags.
+
+    Exits on mistakes.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    path = _value_after("--config", words)
+    try:
+        inherited = dict(saved or {}) if path is None else read_settings(path)
+    except ValueError as error:
+        _parser(None).error(f"--config {error}")
+    objective = _value_after("--objective", words) or inherited.get(OBJECTIVE)
+    parser = _parser(objective)
+    renamed = add_flags(parser, words, table("post_train"))
+    options, unknown = parser.parse_known_args(words)
+    given = vars(options)
+    given.pop("config")
+    print_config, pilot, world_size = map(given.pop, ("print_config", "pilot", "world_size"))
+    problems = [_unknown_flag(word, words) for word in unknown if word.startswith("-")]
+    if unknown and not problems:
+        problems.append(_unknown_flag(unknown[0], words))
+    if world_size is not None and not (print_config and 0 < world_size <= MAX_WORLD_SIZE):
+        problems.append(
+            f"--world_size must be positive and needs --print_config, got {world_size}; it is at "
+            f"most {MAX_WORLD_SIZE:,}, and torchrun sets it for a run"
+        )
+    words_by_flag = {name: given.pop(name) for name in renamed if name in given}
+    given, invalid = _values_of(given, _own_leaves(objective))
+    problems += invalid
+    inherited = _of_objective(inherited, given.get(OBJECTIVE))
+    flags: dict[str, str] = {}
+    requested = Config()
+    try:
+        values, flags = translate(given, words_by_flag, inherited)
+        if "kl_strategy" in given:
+            print_ignored_switches(words_by_flag)
+        merged = resolve_reference_names(inherited | values)
+        register(merged.get("family", ""))
+        requested = Config.from_flat(merged)
+    except SettingsError as error:
+        from hyvideo.settings.rules import all_problems
+
+        problems += all_problems(error, processes.world_size(), path or "")
+    except ValueError as error:
+        problems.append(str(error))
+    if problems:
+        parser.error("\n".join(with_flags(problem, flags) for problem in problems))
+    config = requested.resolved()
+    if requested.rollout.eta != config.rollout.eta and "eta" in given:
+        parser.error(
+            f"--eta {requested.rollout.eta:g} contradicts match_noise "
+            f"{config.rollout.match_noise}, which sets eta to {config.rollout.eta:.4g}; remove "
+            "--eta, or disable noise matching with --match_noise="
+        )
+    if path is not None and not Path(path).resolve().is_relative_to(ROOT / "configs"):
+        flags = {name: name for name in inherited} | flags
+    return CommandLine(
+        config=config.as_pilot() if pilot else config,
+        file=path or "",
+        print_config=print_config,
+        pilot=pilot,
+        world_size=world_size or processes.world_size(),
+        flags=flags,
+        of_version=list(requested.defaults_of_version),
+    )
+
+
+def load_config(path: str | Path, **overrides: Any) -> Config:
+    """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
+    inherited = _of_objective(read_settings(path), overrides.get(OBJECTIVE))
+    settings = resolve_reference_names(inherited | overrides)
+    register(settings.get("family", ""))
+    return Config.from_flat(settings).resolved()
+
+
+def config_of_run(path: str | Path) -> Config:
+    """Return the settings in the config.yaml of a run. Raises ValueError for an invalid file.
+
+    The file has the values that the run used, so that a family or an objective outside the
+    repository, which may have been moved since, is not needed.
+    """
+    return Config.from_flat(without_custom_objective(read_settings(path))).resolved()
+
+
+def read_settings(path: str | Path) -> dict[str, Any]:
+    """Return the settings of a file, by name.
+
+    Raises ValueError for an unknown name or a value of the wrong type.
+    """
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
+    content.pop(ENVIRONMENT, None)
+    own = _own_leaves(content.get(OBJECTIVE))
+    values: dict[str, Any] = {}
+    words_by_flag: dict[str, list[str]] = {}
+    problems = []
+    for name, value in content.items():
+        row = flags_in([str(name)], table("post_train")).get(name)
+        leaf = own.get(name) or LEAVES.get(name)
+        if not row and not leaf:
+            hint = nearest(str(name), [*LEAVES, *own]) or "--help lists the settings"
+            problems.append(f"{path}: unknown setting {quote(name, 80)}; {hint}")
+            continue
+        try:
+            if row:
+                words_by_flag[name] = words_of_yaml(row, value)
+            else:
+                values[name] = value_of_yaml(leaf, value)
+        except (TypeError, argparse.ArgumentTypeError) as error:
+            problems.append(f"{path}: setting {name!r} {error}")
+    if problems:
+        raise ValueError("\n".join(problems))
+    try:
+        return translate(values, words_by_flag, {})[0]
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _own_leaves(objective: object) -> dict[str, Leaf]:
+    """Return the settings of a custom objective; none of a built-in or invalid one."""
+    if not isinstance(objective, str) or objective in BUILT_IN or ".py:" not in objective:
+        return {}
+    try:
+        return leaves_of(OBJECTIVE, settings_class(objective))
+    except ValueError:  # reported with the other problems
+        return {}
+
+
+def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[str, Any]:
+    """Return the settings of a file without those of its own objective, if a flag chooses another
+    one.
+    """
+    before = inherited.get(OBJECTIVE, LEAVES[OBJECTIVE].default)
+    if objective in (None, before):
+        return dict(inherited)
+    try:
+        known = settings_class(objective).model_fields
+    except ValueError:  # reported with the other problems
+        return dict(inherited)
+    dropped = [name for name in inherited if objectives_with(name) and name not in known]
+    if dropped:
+        print_ignored({f"objective {objective} does not have them": dropped})
+    return {name: value for name, value in inherited.items() if name not in dropped}
+
+
+def _values_of(
+    given: Mapping[str, str | list[str]], own: dict[str, Leaf]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of flags, by setting, and what is wrong with the words of others."""
+    values: dict[str, Any] = {}
+    problems = []
+    for name, words in given.items():
+        leaf = own.get(name) or LEAVES[name]
+        try:
+            values[name] = value_of_words(leaf, [words] if isinstance(words, str) else words)
+        except argparse.ArgumentTypeError as error:
+            problems.append(f"--{name}: {error}")
+    return values, problems
+
+
+def _value_after(flag: str, words: list[str]) -> str | None:
+    """Return the last value of a flag in a command line, before it is parsed."""
+    found = None
+    for number, word in enumerate(words):
+        if word.startswith(f"{flag}="):
+            found = word.partition("=")[2]
+        elif word == flag:
+            found = words[number + 1] if number + 1 < len(words) else None
+    return found
+
+
+def _unknown_flag(word: str, words: list[str]) -> str:
+    flag = dict(zip(words[1:], words)).get(word, "")
+    word = word[:200]
+    names = [f"--{name}" for name in [*LEAVES, *table("post_train")] if "*" not in name]
+    is_value = re.match("-[^-]", word) and flag.startswith("--")
+    if is_value:
+        hint = f"if it is a value, write {flag}={word}"
+    else:
+        hint = nearest(word, names) or "--help lists them"
+    return f"unknown flag {word}; {hint}"
+
+
+def _parser(objective: str | None) -> argparse.ArgumentParser:
+    """Return the parser of post_train.py, whose help has the settings of an objective if one is
+    named.
+    """
+    parser = Parser(
+        "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of "
+        "--config FILE.yaml.\n"
+        "Flags of the public reference that have another name here are accepted: see "
+        "docs/reference_flags.md.",
+        usage="%(prog)s --config FILE.yaml [--setting value ...]",
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
+    parser.add_argument(
+        "--print_config",
+        action="store_true",
+        default=False,
+        help="print settings and plan, then exit",
+    )
+    parser.add_argument(
+        "--pilot",
+        action="store_true",
+        default=False,
+        help="run two iterations and compare them with the plan",
+    )
+    parser.add_argument(
+        "--world_size", type=int, default=None, metavar="INT", help="processes to plan for"
+    )
+    for section in Config.model_fields:
+        if section == OBJECTIVE:
+            _add_objective(parser, objective)
+            continue
+        cls = SECTIONS[section]
+        group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
+        for leaf in leaves_of(section, cls).values():
+            group.add_argument(f"--{leaf.name}", **flag_options(leaf))
+    return parser
+
+
+def _add_objective(parser: argparse.ArgumentParser, objective: str | None) -> None:
+    """Add the flags of the objective, and hidden ones of the others, so that they can be named in a
+    message.
+    """
+    chosen = objective or LEAVES[OBJECTIVE].default
+    own = leaves_of(OBJECTIVE, BUILT_IN[chosen]) if chosen in BUILT_IN else _own_leaves(chosen)
+    title = f"objective {chosen}"
+    if objective is None:
+        title += "; with --objective NAME, --help shows the settings of another one"
+    group = parser.add_argument_group(title)
+    group.add_argument(f"--{OBJECTIVE}", **flag_options(LEAVES[OBJECTIVE]))
+    for leaf in own.values():
+        group.add_argument(f"--{leaf.name}", **flag_options(leaf))
+    for name in LEAVES:
+        if objectives_with(name) and name not in own:
+            options = flag_options(LEAVES[name]) | {"help": argparse.SUPPRESS}
+            group.add_argument(f"--{name}", **options)
+
+
+def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
+    """Return the arguments of ``add_argument`` for a setting; ``sentence`` replaces its help."""
+    kind = leaf.kind
+    words = leaf.default
+    if kind is bool:
+        words = str(words).lower()
+    elif leaf.is_list:
+        words = " ".join(words)
+    text = sentence or leaf.sentence
+    if words not in (None, "") and not sentence:
+        text += f" (default: {words})"
+    options: dict[str, Any] = {"help": text.replace("%", "%%")}
+    if kind in (bool, Switch):
+        return options | {"nargs": "?", "const": "true", "metavar": "BOOL"}
+    if leaf.is_list:
+        return options | {"nargs": "+", "metavar": "NAME"}
+    if get_origin(kind) is Literal:
+        return options | {"metavar": "|".join(get_args(kind))}
+    if leaf.choices:
+        return options | {"metavar": "|".join([*leaf.choices, "FILE.py:NAME"])}
+    return options | {"metavar": {str: "TEXT", int: "INT", float: "NUMBER"}[kind]}

@@ -1,0 +1,556 @@
+"""Settings of a run as one object, by section, and the values derived from them.
+
+For people the names are flat: a flag or a YAML key is the name of a leaf, looked up in the chosen
+objective first.
+"""
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from hyvideo.data.files import find_path
+from hyvideo.data.prompts import Request
+from hyvideo.data.text import nearest, quote
+from hyvideo.models.versions import version_defaults
+from hyvideo.rewards.rewards import short_names
+from hyvideo.schedulers.noise_matching import matched_eta
+from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
+from hyvideo.settings import sections
+from hyvideo.settings.objectives import BUILT_IN, GRPOSettings, ObjectiveSettings, settings_class
+from hyvideo.settings.sampling import ODE, Sampling
+from hyvideo.settings.sections import Switch
+
+OBJECTIVE = "objective"  # the setting that chooses the objective, and the section of its settings
+RESUME_WORDS = ("latest", "auto")  # values of resume_from_checkpoint that are no folders
+# Settings A and B of the paper (arXiv:2603.21872, Table 2).
+REWARD_PRESETS = {
+    "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
+    "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
+}
+REWARD_PRESETS["A"] = REWARD_PRESETS["averaged"]
+REWARD_PRESETS["B"] = REWARD_PRESETS["alignment"]
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used: one sentence for each problem."""
+
+    def __init__(self, problems: list[str], names: set[str], valid: dict[str, Any]):
+        super().__init__("\n".join(dict.fromkeys(problems)))
+        self.problems = problems
+        self.names = names  # of the settings that the problems are about
+        self.valid = valid  # the other settings, by flat name
+
+
+class Config(BaseModel):
+    """Settings of a run, by section."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: sections.ModelSettings = sections.ModelSettings()
+    data: sections.DataSettings = sections.DataSettings()
+    rollout: sections.RolloutSettings = sections.RolloutSettings()
+    reward: sections.RewardSettings = sections.RewardSettings()
+    objective: ObjectiveSettings = GRPOSettings()
+    optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
+    distributed: sections.DistributedSettings = sections.DistributedSettings()
+    record: sections.RecordSettings = sections.RecordSettings()
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> "Config":
+        """Return the settings with these values, by flat name; the others have their default.
+
+        Raises SettingsError with all problems.
+        """
+        values = {name: in_form(name, value) for name, value in values.items()}
+        problems, names, parts = [], set(), {}
+        objective = values.pop(OBJECTIVE, GRPOSettings.name)
+        try:
+            classes = SECTIONS | {OBJECTIVE: settings_class(objective)}
+        except ValueError as error:
+            raise SettingsError([str(error)], {OBJECTIVE}, values) from error
+        for name in values:
+            if not any(name in section.model_fields for section in classes.values()):
+                problems.append(_unknown(name, objective))
+                names.add(name)
+        for section, of_section in classes.items():
+            given = {name: values[name] for name in of_section.model_fields if name in values}
+            try:
+                parts[section] = of_section.model_validate(given)
+            except ValidationError as error:
+                for each in error.errors():
+                    name = str(each["loc"][0])
+                    names.add(name)
+                    problems.append(_sentence(name, each, of_section))
+        if problems:
+            valid = {name: value for name, value in values.items() if name not in names}
+            raise SettingsError(problems, names, valid | {OBJECTIVE: objective})
+        return cls(**parts)
+
+    @classmethod
+    def of_version(cls, version: str) -> "Config":
+        """Return the resolved settings of a run that sets only ``transformer_version``."""
+        return cls().with_settings(transformer_version=version).resolved()
+
+    def flat(self) -> dict[str, Any]:
+        """Return all settings of the run in one dict, by flat name."""
+        values: dict[str, Any] = {}
+        for section in type(self).model_fields:
+            if section == OBJECTIVE:
+                values[OBJECTIVE] = self.objective.name
+            values |= dict(getattr(self, section))
+        return {
+            name: list(value) if isinstance(value, list) else value
+            for name, value in values.items()
+        }
+
+    def leaves(self) -> dict[str, "Leaf"]:
+        """Return the declarations of all settings of the run, by flat name."""
+        return LEAVES | leaves_of(OBJECTIVE, type(self.objective))
+
+    def with_settings(self, **changes: Any) -> "Config":
+        """Return a copy with the given settings changed.
+
+        With another objective, the settings that it does not have are dropped.
+        """
+        values = self.flat()
+        objective = changes.get(OBJECTIVE, self.objective.name)
+        if objective != self.objective.name:
+            known = settings_class(objective).model_fields
+            own = type(self.objective).model_fields
+            values = {
+                name: value for name, value in values.items() if name not in own or name in known
+            }
+        return self.from_flat(values | changes)
+
+    # --- values that follow from the settings ---
+
+    @property
+    def defaults_of_version(self) -> dict[str, object]:
+        """Settings of the model version, by name, that replace those that are None."""
+        version = version_defaults(self.model.transformer_version)
+        defaults = {
+            "vae_dtype": version.vae_dtype,
+            "negative_prompt": version.negative_prompt,
+            "fps": version.fps,
+            "shift": version.shift,
+            "cfg_scale": version.guidance_scale,
+        }
+        sigmas = self.rollout.sigmas
+        if sigmas is None and self.rollout.shift is None and version.sigmas:
+            sigmas = version.sigmas
+            defaults["sigmas"] = sigmas
+        defaults["validation_steps"] = len(parse_sigmas(sigmas)) or version.num_steps
+        if self.objective.name == "distill":  # a student is validated at its own steps
+            defaults["validation_steps"] = self.rollout.grpo_sampling_steps
+        defaults["validation_eta"] = 1.0 if version.native == "renoise" else 0.0
+        given = self.flat()
+        return {name: value for name, value in defaults.items() if given[name] is None}
+
+    def resolved(self) -> "Config":
+        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if
+        kl_weight is 0.
+
+        If no eta matches, `rules` reports it.
+
+        Training, generation and planning all resolve here, so a setting that is None has the same
+        value in each.
+        """
+        config = self.with_settings(**self.defaults_of_version)
+        if config.flat().get("kl_weight") == 0:
+            config = config.with_settings(kl_strategy="none")
+        if not config.rollout.match_noise:
+            return config
+        try:
+            return config.with_settings(eta=config.matched_eta())
+        except ValueError:
+            return config
+
+    def matched_eta(self) -> float:
+        """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""
+        rollout = self.rollout
+        return matched_eta(
+            rollout.match_noise,
+            rollout.sde_type,
+            num_steps=rollout.grpo_sampling_steps,
+            shift=rollout.shift,
+            last_step=rollout.last_step,
+            sde_window=self.objective.window,
+            sigmas=rollout.sigmas,
+        )
+
+    def resolve_auto(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
+        """Return a copy with ``auto`` replaced for the device, and by ``recompute`` in
+        activation_checkpointing.
+        """
+        chosen = {
+            "batched_forward": not on_gpu,
+            "enable_compile": on_gpu,
+            "activation_checkpointing": recompute,
+        }
+        given = self.flat()
+        return self.with_settings(
+            **{name: value for name, value in chosen.items() if given[name] == "auto"}
+        )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How a rollout is sampled."""
+        data = self.data
+        rollout = self.rollout
+        return Sampling(
+            frames=data.sample_n_frames,
+            height=data.height,
+            width=data.width,
+            fps=data.fps,
+            steps=rollout.grpo_sampling_steps,
+            shift=rollout.shift,
+            sigmas=rollout.sigmas,
+            guidance_scale=rollout.cfg_scale,
+            guidance_interval=rollout.guidance_interval,
+            negative_prompt=data.negative_prompt,
+            sampler=rollout.sde_type,
+            eta=rollout.eta,
+            last_step=rollout.last_step,
+            reference_conventions=rollout.reference_conventions,
+        )
+
+    @property
+    def validation_sampling(self) -> Sampling:
+        """How a validation video is sampled: as a rollout where validation sets nothing else, with
+        the ODE unless ``validation_eta`` is above 0.
+        """
+        record = self.record
+        rollout = self.sampling
+        # The levels of the rollouts, unless there are as many steps with a shift of their own.
+        has_levels = (
+            record.validation_shift is None
+            and len(parse_sigmas(rollout.sigmas)) == record.validation_steps
+        )
+        shift = rollout.shift if record.validation_shift is None else record.validation_shift
+        scale = record.validation_cfg_scale
+        version = version_defaults(self.model.transformer_version)
+        sampler = ODE
+        if record.validation_eta:
+            sampler = "cps" if version.native == "renoise" else rollout.sampler
+        return Sampling(
+            frames=record.validation_num_frames or rollout.frames,
+            height=record.validation_height or rollout.height,
+            width=record.validation_width or rollout.width,
+            fps=rollout.fps,
+            steps=record.validation_steps,
+            shift=shift,
+            sigmas=rollout.sigmas if has_levels else None,
+            guidance_scale=rollout.guidance_scale if scale is None else scale,
+            guidance_interval=rollout.guidance_interval,
+            negative_prompt=rollout.negative_prompt,
+            sampler=sampler,
+            eta=record.validation_eta or 0.0,
+            last_step="deterministic",
+        )
+
+    @property
+    def video_sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Frames, height and width of the videos of a run, by kind of video."""
+        sizes = {"a rollout": self.sampling.size}
+        if self.data.valid_video_csv:
+            sizes["a validation video"] = self.validation_sampling.size
+        return sizes
+
+    @property
+    def is_batched(self) -> bool:
+        """True if samples and guidance branches share a forward pass; ``auto``: on a CPU."""
+        batched = self.rollout.batched_forward
+        return batched == "true" or (batched == "auto" and self.model.device == "cpu")
+
+    @property
+    def rows_per_pass(self) -> int:
+        """Rollouts per training forward pass: 1 without batching, so that sharded ranks make the
+        same calls.
+        """
+        return self.objective.mini_batch_size_per_update if self.is_batched else 1
+
+    @property
+    def anchor_cfg_scale(self) -> float:
+        """Guidance scale of the anchor; by default as for the policy."""
+        scale = self.objective.anchor_cfg_scale
+        if scale is None or not self.objective.needs_anchor:
+            return self.rollout.cfg_scale
+        return scale
+
+    @property
+    def anchor_has_own_guidance(self) -> bool:
+        """True if the anchor differs from the policy even if their weights are equal."""
+        return max(1.0, self.anchor_cfg_scale) != max(1.0, self.rollout.cfg_scale)
+
+    @property
+    def kl_warmup(self) -> float:
+        """Updates of the KL warm-up.
+
+        The public reference counts (rollout, step) pairs of a replica instead.
+        """
+        rollout = self.rollout
+        objective = self.objective
+        pairs = 1.0
+        if rollout.reference_conventions and objective.name == "grpo":
+            pairs = rollout.grpo_sampling_steps * objective.timestep_fraction / objective.updates
+            pairs *= rollout.batch_size * rollout.gradient_accumulation_steps
+        return objective.kl_warmup_updates / pairs
+
+    @property
+    def num_branches(self) -> int:
+        """Forward passes per velocity in training: 2 with guidance (at most), 1 without."""
+        return 2 if self.sampling.is_guided else 1
+
+    @property
+    def negative_requests(self) -> list[Request]:
+        """Request of the negative branch of guidance; empty without guidance."""
+        scales = (
+            self.rollout.cfg_scale,
+            self.validation_sampling.guidance_scale,
+            self.anchor_cfg_scale,
+        )
+        is_guided = max(scales) > 1
+        return [Request(self.data.negative_prompt, is_negative=True)] if is_guided else []
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer updates of the whole run."""
+        return self.optimizer.max_steps * self.objective.updates
+
+    def with_absolute_paths(self) -> "Config":
+        """Return a copy whose paths do not depend on the working directory, which code of a scorer
+        may change.
+        """
+        changes: dict[str, object] = {}
+        leaves = self.leaves()
+        for name, value in self.flat().items():
+            if leaves[name].is_path:
+                is_list = isinstance(value, list)
+                changes[name] = list(map(absolute, value)) if is_list else absolute(value)
+        if os.path.isdir(self.model.family):  # else a module
+            changes["family"] = os.path.abspath(self.model.family)
+        return self.with_settings(**changes)
+
+    def as_pilot(self) -> "Config":
+        """Return a copy for a pilot: two iterations without validation, in the folder
+        ``<output_dir>-pilot``.
+        """
+        folder = f"{self.record.output_dir.rstrip('/')}-pilot"
+        return self.with_settings(
+            max_steps=2,
+            output_dir=folder,
+            resume_from_checkpoint="",
+            valid_video_csv=[],
+            on_reward_hacking="warn",
+        )
+
+
+SECTIONS: dict[str, type[sections.Section]] = {
+    name: field.annotation for name, field in Config.model_fields.items() if name != OBJECTIVE
+}
+
+
+# --- leaves ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A setting: its declaration, and where it stands."""
+
+    name: str
+    section: str
+    field: FieldInfo
+
+    @property
+    def kind(self) -> Any:
+        """Type of the values other than None, which stands for a default that others decide."""
+        declared = self.field.annotation
+        members = [each for each in get_args(declared) if each is not type(None)]
+        return members[0] if type(None) in get_args(declared) else declared
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.kind) is list
+
+    @property
+    def default(self) -> Any:
+        return self.field.get_default(call_default_factory=True)
+
+    @property
+    def sentence(self) -> str:
+        return self.field.description
+
+    @property
+    def decides(self) -> sections.Decides:
+        return self.field.json_schema_extra["decides"]
+
+    @property
+    def is_path(self) -> bool:
+        return self.field.json_schema_extra["is_path"]
+
+    @property
+    def measured(self) -> bool:
+        return self.field.json_schema_extra["measured"]
+
+    @property
+    def choices(self) -> list[str]:
+        return self.field.json_schema_extra["choices"]
+
+
+def leaves_of(section: str, cls: type[sections.Section]) -> dict[str, Leaf]:
+    """Return the settings of a section, by name."""
+    return {name: Leaf(name, section, field) for name, field in cls.model_fields.items()}
+
+
+def _all_leaves() -> dict[str, Leaf]:
+    """Return all settings by flat name; of a name that several objectives have, the first one."""
+    found: dict[str, Leaf] = {}
+    for section in Config.model_fields:
+        if section != OBJECTIVE:
+            found |= leaves_of(section, SECTIONS[section])
+            continue
+        found[OBJECTIVE] = Leaf(OBJECTIVE, OBJECTIVE, _CHOICE)
+        for cls in BUILT_IN.values():
+            found = leaves_of(OBJECTIVE, cls) | found
+    return found
+
+
+_CHOICE: FieldInfo = sections.learning(
+    GRPOSettings.name,
+    "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft "
+    "(reward gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of "
+    "few steps), or FILE.py:NAME.",
+    is_path=True,
+    choices=BUILT_IN,
+)
+_CHOICE.annotation = str
+LEAVES = _all_leaves()
+
+
+def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run without a custom objective and its settings, whose file may have
+    moved since.
+    """
+    if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
+        return dict(values)
+    return {
+        name: value
+        for name, value in values.items()
+        if name in LEAVES and LEAVES[name].section != OBJECTIVE
+    }
+
+
+def objectives_with(name: str) -> list[str]:
+    """Return the built-in objectives that have a setting."""
+    return [each for each, cls in BUILT_IN.items() if name in cls.model_fields]
+
+
+def in_form(name: str, value: Any) -> Any:
+    """Return a value in the form of its setting: a word becomes a list if needed, a bool of a
+    switch becomes text, and an integer a number.
+    """
+    leaf = LEAVES.get(name)
+    if leaf is None:
+        return value
+    if leaf.kind is Switch and isinstance(value, bool):
+        return str(value).lower()
+    if leaf.is_list and isinstance(value, str | list | tuple):
+        return [word for word in ([value] if isinstance(value, str) else value) if word]
+    return value
+
+
+# --- problems -------------------------------------------------------------------------------------
+
+
+def _unknown(name: str, objective: str) -> str:
+    owners = objectives_with(name)
+    if owners:
+        return (
+            f"{name} is a setting of objective {' and '.join(owners)} and not of {objective}; "
+            f"remove it, or set objective {owners[0]}"
+        )
+    return f"unknown setting {quote(name, 80)}; {nearest(name, LEAVES) or '--help lists them'}"
+
+
+def _sentence(name: str, error: Mapping[str, Any], section: type[sections.Section]) -> str:
+    """Return what is wrong with a value, as pydantic describes it, in one sentence."""
+    context = error.get("ctx", {})
+    value = error["input"]
+    got = f"got {quote(value, 80) if isinstance(value, str) else value}"
+    kind = error["type"]
+    if kind == "greater_than_equal" and context["ge"] == 0:
+        needed = "must not be negative"
+    elif kind == "greater_than" and context["gt"] == 0:
+        needed = "must be positive"
+    elif kind in _LIMITS:
+        words, key = _LIMITS[kind]
+        needed = f"must be {words} {context[key]:g}"
+    elif kind == "literal_error":
+        choices = get_args(Leaf(name, "", section.model_fields[name]).kind)
+        needed = f"must be one of {', '.join(choices)}"
+        hint = nearest(str(value), choices)
+        got += f"; {hint}" if hint else ""
+    elif kind == "too_short":
+        needed, got = "must be given", "got none"
+    else:
+        needed = _TYPES.get(kind, error["msg"])
+    return f"{name} {needed}, {got}"
+
+
+_LIMITS = {
+    "greater_than_equal": ("at least", "ge"),
+    "greater_than": ("above", "gt"),
+    "less_than_equal": ("at most", "le"),
+    "less_than": ("below", "lt"),
+}
+_TYPES = {
+    "finite_number": "must be a finite number",
+    "int_type": "must be an integer",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "list_type": "must be a list",
+}
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path of a setting, also in ``FILE.py:NAME``; other names, JSON and ``""``
+    are unchanged.
+    """
+    file, separator, name = path.rpartition(":")
+    if file.endswith(".py"):
+        return f"{os.path.abspath(file)}{separator}{name}"
+    if path in ("", *RESUME_WORDS, *SAMPLERS, *BUILT_IN) or is_json(path):
+        return path
+    return os.path.abspath(path if os.path.exists(path) else find_path(path))
+
+
+def is_json(text: str) -> bool:
+    """Return whether ``reward_weights`` or ``reward_config`` is a JSON object instead of a name or
+    path.
+    """
+    return text.lstrip().startswith("{")
+
+
+def flat_weights(weights: dict) -> dict:
+    """Return weights by dimension; scorers are flattened:
+    ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``.
+
+    A dimension that two scorers have is named SCORER/DIMENSION.
+    """
+    by_scorer = [
+        value if isinstance(value, dict) else {name: value} for name, value in weights.items()
+    ]
+    counts = Counter(dimension for dimensions in by_scorer for dimension in dimensions)
+    short = short_names([name for name, value in weights.items() if isinstance(value, dict)])
+    found = {}
+    for scorer, dimensions in zip(weights, by_scorer):
+        for dimension, weight in dimensions.items():
+            is_shared = counts[dimension] > 1 and scorer in short
+            found[f"{short[scorer]}/{dimension}" if is_shared else dimension] = weight
+    return found

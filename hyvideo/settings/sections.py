@@ -1,0 +1,430 @@
+"""Settings of a run by section: each leaf is declared once, under the flat name by which flags and
+YAML files know it. Imports no torch.
+
+    batch_size: int = layout(2, "Rollouts that a replica samples at once.", ge=1)
+
+The function names what the setting decides:
+
+    learning    samples, rewards or updates: another value is another experiment
+    layout      how an iteration's rollouts are distributed; may change while their number stays the same
+    machine     how and how long a run computes, or when it stops with an error, but not what it learns
+    records     which outputs of a run are kept, and where
+    start       this start of the program only
+"""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from hyvideo.schedulers.transitions import SAMPLERS
+
+MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
+# beyond any model, so that planning a typo takes no minutes
+MAX_SIDE = 16_384
+MAX_FRAMES = 10_001
+MAX_STEPS = 1000
+
+Decides = Literal["learning", "layout", "machine", "records", "start"]
+Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
+
+
+class Section(BaseModel):
+    """Settings that belong together. Values have exactly the type that is declared."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def setting(
+    decides: Decides,
+    default: Any,
+    sentence: str,
+    *,
+    is_path: bool = False,  # files or folders, relative to the working directory at the start
+    measured: bool = False,  # the value affects an evaluation of a policy; false for paths
+    choices: Collection[str] = (),  # built-in names of a setting that may also be FILE.py:NAME
+    **limits: float,  # ge, gt, le, lt
+) -> Any:
+    """Return a field of a section."""
+    traits = {"decides": decides, "is_path": is_path, "measured": measured}
+    extra = traits | {"choices": list(choices)}
+    return Field(default, description=sentence, json_schema_extra=extra, **limits)
+
+
+learning, layout, machine, records, start = (
+    partial(setting, decides) for decides in ("learning", "layout", "machine", "records", "start")
+)
+
+
+class ModelSettings(Section):
+    """Model, precision and device."""
+
+    pretrained_model_root: str = machine(
+        "./ckpts", "Checkpoint folder, in the original or the diffusers layout.", is_path=True
+    )
+    transformer_version: str = learning(
+        "480p_t2v", "Model version: a folder under <root>/transformer.", measured=True
+    )
+    family: str = learning(
+        "",
+        "Model family outside the repository: its folder or its importable module "
+        "(docs/add_a_model.md).",
+    )
+    dtype: Literal["bf16", "fp32"] = learning(
+        "bf16", "Compute precision of the transformer.", measured=True
+    )
+    master_weight_type: Literal["fp32", "bf16"] = learning(
+        "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
+    )
+    base_weight_dtype: Literal["bf16", "fp8"] = learning(
+        "bf16",
+        "Precision in which a LoRA run stores the frozen weights: bf16 (the precision of "
+        "dtype), or fp8, which needs torchao.",
+    )
+    encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
+        "fp16", "Precision of the encoders.", measured=True
+    )
+    vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
+        None, "Precision of the VAE; default: the value of the version.", measured=True
+    )
+    vae_tile_size: int = machine(
+        256, "Tile size of VAE decoding in pixels; 0 disables tiling.", ge=0, measured=True
+    )
+    vae_tile_overlap: float = machine(
+        0.125, "Overlap as a fraction of a tile.", ge=0, lt=1, measured=True
+    )
+    vae_offload: bool = machine(
+        False, "Keep the VAE on the CPU except while it decodes or encodes."
+    )
+    precompute_conditions: bool = machine(
+        False, "Encode all prompts before training, then free the encoders."
+    )
+    conditions_dir: str = machine(
+        "",
+        "Folder of encoded prompts; default if precomputed: <output_dir>/conditions.",
+        is_path=True,
+    )
+    random_weights: bool = learning(
+        False, "Initialize weights at random, for smoke tests.", measured=True
+    )
+    device: Literal["auto", "cuda", "cpu"] = machine(
+        "auto", "Device; auto uses a GPU if there is one."
+    )
+    attention_kernel: Literal["auto", "cudnn", "flash", "flash3", "efficient", "torch", "sage"] = (
+        machine(
+            "auto",
+            "Attention kernel; auto: the fastest that works; torch: torch's choice; sage: only "
+            "to generate.",
+        )
+    )
+    num_threads: int = machine(
+        0, "CPU threads per process; 0 uses PyTorch's default.", ge=0, le=MAX_THREADS
+    )
+
+
+class DataSettings(Section):
+    """Prompts and video size."""
+
+    prompts_csv: list[str] = learning(
+        ["assets/prompts/train.csv"],
+        "CSV files: `prompt`, optionally `ref_image_path`.",
+        is_path=True,
+    )
+    valid_video_csv: list[str] = records(
+        [], "Validation prompts, with the same columns; default: none.", is_path=True
+    )
+    negative_prompt: str | None = learning(
+        None,
+        "Negative prompt of rollouts and validation; default: the value of the version.",
+        measured=True,
+    )
+    height: int = learning(352, "Height of a rollout in pixels.", ge=1, le=MAX_SIDE, measured=True)
+    width: int = learning(624, "Width of a rollout in pixels.", ge=1, le=MAX_SIDE, measured=True)
+    sample_n_frames: int = learning(
+        81,
+        "Frames of a rollout: 1 and a multiple of the VAE's temporal compression.",
+        ge=1,
+        le=MAX_FRAMES,
+        measured=True,
+    )
+    fps: float | None = learning(
+        None,
+        "Frames per second of the videos; default: the value of the version.",
+        ge=0.01,
+        le=1000,
+        measured=True,
+    )
+    seed: int = learning(42, "Random seed of the run.", ge=0)
+
+
+class RolloutSettings(Section):
+    """Number of rollouts, and the sampler."""
+
+    batch_size: int = layout(2, "Rollouts that a replica samples at once.", ge=1)
+    num_generations: int = learning(4, "Group size: rollouts per prompt.", ge=1)
+    gradient_accumulation_steps: int = layout(
+        1, "Batches per iteration; rollouts per iteration = batch_size x this x replicas.", ge=1
+    )
+    sde_type: str = learning(
+        "sage_grpo",
+        "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.",
+        is_path=True,
+        choices=SAMPLERS,
+    )
+    eta: float = learning(0.5, "Noise scale of the SDE.", ge=0, le=1000)
+    match_noise: str = learning(
+        "",
+        "Set eta so that the total noise equals the noise of another sampler: `SAMPLER:ETA`, "
+        "such as sage_grpo:0.7.",
+    )
+    grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", ge=1, le=MAX_STEPS)
+    shift: float | None = learning(
+        None, "Sigma shift; default: the value of the version.", ge=0.001, measured=True
+    )
+    sigmas: str | None = learning(
+        None,
+        "Noise level of each step, such as 1,0.757,0.522; replaces shift; default: the levels "
+        "of the version, or of shift.",
+        measured=True,
+    )
+    cfg_scale: float | None = learning(
+        None,
+        "Guidance scale; 1 or less disables guidance; default: the value of the version.",
+        measured=True,
+    )
+    guidance_interval: str = learning(
+        "", "Sigmas with guidance, LOW:HIGH; default: all.", measured=True
+    )
+    batched_forward: Switch = machine(
+        "auto", "Batch samples and guidance branches in a forward pass; auto: on a CPU."
+    )
+    last_step: Literal["stochastic", "deterministic"] = learning(
+        "stochastic", "The last step adds noise, or takes the mean and is not trained."
+    )
+    reference_conventions: bool = learning(
+        False,
+        "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of "
+        "CPS differs from the equations (docs/reproduce.md).",
+    )
+    use_same_noise: bool = learning(False, "Share the initial noise in a group.")
+    decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", ge=1)
+
+
+class RewardSettings(Section):
+    """Reward models, their weights, and advantages."""
+
+    reward_model: list[str] = learning(
+        ["videoalign"], "Scorers: names or FILE.py:CLASS.", measured=True
+    )
+    reward_weights: str = learning(
+        "alignment",
+        "Weights of the dimensions: `averaged` or A (VQ, MQ, TA 1, 1, 1), `alignment` or B "
+        "(0.5, 0.5, 1), or JSON.",
+        measured=True,
+    )
+    reward_normalization: Literal["none", "group"] = learning(
+        "none",
+        "group: divide each dimension by its standard deviation in the group before weighting.",
+    )
+    held_out_reward_model: list[str] = records(
+        [], "Scorers that only measure validation videos and never reward."
+    )
+    reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", is_path=True)
+    reward_precision: Literal["bf16", "fp32_math"] = learning(
+        "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", measured=True
+    )
+    reward_video: Literal["memory", "file"] = learning(
+        "memory",
+        "Score the decoded frames, or an H.264 file of them (file), as published.",
+        measured=True,
+    )
+    reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
+    score_between_stages: bool = machine(
+        False,
+        "Score after all rollouts of an iteration instead of beside them; needs reward_offload.",
+    )
+    reward_retries: int = machine(
+        1, "Retries of a failed batch before its videos are scored one at a time.", ge=0
+    )
+    check_reward: bool = machine(True, "Check the scorers on a test video before training.")
+    max_missing_fraction: float = machine(
+        0.25, "Fraction of failed rewards above which the run stops.", ge=0, le=1
+    )
+    remote_reward_url: str = machine(
+        "", "Comma-separated URLs of services that replace scorers.", measured=True
+    )
+    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", gt=0)
+    ignore_rewards: bool = learning(
+        False, "Control run: set all advantages to 0 and train on the KL terms alone."
+    )
+    advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", gt=0)
+
+    @property
+    def loaded_scorers(self) -> list[str]:
+        """Scorers that run in this process; reward services replace those that reward."""
+        return [*([] if self.remote_reward_url else self.reward_model), *self.held_out_reward_model]
+
+    @property
+    def scores_between_stages(self) -> bool:
+        """Return whether scoring starts after the last decode; reward services score beside the
+        other stages.
+        """
+        return self.score_between_stages and not self.remote_reward_url
+
+
+class OptimizerSettings(Section):
+    """Optimizer, EMA and LoRA."""
+
+    max_steps: int = machine(10000, "Number of iterations.", ge=1)
+    learning_rate: float = learning(1e-05, "Learning rate.", gt=0)
+    weight_decay: float = learning(0.01, "Decoupled weight decay.", ge=0)
+    adam_beta1: float = learning(0.9, "Decay rate of AdamW's first moment.", ge=0, lt=1)
+    adam_beta2: float = learning(0.999, "Decay rate of AdamW's second moment.", ge=0, lt=1)
+    adam_epsilon: float = learning(1e-08, "AdamW's epsilon.", gt=0)
+    max_grad_norm: float = learning(1.0, "Clip gradients to this global norm.", gt=0)
+    max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", ge=1)
+    warmup_steps: int = learning(0, "Updates of linear learning-rate warmup.", ge=0)
+    use_muon: bool = learning(
+        True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all."
+    )
+    muon_momentum: float = learning(0.95, "Muon's momentum.", ge=0, lt=1)
+    muon_scope: Literal["hidden", "all"] = learning(
+        "hidden", "Matrices for Muon: of the blocks (hidden), or all."
+    )
+    ema_decay: float = learning(
+        0.0, "EMA decay of the weights per update; 0 disables the EMA.", ge=0, lt=1
+    )
+    lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.", ge=0)
+    lora_alpha: float = learning(
+        0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.", ge=0
+    )
+    pretrained_lora_path: str = learning(
+        "", "LoRA to continue or, with lora_rank 0, to merge into the base model.", is_path=True
+    )
+    lora_target_modules: list[str] = learning(
+        [],
+        "Modules that get a LoRA, as name endings or regular expressions; default: the matrices "
+        "of the blocks.",
+    )
+    reference_mode_offload: bool = machine(
+        False, "Keep the anchor and the EMA on the CPU while unused."
+    )
+
+
+class DistributedSettings(Section):
+    """Parallelism, activation checkpointing and compilation."""
+
+    sp_size: int = machine(1, "Ranks that share one video by sequence parallelism.", ge=1)
+    dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", ge=1)
+    enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.")
+    reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.")
+    gradient_sync: Literal["auto", "every", "last"] = machine(
+        "auto",
+        "Reduce gradients across GPUs in every backward pass, or only in the last one of an "
+        "update; auto: last for LoRA.",
+    )
+    enable_gradient_checkpointing: bool = machine(
+        False, "Use activation checkpointing, which saves memory."
+    )
+    activation_checkpointing: Literal["auto", "full", "selective"] = machine(
+        "auto",
+        "Recompute all (full), or all but attention (selective); auto: selective if it fits.",
+    )
+    enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
+    compile_backend: str = machine("inductor", "Backend of torch.compile.")
+    deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
+    collective_timeout: float = machine(1800.0, "Seconds until a hanging rank ends the run.", gt=0)
+    watchdog_seconds: float = machine(
+        900.0, "Seconds in one stage until the watchdog reports it; 0: off.", ge=0
+    )
+
+    @property
+    def reward_deadline(self) -> float:
+        """Seconds to wait for rewards: less than collective_timeout, so that late ones do not look
+        like a lost rank.
+        """
+        return 0.8 * self.collective_timeout
+
+
+class RecordSettings(Section):
+    """Metrics, videos, checkpoints and validation."""
+
+    output_dir: str = records(
+        "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
+    )
+    report_to: list[str] = records(
+        ["tensorboard"],
+        "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
+    )
+    report: bool = records(True, "Write report.html at every validation and at the end of the run.")
+    save_interval: int = records(
+        50, "Iterations between checkpoints; the last iteration is always saved.", ge=1
+    )
+    save_minutes: float = records(
+        60.0, "Also save after this many minutes, at the end of an iteration; 0: never.", ge=0
+    )
+    save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.", ge=0)
+    keep_every: int = records(
+        0, "Also keep the checkpoints of every N-th iteration; 0: none.", ge=0
+    )
+    save_asynchronously: bool = records(
+        True, "Write checkpoints in the background, from a copy on the CPU."
+    )
+    resume_from_checkpoint: str = start(
+        "auto",
+        "auto (or latest): continue the run in output_dir from its newest complete checkpoint, "
+        "or start one; a folder: start from this checkpoint; empty: start a new run only.",
+        is_path=True,
+    )
+    allow_changed_settings: list[str] = start(
+        [],
+        "Settings and inputs that affect learning and may differ from those of the run that is "
+        "resumed, by name; all: any.",
+    )
+    log_video_interval: int = records(
+        10, "Iterations between saved rollout videos; 0 saves none.", ge=0
+    )
+    log_num_videos: int = records(4, "Videos to save per iteration or validation.", ge=0)
+    validation_interval: int = records(50, "Iterations between validations.", ge=1)
+    validation_steps: int | None = records(
+        None,
+        "ODE steps of validation videos; default: the value of the version, or the number of "
+        "sigmas.",
+        ge=1,
+        le=MAX_STEPS,
+        measured=True,
+    )
+    validation_seed: int = records(930, "Seed of the validation noise.", ge=0, measured=True)
+    validation_repeats: int = records(
+        1, "Validation videos per prompt.", ge=1, le=1000, measured=True
+    )
+    validation_batch_size: int = records(1, "Validation videos sampled together.", ge=1)
+    validation_num_frames: int = records(
+        0, "Frames of validation videos; 0: sample_n_frames.", ge=0, le=MAX_FRAMES
+    )
+    validation_eta: float | None = records(
+        None,
+        "Noise scale of the SDE in validation, for models that sample with noise; 0: the ODE; "
+        "default: the value of the version.",
+        ge=0,
+        le=1000,
+        measured=True,
+    )
+    validation_shift: float | None = records(None, "Shift in validation; default: shift.", gt=0)
+    validation_cfg_scale: float | None = records(
+        None, "Guidance scale in validation; default: cfg_scale."
+    )
+    validate_at_step0: bool = records(True, "Validate the base model before training.")
+    validation_height: int = records(
+        0, "Height of validation videos in pixels; 0: height.", ge=0, le=MAX_SIDE
+    )
+    validation_width: int = records(
+        0, "Width of validation videos in pixels; 0: width.", ge=0, le=MAX_SIDE
+    )
+    on_reward_hacking: Literal["warn", "stop"] = records(
+        "warn", "When the reward rises and a held-out metric degrades: warn, or save and stop."
+    )
+    hacking_threshold: float = records(
+        1.5, "Allowed held-out shift in standard deviations of the base model.", gt=0
+    )

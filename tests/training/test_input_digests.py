@@ -101,17 +101,17 @@ def test_an_initial_lora_counts(tiny_config, tmp_path):
 )
 def test_each_model_has_its_own_digest_which_a_moved_folder_keeps(tmp_path, file, model):
     root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
-    settings = replace(Config.of_version("miniature").model, pretrained_model_root=str(root))
-    before = digest_models(settings, {"text"})
+    config = Config.of_version("miniature").with_settings(pretrained_model_root=str(root))
+    before = digest_models(config.model, {"text"})
     assert list(before) == [f"{MODELS}{name}" for name in ("transformer", "vae", "text")]
     (root / "vae" / "README.md").write_text("notes")
     moved = root.rename(tmp_path / "moved")
-    settings = replace(settings, pretrained_model_root=str(moved))
-    assert digest_models(settings, {"text"}) == before
+    config = config.with_settings(pretrained_model_root=str(moved))
+    assert digest_models(config.model, {"text"}) == before
     (path,) = moved.glob(file)
     change_last_bytes(path)
-    assert changed_inputs(before, digest_models(settings, {"text"})) == [f"{MODELS}{model}"]
-    assert digest_models(replace(settings, random_weights=True), {"text"}) == {}
+    assert changed_inputs(before, digest_models(config.model, {"text"})) == [f"{MODELS}{model}"]
+    assert digest_models(config.with_settings(random_weights=True).model, {"text"}) == {}
 
 
 def test_the_weights_of_a_reward_model_count(tiny_config, tmp_path):

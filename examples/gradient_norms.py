@@ -52,7 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     with exit_on_error("gradient_norms.py"), ExitStack() as at_end:
         check(config, processes.world_size())
         trainer = build(config, at_end)
-        at_end.enter_context(trainer.owner)
+        if trainer.mesh.is_main:
+            at_end.push(trainer.lease)  # release it at the end
         trainer.bar.total = trainer.iteration + 1
         rollouts = scored_rollouts(trainer)
         norms = norms_per_visit(trainer.run.update, rollouts)

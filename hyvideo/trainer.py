@@ -319,7 +319,7 @@ class Trainer:
             )
         elif self.mesh.is_main and saved and not is_common and not self.run.checkpoints.last_failed:
             print(
-                f"\niteration {saved} is saved, the last finished one; the same command resumes",
+                f"\niteration {saved} is saved, the last finished one; the same command resumes the run",
                 file=sys.stderr,
                 flush=True,
             )

@@ -9,7 +9,6 @@ import inspect
 import pkgutil
 import re
 import sys
-import textwrap
 
 import pytest
 
@@ -23,7 +22,7 @@ from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule, Step
 from hyvideo.training.objective import Terms
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
-from hyvideo.training.run_state import RunState
+from hyvideo.training.run_state import SavedState
 from tests.forked import ROOT
 
 HEAD = """# Types
@@ -80,7 +79,7 @@ FLOW = {  # type -> where it is made, and where it is read
     UpdateResult: ([UPDATE], ["grpo.metrics:average"]),
 }
 OTHERS = {  # types of the same modules that are not on the page
-    "Ownership", "PendingRewards", "Pass", "UpdateWork", "Accumulated", "RolloutNoise", "PromptOrder", "ImageCondition",
+    "PendingRewards", "Pass", "UpdateWork", "Accumulated", "RolloutNoise", "PromptOrder", "ImageCondition",
     "SamplerSettings", "KLWeights", "KLScheduleSettings", "Entry", "SetMeasure", "ScoreResult", "Transitions",
 }  # fmt: skip
 SHAPE = re.compile(r"\(([^()]|\([^()]*\))*\)")
@@ -100,29 +99,16 @@ def comments_of(lines: list[str], nodes: list[ast.AST]) -> list[str]:
 
 
 def fields_of(cls: type) -> list[tuple[str, str, str]]:
-    """Return name, annotation and comment of each field of a dataclass."""
+    """Return name, annotation and comment of each field of a class."""
     source = inspect.getsource(cls)
     body = ast.parse(source).body[0].body
     nodes = {node.target.id: node for node in body if isinstance(node, ast.AnnAssign)}
-    assert [*nodes] == [field.name for field in dataclasses.fields(cls)]
+    assert [*nodes] == [*inspect.get_annotations(cls)]
     comments = comments_of(source.splitlines(), [*nodes.values()])
     return [
         (name, ast.unparse(node.annotation), text)
         for (name, node), text in zip(nodes.items(), comments)
     ]
-
-
-def saved_state() -> list[tuple[str, str, str]]:
-    """Return key, no type, and comment of each entry of state.json."""
-    source = textwrap.dedent(inspect.getsource(RunState.save))
-    (state,) = (
-        node.value
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "state"
-    )
-    lines = [line.replace(",  #", "  #") for line in source.splitlines()]
-    comments = comments_of(lines, state.values)
-    return [(key.value, "", text) for key, text in zip(state.keys, comments)]
 
 
 def row(name: str, annotation: str, comment: str) -> str:
@@ -159,7 +145,10 @@ def page() -> str:
     text = "What a run needs to resume bit for bit: `tensors` in shards, the rest in `state.json`."
     parts.append(title("checkpoint", "training/run_state.py", text, *places))
     text = "weights, optimizer state, and the copies of a moving anchor and the EMA, by name"
-    parts += [row("tensors", "dict[str, Tensor]", text), *(row(*entry) for entry in saved_state())]
+    parts += [
+        row("tensors", "dict[str, Tensor]", text),
+        *(row(*field) for field in fields_of(SavedState)),
+    ]
     return "".join(parts)
 
 
@@ -201,4 +190,4 @@ def test_every_type_of_an_iteration_is_on_the_page():
 
 
 def test_every_saved_entry_is_documented():
-    assert all(comment for _, _, comment in saved_state())
+    assert all(comment for _, _, comment in fields_of(SavedState))

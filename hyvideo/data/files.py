@@ -19,6 +19,7 @@ from typing import Any
 from hyvideo.data.text import describe_error, quote
 
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
+LEASE = ".lease"  # name of the file of `run_folder.Lease`, which a killed process leaves
 PARTIAL = ".partial"  # end of the hidden names of `publish`
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
@@ -120,7 +121,8 @@ def new_folder_problem(folder: Path) -> str | None:
     """Return why a path is not a new or empty folder that can be written, None if it is one."""
     if problem := write_problem(folder):
         return problem
-    return "it is not empty" if os.path.lexists(folder) and os.listdir(folder) else None
+    is_used = os.path.lexists(folder) and os.listdir(folder) not in ([], [LEASE])
+    return "it is not empty" if is_used else None
 
 
 def free_disk(folder: Path) -> int:

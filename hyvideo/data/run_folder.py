@@ -24,12 +24,11 @@ from typing import Any
 from filelock import SoftFileLease, Timeout
 from pydantic import BaseModel, ValidationError
 
-from hyvideo.data.files import PARTIAL, make_folder, publish, remove_partial, sync
+from hyvideo.data.files import LEASE, PARTIAL, make_folder, publish, remove_partial, sync
 from hyvideo.data.text import quote
 
 RECORD = "run.json"
 MARK = ".run"
-LEASE = ".lease"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"

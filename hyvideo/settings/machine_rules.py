@@ -264,7 +264,7 @@ def checkpoint_to_resume_exists(path: str) -> Problems:
     if problem:
         reason = folder_problem(path) or f"state.json: {problem}"
         yield (
-            "resume_from_checkpoint must be `latest`, `auto` or a checkpoint folder, got "
+            "resume_from_checkpoint must be auto or a checkpoint of a run, got "
             f"{quote(path)}: {reason}"
         )
 

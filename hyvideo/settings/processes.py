@@ -134,9 +134,7 @@ def exit_on_signals() -> None:
 
 def _exit_stopped(number: int, _frame) -> None:
     name = signal.Signals(number).name
-    write_to_stderr(
-        f"\nstopped by {name} outside of training; resume with --resume_from_checkpoint latest\n"
-    )
+    write_to_stderr(f"\nstopped by {name} outside of training; the same command resumes the run\n")
     os._exit(STOPPED_CODE)
 
 

@@ -11,9 +11,8 @@ from hyvideo.distributed.checkpoint_loading import DIGESTS, corruption
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import complete_lines
+from hyvideo.settings.config import RESUME_WORDS
 from hyvideo.training.run_state import SavedState, read_saved_state
-
-RESUME_WORDS = ("auto", "latest")  # resume the run in output_dir, or start one
 
 
 @dataclass(frozen=True)

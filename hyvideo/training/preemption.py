@@ -44,7 +44,7 @@ class PreemptionSignals:
         """Raise Stopped on all ranks if any of them received a signal. All ranks must call this."""
         if any_rank(self.received is not None, self.mesh):
             source = self.received or "a signal to another rank"
-            raise Stopped(f"stopped by {source}; resume with --resume_from_checkpoint latest")
+            raise Stopped(f"stopped by {source}; the same command resumes the run")
 
     def all_ready(self, is_ready: bool) -> bool:
         """Return whether every rank is ready. All ranks must call this repeatedly until then.

@@ -48,11 +48,11 @@ class SavedState(BaseModel):
     iteration: int  # last finished one
     update: int  # optimizer updates so far
     anchor_age: int  # updates since the anchor was refreshed
-    kl_coefficient: KLState
-    health: HealthState
+    kl_coefficient: KLState  # value, number of updates, recent KL values
+    health: HealthState  # recent gradient norms and skipped updates
     unvalidated: dict[str, Any]  # metrics of the iteration, if its validation is not finished
     rollouts: int  # per iteration, over all replicas
-    settings: dict[str, Any]  # by flag
+    settings: dict[str, Any]  # all settings by name
     inputs: dict[str, str]  # digests of what the run read, by setting
 
 

@@ -35,36 +35,13 @@ SHUTDOWN_TIMEOUT="${SHUTDOWN_TIMEOUT:-240}"
 for name in NNODES NPROC_PER_NODE MASTER_PORT; do check_number "$name" 1; done
 for name in MAX_RESTARTS SHUTDOWN_TIMEOUT; do check_number "$name" 0; done
 
-value_of() { # value_of NAME ARGUMENTS...: the last value of --NAME or --NA-ME; fails if it is not given
-    local name="$1" value="" found=1
-    shift
-    while [ "$#" -gt 0 ]; do
-        case "${1%%=*}" in
-            "--$name" | "--${name//_/-}")
-                found=0
-                case "$1" in *=*) value="${1#*=}" ;; *) value="${2:-}" ;; esac
-                ;;
-        esac
-        shift
-    done
-    printf '%s' "$value"
-    return "$found"
-}
-
-resume=(--resume_from_checkpoint latest) # a new run if there is no checkpoint
-if value_of resume_from_checkpoint "$@" > /dev/null; then
-    resume=()
-elif config="$(value_of config "$@")" && grep -Eq "^resume_from_checkpoint: *['\"]?[^'\" #]" "$config" 2> /dev/null; then
-    resume=() # the config file sets it
-fi
-
 # setsid and the SIGUSR1 trap: the agent must receive SIGTERM once, from this script, whichever process was signaled. It
 # then sends SIGUSR1 to its processes, which save and exit; it sends them SIGTERM only after one of them has failed.
 (
     trap '' USR1
     exec setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
         --rdzv-endpoint="$MASTER_ADDR:$MASTER_PORT" --rdzv-id="$RDZV_ID" --max-restarts="$MAX_RESTARTS" \
-        --shutdown-timeout="$SHUTDOWN_TIMEOUT" post_train.py "${resume[@]}" "$@"
+        --shutdown-timeout="$SHUTDOWN_TIMEOUT" post_train.py "$@"
 ) &
 agent=$!
 

@@ -158,7 +158,6 @@ def test_two_nodes_train_one_run(start_real, tmp_path):
         assert code == 0, output
     (line,) = (out / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["iteration"] == 1
-    assert "resume_from_checkpoint: latest" in (out / "config.yaml").read_text()
 
 
 def test_a_user_error_is_not_restarted_and_exits_with_2(start_real):
@@ -183,13 +182,7 @@ def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path)
         "--max-restarts=3"
     )
     assert arguments[:2] == ["-m", "scripts.launch"] and set(words.split()) <= set(arguments)
-    assert arguments[-5:] == [
-        "post_train.py",
-        "--resume_from_checkpoint",
-        "latest",
-        "--prompt",
-        "a  'b' $c",
-    ]
+    assert arguments[-3:] == ["post_train.py", "--prompt", "a  'b' $c"]
 
 
 def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
@@ -216,28 +209,6 @@ def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, val
     assert code == 2
     assert f"{name} must be an integer of at least {least}, got '{value}'" in output
     assert not (tmp_path / "log.agent").exists()
-
-
-@pytest.mark.parametrize(
-    "flags, resumes",
-    [
-        (["--eta", "0.5"], True),
-        (["--resume_from_checkpoint", "outputs/a"], False),
-        (["--resume_from_checkpoint=outputs/a"], False),
-        (["--resume-from-checkpoint", "outputs/a"], False),
-        (["--config", "FILE"], False),
-        (["--config=EMPTY"], True),
-    ],
-)
-def test_a_run_resumes_from_the_newest_checkpoint_unless_another_is_given(
-    start, tmp_path, flags, resumes
-):
-    files = {"FILE": "resume_from_checkpoint: outputs/a\n", "EMPTY": "resume_from_checkpoint: ''\n"}
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-        flags = [flag.replace(name, str(tmp_path / name)) for flag in flags]
-    assert finish(start([*TRAIN, *flags], {"python": PYTHON}))[0] == 0
-    assert ("latest" in agent_arguments(tmp_path / "log")) is resumes
 
 
 @pytest.mark.parametrize(

@@ -358,13 +358,10 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
         run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options)
     )
     run_setup._checkpoint_writer(
-        trainer.config.record, trainer.mesh, trainer.owner, "1a2b", timeout=1234.0
+        trainer.config.record, trainer.mesh, trainer.lease.check, "1a2b", timeout=1234.0
     )
-    assert (
-        writers[0]["timeout"] == 1234.0
-        and writers[0]["owner"] is trainer.owner
-        and writers[0]["run"] == "1a2b"
-    )
+    assert writers[0]["timeout"] == 1234.0 and writers[0]["run"] == "1a2b"
+    assert writers[0]["check_owner"] == trainer.lease.check
     checkpoints, recorder = trainer.run.checkpoints, trainer.run.recorder
     assert (checkpoints.keep, checkpoints.keep_every, checkpoints.is_asynchronous) == (5, 4, False)
     assert (recorder.interval, recorder.num_videos, recorder.seed, recorder.fps) == (3, 2, 7, 12.0)

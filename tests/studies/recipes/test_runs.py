@@ -42,7 +42,7 @@ def write_run(study, cell, *, iterations, checkpoint=None, **changes):
     (folder / "config.yaml").write_text(yaml.safe_dump(settings | changes | {"environment": {}}))
     if checkpoint is not None:
         (folder / f"checkpoints/{checkpoint:06d}").mkdir(parents=True)
-        (folder / f"checkpoints/{checkpoint:06d}/state.json").write_text("{}")
+        (folder / f"checkpoints/{checkpoint:06d}/digests.json").write_text("{}")
 
 
 def test_a_cell_has_the_settings_in_its_name(study):
@@ -56,7 +56,7 @@ def test_a_cell_has_the_settings_in_its_name(study):
     )
     assert config.record.output_dir.endswith("table/cells/B-flow_grpo-fixed-noeq-seed2")
     assert config.optimizer.max_steps == 2 and config.model.num_threads == 1
-    assert config.record.resume_from_checkpoint == ""
+    assert config.record.resume_from_checkpoint == "auto"
 
 
 @pytest.mark.parametrize("kl", KL_FLAGS)

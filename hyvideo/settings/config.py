@@ -26,7 +26,7 @@ from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import Switch
 
 OBJECTIVE = "objective"  # the setting that chooses the objective, and the section of its settings
-RESUME_WORDS = ("latest", "auto")  # values of resume_from_checkpoint that are no folders
+RESUME_WORDS = ("auto", "latest")  # values of resume_from_checkpoint that are no folders
 # Settings A and B of the paper (arXiv:2603.21872, Table 2).
 REWARD_PRESETS = {
     "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},

@@ -1,7 +1,7 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -220,7 +220,7 @@ def build_run(
         )
         rewards = PairLabels()
         held_out = HeldOutPairs(collector)
-        record = replace(record, log_video_interval=0)  # no videos are sampled
+        record = record.model_copy(update={"log_video_interval": 0})  # no videos are sampled
     else:
         collector = RolloutCollector(
             config,

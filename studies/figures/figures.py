@@ -7,7 +7,6 @@ A figure has a row for each comparison: runs that differ only in the compared se
 for each variant.
 """
 
-from dataclasses import asdict
 from pathlib import Path
 
 import matplotlib
@@ -23,7 +22,7 @@ from studies.figures.curves import Comparison, MissingRuns, Run, compare, curve
 COMPARED = {  # settings by figure, the decisive one first
     3: ["use_grad_balancing"],
     7: ["kl_schedule", "kl_warmup_updates", "kl_gain"],
-    8: list(asdict(TrustRegionSettings())),  # runs without a trust region have only kl_strategy
+    8: list(TrustRegionSettings.model_fields),  # runs without a trust region have only kl_strategy
 }
 METRICS = {
     3: {"reward/mean": "reward"},

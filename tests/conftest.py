@@ -22,6 +22,8 @@ ROOT = Path(__file__).parent.parent
 # The longest tests start first, in this order, so that no worker finishes long after the others.
 LONGEST = (
     "training/test_faults.py",
+    "promises/test_same_results.py",
+    "promises/test_restart.py",
     "test_trainer.py",
     "distributed/test_same_run.py",
     "scripts/test_gpu_check.py",

@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 
 import generate
 from hyvideo.data.prompts import Request
-from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
@@ -874,11 +873,11 @@ def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
     assert not (tmp_path / "videos").exists()
 
 
-def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch):
+def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch, in_use):
     monkeypatch.setattr(
         generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")
     )
-    with Lease(tmp_path / "videos"):
+    with in_use(tmp_path / "videos"):
         code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
     assert code == 2 and f"{tmp_path}/videos' is in use" in output.err
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import read_json, replacing
+from hyvideo.data.files import publish, read_json
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.miniature.reward import MiniatureScorer
@@ -85,7 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     rows = rate(true_rewards(options.folder), options.pairs, options.seed)
     path = options.folder / "pairs.csv"
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with publish(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["prompt", "first", "second", "answer", "dimension"])
         writer.writerows([*row, DIMENSION] for row in rows)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 from hyvideo.data.text import shorten
 
 _ROWS = "CHECK_ROWS"  # environment variable: the file for a check's rows
@@ -231,7 +231,7 @@ def _write(out: Path, title: str, results: list[dict], numbers: Sequence[Number]
         ("gpu.json", json.dumps(results, indent=1)),
         ("gpu.md", "\n".join(lines) + "\n"),
     ):
-        with replacing(out / name) as path:
+        with publish(out / name) as path:
             path.write_text(text)
 
 

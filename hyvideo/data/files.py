@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -18,6 +19,7 @@ from typing import Any
 from hyvideo.data.text import quote
 
 MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
+PARTIAL = ".partial"  # end of the hidden names of `publish`
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
 
 
@@ -204,29 +206,52 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, which replaces ``path`` unless an error is
-    raised.
+def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
+    """Context manager that yields a hidden file, or a hidden new folder, which gets the name
+    ``path`` unless an error is raised.
 
-    Readers see the old or the new content, even after a power cut. The file gets the default mode
-    of new files.
+    Readers see the old or the new content of a file, even after a power cut, and a whole folder or
+    none. A file of this name is replaced. A folder is not: FileExistsError. The file gets the
+    default mode of new files. Raises OSError that names the file if the disk is full.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        yield temporary
-        temporary.chmod(mode)
-        sync(temporary)
-        os.replace(temporary, path)
+        if is_folder:
+            hidden.mkdir(parents=True)
+        else:
+            hidden.touch()
+        mode = hidden.stat().st_mode  # safetensors writes files that only the user may read
+        yield hidden
+        hidden.chmod(mode)
+        for written in hidden.rglob("*"):
+            sync(written)
+        sync(hidden)
+        if is_folder and path.is_dir():
+            raise FileExistsError(errno.EEXIST, "the folder exists already", str(path))
+        os.replace(hidden, path)
         sync(path.parent)
-    except OSError as error:  # a full disk: which one?
-        if error.errno is not None and error.filename is None:
+    except OSError as error:
+        if error.errno is not None and error.filename is None:  # a full disk: which one?
             error.filename = str(path)
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        if is_folder:
+            shutil.rmtree(hidden, ignore_errors=True)
+        else:
+            hidden.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes have left of `publish` in a folder.
+
+    Only the process that holds the folder's lease may call this.
+    """
+    for hidden in folder.glob(f".*{PARTIAL}"):
+        if hidden.is_dir() and not hidden.is_symlink():
+            shutil.rmtree(hidden, ignore_errors=True)
+        else:
+            hidden.unlink(missing_ok=True)
 
 
 @contextmanager

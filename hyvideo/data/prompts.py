@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, find_path, replacing
+from hyvideo.data.files import file_problem, find_path, publish
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
 
@@ -123,7 +123,7 @@ def _read_csv(path: Path) -> list[Request]:
 
 def write_requests(path: Path, requests: Sequence[Request]) -> None:
     """Write a prompts CSV. The paths of images are relative to its folder."""
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with publish(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
         for request in requests:

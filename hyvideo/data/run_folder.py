@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hyvideo.data.files import parse_json, read_regular, replacing, sync
+from hyvideo.data.files import parse_json, publish, read_regular, sync
 from hyvideo.data.text import quote
 
 MARK = ".run"
@@ -44,7 +44,7 @@ FILES = (
     f"{CHECKPOINTS}/{LATEST}",
 )
 _MAX_BYTES = 2**20
-_PARTIAL = r"\.[\w.-]+\.\d+\.partial"  # temporary files of `replacing`
+_PARTIAL = r"\.[\w.-]+\.[0-9a-f]+\.partial"  # temporary files of `publish`
 _VIDEO_FILES = re.compile(
     rf"\d{{3,}}\.mp4|scores\.json|measures\.json|{re.escape(MARK)}|{_PARTIAL}"
 )
@@ -92,7 +92,7 @@ def read_record(output_dir: Path) -> RunRecord | None:
 def write_record(output_dir: Path, record: RunRecord) -> None:
     """Write the record. Raises OSError if this fails."""
     output_dir.mkdir(parents=True, exist_ok=True)
-    with replacing(output_dir / MARK) as partial:
+    with publish(output_dir / MARK) as partial:
         partial.write_text(json.dumps(asdict(record)) + "\n")
 
 

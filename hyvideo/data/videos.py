@@ -19,7 +19,7 @@ import torch
 from av.container import InputContainer
 from torch import Tensor
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 
 MIN_MP4_SIDE = 256  # pixels
 BT601 = 6  # of H.264's tables of primaries, transfer characteristics and matrices: SMPTE 170M
@@ -123,7 +123,7 @@ def write_video(path: str | os.PathLike, video: Tensor, fps: float) -> None:
             f"H.264 in yuv420p needs an even height and width, got {height} x {width}; crop the "
             "video"
         )
-    with replacing(path) as temporary:
+    with publish(path) as temporary:
         temporary.write_bytes(_mp4(pixels.numpy(), _as_rate(fps)))
 
 

@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data import run_folder
-from hyvideo.data.files import replacing, sync
+from hyvideo.data.files import publish, sync
 from hyvideo.data.run_folder import CHECKPOINTS, LATEST
 from hyvideo.distributed import manifest
 from hyvideo.distributed.checkpoint_loading import TENSORS, complete
@@ -188,7 +188,7 @@ class CheckpointWriter:
         sync(target.parent)
         sync(self.output_dir)  # the checkpoints folder itself may be new
         self._check_ownership()
-        with replacing(target.parent / LATEST) as pointer:
+        with publish(target.parent / LATEST) as pointer:
             pointer.write_text(target.name + "\n")
         excess = self._excess(target) if self.keep else []
         self._check_ownership()

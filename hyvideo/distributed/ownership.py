@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.data.files import make_folder, parse_json, replacing
+from hyvideo.data.files import make_folder, parse_json, publish
 from hyvideo.data.text import quote
 from hyvideo.distributed.collectives import any_rank, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
@@ -121,7 +121,7 @@ class Ownership:
                 return True
             self._is_new = not self.path.parent.exists()
             make_folder(self.path.parent)
-            with replacing(self.path) as partial:
+            with publish(self.path) as partial:
                 partial.write_text(json.dumps(_this_process() | {"token": self.token}))
         except OSError as error:
             raise NotOwner(

@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.data.files import parse_json, read_json, replacing
+from hyvideo.data.files import parse_json, publish, read_json
 from hyvideo.models.family import Component, families, family_of
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
@@ -358,7 +358,7 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
             for name, pair in pairs.items()
             if pair.alpha != pair.rank
         }
-    with replacing(folder / file) as temporary:
+    with publish(folder / file) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)
 
 

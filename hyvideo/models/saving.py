@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 from hyvideo.models.family import component_of
 from hyvideo.models.loading import WEIGHTS_STEM, setting_problems
 from hyvideo.models.weight_files import Folder, draw_tensor, raise_problems, seed_for
@@ -55,5 +55,5 @@ def save_original(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     metadata = {"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {})
     # This or another process may be reading the existing file.
-    with replacing(folder / f"{WEIGHTS_STEM}.safetensors") as path:
+    with publish(folder / f"{WEIGHTS_STEM}.safetensors") as path:
         save_file(tensors, path, metadata=metadata)

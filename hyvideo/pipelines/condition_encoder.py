@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.models.conditions import Condition, Conditions
@@ -79,7 +79,7 @@ class PartStore:
     def __setitem__(self, key: str, part: Encoded) -> None:
         """Store a part atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with replacing(self.folder / f"{key}.safetensors") as path:
+        with publish(self.folder / f"{key}.safetensors") as path:
             save_tensors(part, path)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 from hyvideo.data.videos import read_frames
 
 ACCENT = "#0b66c3"
@@ -82,7 +82,7 @@ def contact_sheet(
             row[0].text(0, 1, wrap(prompt), va="top")
             for axes, strip in zip(row[1:], videos):
                 axes.imshow(strip)
-        with replacing(path) as aside:
+        with publish(path) as aside:
             figure.savefig(aside, format="png", dpi=100)
 
 

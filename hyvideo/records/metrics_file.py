@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, parse_json, replacing
+from hyvideo.data.files import file_problem, parse_json, publish
 from hyvideo.data.text import quote
 
 MAX_BYTES = 2**33
@@ -111,7 +111,7 @@ class Lines:
                     file=sys.stderr,
                     flush=True,
                 )
-            with replacing(path) as aside:  # a crash here loses no lines
+            with publish(path) as aside:  # a crash here loses no lines
                 aside.write_bytes(b"".join(line + b"\n" for line in kept))
         elif path.exists() and path.stat().st_size > 0:
             raise ValueError(

@@ -15,7 +15,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 from hyvideo.data.run_folder import claim
 from hyvideo.data.text import describe_error
 from hyvideo.data.videos import write_video
@@ -118,7 +118,7 @@ def write_json(path: Path, content: list | dict) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with replacing(path) as aside:
+    with publish(path) as aside:
         aside.write_text(text, encoding="utf-8")
 
 

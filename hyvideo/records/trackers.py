@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection
 from pathlib import Path
 
-from hyvideo.data.files import replacing
+from hyvideo.data.files import publish
 
 
 class TensorBoardReport:
@@ -63,7 +63,7 @@ class WandbReport:
             resume="allow" if run_id else None,
         )
         id_file.parent.mkdir(exist_ok=True)
-        with replacing(id_file) as temporary:
+        with publish(id_file) as temporary:
             temporary.write_text(self.run.id)
         # W&B's built-in step must increase with every call, which does not hold for videos and
         # resumed iterations.

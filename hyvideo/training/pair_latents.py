@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.data.files import make_folder, replacing
+from hyvideo.data.files import make_folder, publish
 from hyvideo.data.pairs import LATENTS_KEY, LATENTS_SUFFIX, VIDEO_KEY, hash_file
 from hyvideo.data.text import quote
 from hyvideo.data.videos import at_original_size, read_video
@@ -153,6 +153,6 @@ class PairLatents:
 
 def _save(path: Path, latents: Tensor, digest: str) -> None:
     latents = latents.detach().to("cpu", torch.float32).contiguous()
-    with replacing(path) as temporary:
+    with publish(path) as temporary:
         metadata = {VIDEO_KEY: digest, VALUES_KEY: hash_of(latents)}
         save_file({LATENTS_KEY: latents}, temporary, metadata=metadata)

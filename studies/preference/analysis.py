@@ -13,7 +13,7 @@ import choix
 import krippendorff
 import numpy as np
 
-from hyvideo.data.files import parse_json, read_json, replacing
+from hyvideo.data.files import parse_json, publish, read_json
 from hyvideo.data.pairs import hash_file
 from hyvideo.data.text import quote
 from hyvideo.validation.intervals import t_quantile
@@ -294,6 +294,6 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
         "analysis.md": text + "\n",
     }
     for name, content in files.items():
-        with replacing(study.folder / name) as path:
+        with publish(study.folder / name) as path:
             path.write_text(content, encoding="utf-8")
     return text

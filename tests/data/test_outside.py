@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import locked, parse_json, read_regular, replacing
+from hyvideo.data.files import locked, parse_json, publish, read_regular
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -23,7 +23,7 @@ def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_p
 
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", lambda *paths: (events.append("replace"), replace(*paths)))
-    with replacing(tmp_path / "state.json") as aside:
+    with publish(tmp_path / "state.json") as aside:
         aside.write_text("{}")
     assert events == [str(aside), "replace", str(tmp_path)]
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
@@ -31,7 +31,7 @@ def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_p
 
 def test_an_incomplete_file_replaces_nothing(tmp_path):
     (tmp_path / "state.json").write_text("old")
-    with pytest.raises(OSError), replacing(tmp_path / "state.json") as aside:
+    with pytest.raises(OSError), publish(tmp_path / "state.json") as aside:
         aside.write_text("n")
         raise OSError("disk full")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
@@ -39,7 +39,7 @@ def test_an_incomplete_file_replaces_nothing(tmp_path):
 
 def test_a_write_to_a_full_disk_names_the_file(tmp_path, limited_file_size):
     with pytest.raises(OSError) as raised, limited_file_size(10):
-        with replacing(tmp_path / "scores.json") as aside:
+        with publish(tmp_path / "scores.json") as aside:
             aside.write_text("x" * 100)
     assert raised.value.filename == str(tmp_path / "scores.json")
 

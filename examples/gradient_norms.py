@@ -30,10 +30,11 @@ from torch import Tensor
 
 from examples.sampler_figures import steps_of
 from hyvideo.config import processes
-from hyvideo.config.command_line import parse, read_yaml
+from hyvideo.config.command_line import parse
 from hyvideo.config.config import Config
 from hyvideo.config.rules import check
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.yaml_file import read_yaml
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.records.run_files import write_json

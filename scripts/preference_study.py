@@ -18,7 +18,7 @@ from pathlib import Path
 from hyvideo.config import processes
 from hyvideo.config.command_line import parse
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import read_regular
+from hyvideo.data.files import read_text
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import quote
 from hyvideo.rewards.service.connections import listen, make_server
@@ -149,7 +149,7 @@ def main() -> None:
 
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):
-                study.add(read_regular(path).encode())
+                study.add(read_text(path).encode())
         print(analyse(study, options.most_failed, options.exclude))
         return
     study.require_videos()

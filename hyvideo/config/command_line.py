@@ -13,8 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
-
 from hyvideo.config import processes
 from hyvideo.config.all_settings import RewardSettings
 from hyvideo.config.config import FIELDS, SECTIONS, TRAITS, Config, in_form, is_json, value_type
@@ -33,11 +31,11 @@ from hyvideo.config.reference_flags import (
 )
 from hyvideo.config.values import value_of, value_of_yaml
 from hyvideo.data.cli import Parser
-from hyvideo.data.files import ROOT, file_problem, parse_json
+from hyvideo.data.files import ROOT, parse_json
 from hyvideo.data.text import nearest, quote
+from hyvideo.data.yaml_file import read_yaml
 from hyvideo.models.registry import register
 
-MAX_BYTES = 2**20  # largest YAML file
 MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
 
 
@@ -188,76 +186,6 @@ def flag_options(name: str, default: Any = None, sentence: str = "") -> dict[str
     if TRAITS[name].choices:
         return options | {"metavar": "|".join([*TRAITS[name].choices, "FILE.py:NAME"])}
     return options | {"metavar": {str: "TEXT", int: "INT", float: "NUMBER"}[kind]}
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate
-    names and aliases.
-    """
-
-    yaml_implicit_resolvers: dict = {}
-
-    def compose_node(self, parent, index):
-        # aliases of aliases make a short file expand without bound
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.YAMLError(
-                f"line {event.start_mark.line + 1}: replace the alias *{event.anchor} by its value"
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node, deep=False):
-        names = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in names[:number]:
-                raise yaml.YAMLError(
-                    f"line {key.start_mark.line + 1} repeats {quote(key.value, 80)}"
-                )
-        return super().construct_mapping(node, deep)
-
-
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"(?i:true|false|yes|no|on|off)", list("tTfFyYnNoO")),
-    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
-    (
-        "float",
-        r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?",
-        list("-+.0123456789"),
-    ),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-):
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first)
-# Errors of the loader for invalid YAML, a tag that does not fit its value, and too deep nesting.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
-
-
-def renamed_configs() -> dict[str, str]:
-    """Return the configs that replace configs of earlier versions, by the earlier name."""
-    return yaml.safe_load(
-        Path(__file__).with_name("renamed_configs.yaml").read_text(encoding="utf-8")
-    )
-
-
-def read_yaml(path: str | Path) -> object:
-    """Return the content of a YAML file.
-
-    Raises ValueError for an unreadable file or invalid YAML.
-    """
-    if problem := file_problem(path, MAX_BYTES):
-        new_names = [
-            new for old, new in renamed_configs().items() if Path(path).resolve() == ROOT / old
-        ]
-        hint = f"; it is now {new_names[0]}" if new_names else ""
-        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}{hint}")
-    try:
-        return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
-    except OSError as error:
-        raise ValueError(f"{quote(path)} must be a readable YAML file: {error.strerror}") from error
-    except _YAML_ERRORS as error:
-        raise ValueError(
-            f"{quote(path)} is not valid YAML: {' '.join(str(error).split())[:500]}"
-        ) from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:

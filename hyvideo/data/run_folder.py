@@ -22,7 +22,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hyvideo.data.files import parse_json, publish, read_regular, sync
+from hyvideo.data.files import parse_json, publish, read_text, sync
 from hyvideo.data.text import quote
 
 MARK = ".run"
@@ -295,7 +295,7 @@ def _name(folder: Path) -> str:
 
 def _read(path: Path) -> dict:
     """Return the JSON object in a small file. Raises OSError or ValueError if there is none."""
-    content = parse_json(read_regular(path, _MAX_BYTES))
+    content = parse_json(read_text(path, _MAX_BYTES))
     if not isinstance(content, dict):
         raise ValueError(f"it contains {type(content).__name__} instead of a JSON object")
     return content

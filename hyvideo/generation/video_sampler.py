@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyvideo.config.all_settings import DataSettings
 from hyvideo.data.cli import keep_traceback
-from hyvideo.data.files import parse_json, read_regular
+from hyvideo.data.files import parse_json, read_text
 from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
@@ -59,7 +59,7 @@ def is_own(file: Path) -> bool:
         if file.suffix == LATENTS_SUFFIX:
             with safe_open(file, framework="numpy") as opened:
                 return VIDEO_KEY in (opened.metadata() or {})
-        content = parse_json(read_regular(file))
+        content = parse_json(read_text(file))
         return isinstance(content, dict) and {"prompt", "seed"} <= content.keys()
     except (OSError, ValueError, SafetensorError):
         return False

@@ -46,25 +46,26 @@ class DamageCheck:
             return
         if tensor.is_floating_point() and tensor.element_size() == 1:
             return  # PyTorch has no minimum of 8-bit numbers
-        is_matrix = tensor.ndim > 1
         lowest, highest = (value.item() for value in tensor.detach().aminmax())
         # the minimum and the maximum are NaN if any value is
         if not math.isfinite(lowest) or not math.isfinite(highest):
             self.problems.append(f"tensor {name!r} in {self.file} has values that are not finite")
             return
-        if _OFTEN_ZERO.search(name):
-            return
-        if lowest == highest == 0:
-            if is_matrix:
-                self._zero_matrices.append(name)
-            if len(self._zero_matrices) == _MAX_ZERO_MATRICES + 1 and is_matrix:
+        if lowest != 0 or highest != 0:
+            self._all_zero = False
+            self._zero_matrices = []
+            self._look_for_block(name, tensor)
+        elif tensor.ndim > 1 and not _OFTEN_ZERO.search(name):
+            self._zero_matrices.append(name)
+            if len(self._zero_matrices) == _MAX_ZERO_MATRICES + 1:
                 self.problems.append(
                     f"tensors {self._zero_matrices[0]!r} to {name!r} in {self.file} are zero"
                 )
+
+    def _look_for_block(self, name: str, tensor: Tensor) -> None:
+        if tensor.ndim < 2 or _OFTEN_ZERO.search(name):
             return
-        self._all_zero = False
-        self._zero_matrices = []
-        if is_matrix and (block := zero_block(tensor)):
+        if block := zero_block(tensor):
             self.problems.append(
                 f"tensor {name!r} in {self.file} has a block of {block:,} zeros among "
                 f"{tensor.numel():,} values"

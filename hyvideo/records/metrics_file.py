@@ -9,8 +9,6 @@ from pathlib import Path
 from hyvideo.data.files import file_problem, parse_json, publish
 from hyvideo.data.text import quote
 
-MAX_BYTES = 2**33
-
 
 def iteration_of(line: bytes) -> int | None:
     """Return the iteration of a line of metrics.jsonl, or None if the line is incomplete."""
@@ -59,15 +57,10 @@ def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
 
     Each is parsed once: a long run has tens of megabytes.
     """
-    problem = file_problem(path, MAX_BYTES)  # also for a pipe, which would make the program wait
+    problem = file_problem(path)
     if problem:
         raise ValueError(f"{path} must be readable to resume or evaluate the run: {problem}")
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise ValueError(
-            f"{path} must be readable to resume or evaluate the run: {error.strerror}"
-        ) from error
+    lines = path.read_bytes().splitlines()
     contents = [_parse(line) for line in lines]
     if None in contents[:-1]:
         number = contents.index(None) + 1

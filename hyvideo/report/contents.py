@@ -12,7 +12,7 @@ import yaml
 from hyvideo.config.command_line import config_of_run
 from hyvideo.config.config import Config
 from hyvideo.config.run_plan import num_rollouts
-from hyvideo.data.files import folder_problem, parse_json, read_json, read_regular
+from hyvideo.data.files import folder_problem, parse_json, read_json, read_text
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
 from hyvideo.data.text import describe_error
@@ -205,7 +205,7 @@ def read_notes(folder: Path) -> str:
     """
     for name in NOTES_FILES:
         try:
-            return read_regular(folder / name, MAX_NOTES_BYTES).strip()
+            return read_text(folder / name, MAX_NOTES_BYTES).strip()
         except FileNotFoundError:
             continue
         except (OSError, ValueError) as error:
@@ -220,7 +220,7 @@ def _read_history(samples: Path) -> list[ValidationStats]:
     if not measured:
         return []
     newest = measured[-1]
-    made_with = parse_json(read_regular(newest))["made_with"]
+    made_with = parse_json(read_text(newest))["made_with"]
     return read_history(samples, made_with, before=int(newest.parent.name) + 1)
 
 

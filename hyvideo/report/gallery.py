@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
 
-from hyvideo.data.files import folder_problem, parse_json, read_regular
+from hyvideo.data.files import folder_problem, parse_json, read_text
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
 from hyvideo.records.run_files import write_text
@@ -98,7 +98,7 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     """Yield path and settings of each video as text; skip videos without readable settings."""
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError, LookupError, TypeError):
-            settings = parse_json(read_regular(file.with_suffix(".json")))
+            settings = parse_json(read_text(file.with_suffix(".json")))
             # fails for lone surrogates, which no page can have
             json.dumps(settings, ensure_ascii=False).encode()
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, make_folder, write_problem
+from hyvideo.data.files import file_problem, make_folder, read_text, write_problem
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, check_prompt, read_requests, write_requests
 from hyvideo.data.text import MAX_PROMPT_BYTES, quote
@@ -113,11 +113,12 @@ class Rewriter(PromptWriter):
     advice = f"{PromptWriter.advice}, or add --rewrite_fallback to use such prompts as they are"
 
     def __init__(self, *, prompt_file: str | Path = INSTRUCTION, fallback: bool, **endpoint: str):
-        if problem := file_problem(prompt_file, MAX_PROMPT_BYTES):
+        problem = file_problem(prompt_file)
+        if problem:
             raise ValueError(
                 f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}"
             )
-        instruction = Path(prompt_file).read_text(encoding="utf-8")
+        instruction = read_text(prompt_file, MAX_PROMPT_BYTES)
         check_prompt(instruction, "in --rewrite_prompt_file")
         super().__init__("--rewrite", instruction, **endpoint)
         self.fallback = fallback

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.config.config import Config
-from hyvideo.data.files import file_problem, make_folder, parse_json, read_json
+from hyvideo.data.files import file_problem, make_folder, parse_json, read_json, read_text
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
 from hyvideo.data.text import quote
@@ -41,12 +41,13 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
     Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than
     published.
     """
-    if problem := file_problem(path, MAX_LIST_BYTES):
+    problem = file_problem(path)
+    if problem:
         raise ValueError(
             f"the list of prompts must be a readable file, got {quote(path)}: {problem}"
         )
     try:
-        rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]
+        rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(read_text(path))]
         for number, (prompt, _) in enumerate(rows, start=1):
             check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
         suite = suite_of(found := {name for _, names in rows for name in names}, path)

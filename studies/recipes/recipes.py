@@ -18,7 +18,7 @@ import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hyvideo.config.command_line import read_yaml
+from hyvideo.data.yaml_file import read_yaml
 from hyvideo.planning.cost import forwards_per_rollout
 from studies.recipes.runs import RUN_FLAGS, Recipe, Run, Study, reject_flags
 from studies.recipes.train_runs import planned

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import read_regular
+from hyvideo.data.files import read_text
 from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import quote
@@ -149,7 +149,7 @@ def main() -> None:
 
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):
-                study.add(read_regular(path).encode())
+                study.add(read_text(path).encode())
         print(analyse(study, options.most_failed, options.exclude))
         return
     study.require_videos()

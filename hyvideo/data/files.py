@@ -8,7 +8,6 @@ import json
 import os
 import secrets
 import shutil
-import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from typing import Any
 
 from hyvideo.data.text import describe_error, quote
 
-MAX_DIGITS = 300  # of an integer in JSON; a float has at most 309 before the point
+MAX_BYTES = 2**28  # of a text file
 LEASE = ".lease"  # name of the file of `run_folder.Lease`, which a killed process leaves
 PARTIAL = ".partial"  # end of the hidden names of `publish`
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
@@ -55,23 +54,13 @@ def is_storage_failure(error: BaseException | None) -> bool:
     return False
 
 
-def file_problem(path: str | Path, max_bytes: int) -> str | None:
-    """Return why a path is not a readable regular file of at most ``max_bytes``; None if it is.
-
-    Pipes are rejected.
-    """
-    status = _status(path)
-    if isinstance(status, str):
-        return status
-    if not stat.S_ISREG(status.st_mode):
-        return (
-            "it is a folder"
-            if stat.S_ISDIR(status.st_mode)
-            else "it is not a regular file; copy it to one first"
-        )
-    if status.st_size > max_bytes:
-        return f"it has {status.st_size:,} bytes, the limit is {max_bytes:,}"
-    return None if os.access(path, os.R_OK) else "no permission to read it"
+def file_problem(path: str | Path) -> str | None:
+    """Return why a path is not a readable file, None if it is one."""
+    try:
+        open(path, "rb").close()
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    return None
 
 
 def find_path(path: str | Path) -> Path:
@@ -85,12 +74,11 @@ def find_path(path: str | Path) -> Path:
 
 def folder_problem(path: str | Path) -> str | None:
     """Return why a path is not a readable folder, None if it is one."""
-    status = _status(path)
-    if isinstance(status, str):
-        return status
-    if not stat.S_ISDIR(status.st_mode):
-        return "it is not a folder"
-    return None if os.access(path, os.R_OK | os.X_OK) else "no permission to read it"
+    try:
+        os.scandir(path).close()
+    except (OSError, ValueError) as error:
+        return _reason(error)
+    return None
 
 
 def write_problem(folder: str | Path) -> str | None:
@@ -100,21 +88,27 @@ def write_problem(folder: str | Path) -> str | None:
     if not str(folder).strip():
         return "its name is empty"
     existing = Path(folder)
-    while isinstance(status := _status(existing), str):
-        if status not in _CAN_BE_MADE:
-            return status
-        if existing.is_symlink():
-            return f"{existing} is a broken link"
-        existing = existing.parent
-    if not stat.S_ISDIR(status.st_mode):
-        return f"{existing} is not a folder"
-    # create an unnamed file, because permission bits do not show that a file system such as /proc
-    # has no files
     try:
+        while not os.path.lexists(existing):
+            existing = existing.parent
+        # permission bits do not show that a file system such as /proc has no files
         tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        return f"no file can be created in {existing}: {error.strerror}"
+    except (OSError, ValueError) as error:
+        return f"no file can be created in {existing}: {_reason(error)}"
     return None
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return why a path cannot be used. Raises the error if the storage has failed, because a
+    restart may succeed then.
+    """
+    if isinstance(error, ValueError):
+        return "it has characters that no path can have"
+    if is_storage_failure(error):
+        raise error
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return "not found"
+    return (error.strerror or "it cannot be read").lower()
 
 
 def new_folder_problem(folder: Path) -> str | None:
@@ -147,66 +141,23 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-# `write_problem` reports the second for the part
-_CAN_BE_MADE = ("it does not exist", "a part of it is not a folder")
-
-
-def _status(path: str | Path) -> os.stat_result | str:
-    """Return the status of a path, following links, or the reason why it has none.
-
-    Raises OSError if the storage fails.
-    """
-    try:
-        return os.stat(path)
-    except FileNotFoundError:
-        return _CAN_BE_MADE[0]
-    except NotADirectoryError:
-        return _CAN_BE_MADE[1]
-    except OSError as error:  # too long, a loop of links, no permission on the way
-        if is_storage_failure(error):
-            raise
-        return (error.strerror or "it cannot be read").lower()
-    except ValueError:  # a zero byte, or a lone surrogate
-        return "it has characters that no path can have"
-
-
 def parse_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON text.
-
-    Raises ValueError if it is invalid, nested too deeply, or has an integer above any float or a
-    name that occurs twice in an object.
-    """
+    """Parse JSON text. Raises ValueError if it is invalid or nested too deeply."""
     try:
-        return json.loads(text, parse_int=_integer, object_pairs_hook=_object)
+        return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):  # all values but the last would be lost
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {quote(repeated, 60)} occurs twice in an object")
-    return found
+def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
+    """Return the text of a file in UTF-8.
 
-
-def _integer(digits: str) -> int:
-    if len(digits) > MAX_DIGITS:
-        raise ValueError(f"it has an integer of {len(digits)} digits, the limit is {MAX_DIGITS}")
-    return int(digits)
-
-
-def read_regular(path: Path, max_bytes: int = 2**28) -> str:
-    """Return the text of a regular file in UTF-8.
-
-    Raises OSError for anything else; a pipe would never end.
+    Raises OSError if it cannot be read, and ValueError if it is too large or not UTF-8.
     """
-    if problem := file_problem(path, max_bytes):
-        if not os.path.lexists(path):
-            raise FileNotFoundError(errno.ENOENT, "it does not exist", str(path))
-        raise OSError(errno.EINVAL, problem, str(path))
-    return path.read_text(encoding="utf-8")
+    size = os.path.getsize(path)
+    if size > max_bytes:
+        raise ValueError(f"{path} has {size:,} bytes, the limit is {max_bytes:,}")
+    return Path(path).read_text(encoding="utf-8-sig")
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
@@ -214,11 +165,11 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
 
     Raises ValueError, naming the file, if it is missing or invalid.
     """
-    if not path.is_file():
-        raise ValueError(f"{label}: {path} does not exist")
     try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        content = parse_json(read_text(path))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{label}: file not found: {path}") from error
+    except (ValueError, IsADirectoryError, PermissionError) as error:
         raise ValueError(f"{label}: {path} is not valid JSON ({error})") from error
     if isinstance(content, dict):
         return content

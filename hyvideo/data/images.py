@@ -9,9 +9,8 @@ import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from hyvideo.data.files import file_problem
 from hyvideo.data.text import quote
 
 if TYPE_CHECKING:  # images are checked before anything slow is imported
@@ -51,12 +50,17 @@ def read_image(path: str | os.PathLike) -> Image.Image:
     ValueError if it is unusable.
     """
     try:
-        if problem := file_problem(path, MAX_BYTES):
-            raise ValueError(problem)
+        if os.path.getsize(path) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
         with Image.open(path, formats=FORMATS) as file:
             if not 0 < file.width * file.height <= MAX_PIXELS:
                 raise ValueError(f"it has {file.width} x {file.height} pixels")
             return to_rgb(ImageOps.exif_transpose(file))
+    except UnidentifiedImageError as error:
+        raise ValueError(
+            f"an image must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file, got "
+            f"{quote(path)}; convert it to PNG"
+        ) from error
     except _UNREADABLE as error:
         raise ValueError(
             f"an image must be a readable {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file of at "

@@ -103,13 +103,15 @@ def read_ratings(path: str | Path) -> list[Rating]:
                 "be trained on; add it or remove the row"
             )
         check_prompt(prompt, f"in {place}")
+        answer = answer.casefold()
         if answer not in OUTCOMES:
             raise ValueError(
                 f"the answer must be one of {', '.join(OUTCOMES)}, which are all that a rater can "
                 f"give, got {quote(answer)} in {place}; correct it or remove the row"
             )
-        for column, name in (("first", first), ("second", second)):
-            if not name or not os.path.isfile(path.parent / name):
+        videos = (_find_video(path, first), _find_video(path, second))
+        for column, name, video in zip(COLUMNS[1:3], (first, second), videos):
+            if not name or not os.path.isfile(video):
                 raise ValueError(
                     f"{column} must be an existing video, relative to the folder of the CSV, got "
                     f"{quote(name)} in {place}; correct the path or remove the row"
@@ -119,11 +121,16 @@ def read_ratings(path: str | Path) -> list[Rating]:
             picture = find_image(path, image) if image else None
         except ValueError as error:
             raise ValueError(f"ref_image_path in {place} must be an image file, {error}") from error
-        videos = (path.parent / first, path.parent / second)
         dimension = row.get("dimension", "").strip()
         request = Request(prompt, picture, place=place)
         ratings.append(Rating(request, videos, dimension, OUTCOMES[answer], place))
     return ratings
+
+
+def _find_video(csv_path: Path, name: str) -> Path:
+    """Return the path of a video relative to the folder of a CSV, which may be from Windows."""
+    path = csv_path.parent / name
+    return path if os.path.isfile(path) else csv_path.parent / name.replace("\\", "/")
 
 
 def select_preferences(

@@ -96,6 +96,8 @@ def _read_csv(path: Path) -> list[Request]:
                 f"every row of a prompts CSV needs a prompt, row {number} of {path} has none"
             )
         check_prompt(prompt, f"in row {number} of {path}")
+        # programs for tables write integers in a column with gaps as 1.0
+        seed = seed.removesuffix(".0")
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
             raise ValueError(
                 f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of "
@@ -156,7 +158,10 @@ def hash_requests(requests: Sequence[Request]) -> str:
 
 def check_prompt(prompt: str, where: str) -> None:
     """Raise ValueError if a prompt is empty, too long, or has characters that are not text."""
-    problem = text_problem(prompt, MAX_PROMPT_BYTES) if prompt.strip() else "it is empty"
+    if any(character.isprintable() and not character.isspace() for character in prompt):
+        problem = text_problem(prompt, MAX_PROMPT_BYTES)
+    else:
+        problem = "it has no visible character"
     if problem:
         raise ValueError(
             f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}"
@@ -169,9 +174,10 @@ def read_rows(
     """Read the rows of a CSV file with a column ``prompt``. Raises ValueError for any other file.
 
     Cells that are missing at the end of a row are empty. ``what`` names the kind of file in
-    messages. The columns ``names`` must not occur twice, because only the last would be read.
+    messages. The columns ``names`` are found in any case and between blanks; they must not occur
+    twice, because only the last would be read.
     """
-    if problem := file_problem(path, MAX_CSV_BYTES):
+    if problem := file_problem(path):
         raise ValueError(f"{what} must be a readable file, got {quote(path)} ({problem})")
     try:
         # prompts have a separate limit, other columns have none
@@ -179,10 +185,15 @@ def read_rows(
         with open(path, newline="", encoding="utf-8-sig") as file:
             # otherwise an unclosed quote includes the next rows in its cell
             reader = csv.DictReader(file, strict=True)
-            columns = list(reader.fieldnames or [])
+            columns = [_column_name(name, names) for name in reader.fieldnames or []]
+            reader.fieldnames = columns
             if "prompt" not in columns:
                 got = quote(", ".join(columns), 300)[1:-1] or "no columns"
-                raise ValueError(f"{what} needs a column named `prompt`, got {got} in {path}")
+                is_separated = len(columns) == 1 and any(mark in columns[0] for mark in ";\t")
+                advice = "; separate the columns with commas" if is_separated else ""
+                raise ValueError(
+                    f"{what} needs a column named `prompt`, got {got} in {path}{advice}"
+                )
             for column in names:
                 if (count := columns.count(column)) > 1:
                     raise ValueError(
@@ -191,7 +202,7 @@ def read_rows(
             rows = list(reader)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error})"
+            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}); save it as UTF-8"
         ) from error
     except csv.Error as error:
         raise ValueError(
@@ -206,6 +217,12 @@ def read_rows(
                 f"comma in double quotes: {quote(row['prompt'])}"
             )
     return [{name: cell or "" for name, cell in row.items()} for row in rows]
+
+
+def _column_name(name: str, names: Collection[str]) -> str:
+    """Return the one of ``names`` that a column of a CSV means, else the name as it is."""
+    folded = name.strip().casefold()
+    return folded if folded in names else name
 
 
 def find_image(csv_path: Path, name: str) -> str:

@@ -1,40 +1,70 @@
-"""Reading of YAML files that users write."""
+"""The reader of YAML files that users write: numbers as people write them, no repeated names, and
+nothing that runs code.
+"""
 
 import re
 from pathlib import Path
 
 import yaml
 
-from hyvideo.data.files import file_problem
+from hyvideo.data.files import read_text
 from hyvideo.data.text import quote
 
-MAX_BYTES = 2**20  # largest YAML file
+MAX_YAML_BYTES = 2**20
+# of a file whose aliases are replaced by what they stand for: aliases of aliases make a short file
+# expand without bound
+MAX_VALUES = 100_000
+
+# errors of the loader for invalid YAML, a tag that does not fit its value, and too deep nesting
+_INVALID = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects duplicate
-    names and aliases.
+    """Safe loader with decimal numbers, including ``1e-5``, and dates as text; rejects repeated
+    names.
     """
 
     yaml_implicit_resolvers: dict = {}
 
-    def compose_node(self, parent, index):
-        # aliases of aliases make a short file expand without bound
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.YAMLError(
-                f"line {event.start_mark.line + 1}: replace the alias *{event.anchor} by its value"
-            )
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node, deep=False):
-        names = [key.value for key, _ in node.value]
-        for number, (key, _) in enumerate(node.value):
-            if key.value in names[:number]:
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
+        names = set()
+        for key, _ in node.value:
+            if str(key.value) in names:
                 raise yaml.YAMLError(
                     f"line {key.start_mark.line + 1} repeats {quote(key.value, 80)}"
                 )
-        return super().construct_mapping(node, deep)
+            names.add(str(key.value))
+        return node
+
+    def get_single_node(self):
+        node = super().get_single_node()
+        if node is not None and _expanded_size(node, {}) > MAX_VALUES:
+            raise yaml.YAMLError(
+                f"it has more than {MAX_VALUES:,} values when its aliases are replaced"
+            )
+        return node
+
+
+def _expanded_size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return the number of values of a node without aliases; ``sizes`` are those of other nodes.
+
+    Raises YAMLError for a node that contains itself.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1
+    known = sizes.get(id(node))
+    if known is not None:
+        if known == 0:  # its size is being computed
+            raise yaml.YAMLError(f"line {node.start_mark.line + 1} has an alias of itself")
+        return known
+    sizes[id(node)] = 0
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
+        children = [part for pair in node.value for part in pair]
+    size = 1 + sum(_expanded_size(child, sizes) for child in children)
+    sizes[id(node)] = size
+    return size
 
 
 for _tag, _pattern, _first in (
@@ -47,24 +77,27 @@ for _tag, _pattern, _first in (
         list("-+.0123456789"),
     ),
     ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+    ("merge", r"<<", ["<"]),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"({_pattern})$"), _first)
-# Errors of the loader for invalid YAML, a tag that does not fit its value, and too deep nesting.
-_YAML_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 def read_yaml(path: str | Path) -> object:
     """Return the content of a YAML file.
 
-    Raises ValueError for an unreadable file or invalid YAML.
+    Raises ValueError, naming the file, if it is missing, too large or invalid.
     """
-    if problem := file_problem(path, MAX_BYTES):
-        raise ValueError(f"{quote(path)} must be a readable YAML file: {problem}")
     try:
-        return _Loader(Path(path).read_text(encoding="utf-8-sig")).get_single_data()
-    except OSError as error:
+        text = read_text(path, MAX_YAML_BYTES)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"file not found: {path}") from error
+    except (IsADirectoryError, PermissionError) as error:
         raise ValueError(f"{quote(path)} must be a readable YAML file: {error.strerror}") from error
-    except _YAML_ERRORS as error:
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{quote(path)} must be UTF-8 text: {error}") from error
+    try:
+        return _Loader(text).get_single_data()
+    except _INVALID as error:
         raise ValueError(
             f"{quote(path)} is not valid YAML: {' '.join(str(error).split())[:500]}"
         ) from error

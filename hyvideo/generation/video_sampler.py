@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.data.cli import keep_traceback
-from hyvideo.data.files import parse_json, read_regular
+from hyvideo.data.files import parse_json, read_text
 from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
@@ -70,7 +70,7 @@ def is_complete(video: Video, settings_hash: str, files: Iterable[Path] = ()) ->
     if not all(file.is_file() for file in (video.path, *files)):
         return False
     try:
-        record = parse_json(read_regular(video.record))
+        record = parse_json(read_text(video.record))
         return record["settings_hash"] == settings_hash and not record["problem"]
     except (OSError, ValueError, LookupError, TypeError):  # it was not finished
         return False
@@ -86,7 +86,7 @@ def is_own(file: Path) -> bool:
         if file.suffix == LATENTS_SUFFIX:
             with safe_open(file, framework="numpy") as opened:
                 return VIDEO_KEY in (opened.metadata() or {})
-        content = parse_json(read_regular(file))
+        content = parse_json(read_text(file))
         return isinstance(content, dict) and {"prompt", "seed"} <= content.keys()
     except (OSError, ValueError, SafetensorError):
         return False

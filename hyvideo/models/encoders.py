@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from hyvideo.data.files import read_json
 from hyvideo.data.text import quote
 from hyvideo.models import weight_files
+from hyvideo.models.damage import check_values
 from hyvideo.models.offload import offload_in_groups
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
@@ -102,6 +103,7 @@ def _pretrained(
         output_loading_info=True,
     )
     assert not report["missing_keys"], report["missing_keys"]
+    check_values(model.state_dict(), folder.label, folder.path)
     return model
 
 

@@ -83,7 +83,8 @@ def stream_transformer(
     shards.
 
     Weights from files are on the CPU; random weights of a large model are generated on ``device``.
-    The iterator raises ValueError as `load_transformer` does, before the first weight.
+    The iterator raises ValueError as `load_transformer` does: before the first weight, or after the
+    last one if the values in a file are damaged.
 
     Args:
         version: Name of the transformer in the original layout (``480p_t2v``); other layouts have a
@@ -328,7 +329,9 @@ def _stream_state(
     expected = expected_shapes(component, state, is_original)
     weights = weight_files.read_header(folder, WEIGHTS_STEM)
     weight_files.raise_problems(folder, weight_files.tensor_problems(folder, expected, weights))
-    for name, tensor in weight_files.stream_tensors(weights, expected, read=read):
+    for name, tensor in weight_files.stream_tensors(
+        weights, expected, label=folder.label, read=read
+    ):
         # The conversion works tensor by tensor: each original tensor becomes one or three of
         # diffusers'.
         for key, value in (

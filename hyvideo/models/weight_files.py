@@ -21,10 +21,13 @@ from torch import Tensor
 
 from hyvideo.data.files import parse_json, read_json
 from hyvideo.data.text import quote
+from hyvideo.models.damage import DamageCheck, check_values
 
 Shapes = dict[str, tuple[int, ...]]
 
 _NUM_PROBLEMS_SHOWN = 10
+# what download programs append to the name of a file of which parts are missing
+UNFINISHED = (".aria2", ".incomplete")
 _LARGE = 2**27  # parameters of a model
 # safetensors' names of dtypes
 _DTYPES = {
@@ -85,8 +88,28 @@ def read_header(folder: Folder, stem: str) -> Weights:
 def weight_paths(folder: Folder, stem: str) -> list[Path]:
     """Return a folder's weight files: ``<stem>.safetensors``, or the files in its index.
 
-    ValueError if missing.
+    ValueError if missing or not downloaded to the end.
     """
+    paths = _weight_paths(folder, stem)
+    for path in paths:
+        check_finished(path, folder.label)
+    return paths
+
+
+def check_finished(path: Path, label: str) -> None:
+    """Raise ValueError if a download program has left the mark of an unfinished download beside a
+    file.
+    """
+    for ending in UNFINISHED:
+        mark = path.with_name(path.name + ending)
+        if mark.exists():
+            raise ValueError(
+                f"{label}: the download of {path} is not finished, because {mark.name} lies beside "
+                "it; continue the download, or delete both files and download it again"
+            )
+
+
+def _weight_paths(folder: Folder, stem: str) -> list[Path]:
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
     if whole.is_file():
@@ -112,15 +135,19 @@ def weight_paths(folder: Folder, stem: str) -> list[Path]:
 
 
 def stream_tensors(
-    weights: Weights, expected: Shapes, *, read: bool = True
+    weights: Weights, expected: Shapes, *, label: str, read: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) pairs on the CPU: those in the files, then the expected ones that the
     files omit, generated.
 
     ``read=False`` yields meta tensors in the same order, for ranks that receive the values from
-    another rank.
+    another rank. Raises ValueError, beginning with ``label``, for a damaged file, after the last
+    tensor: until then, the other ranks wait for the values.
     """
+    checks = []
     for path in sorted(set(weights.files.values())):
+        check = DamageCheck(label, path)
+        checks.append(check)
         with safe_open(path, framework="pt", backend="pread") as file:
             for name in file.offset_keys():  # in file order
                 header = file.get_slice(name)
@@ -129,14 +156,20 @@ def stream_tensors(
                         f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got "
                         f"{dtype}"
                     )
-                meta = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
-                yield name, file.get_tensor(name) if read else meta
+                if read:
+                    tensor = file.get_tensor(name)
+                else:
+                    tensor = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
+                check.add(name, tensor)
+                yield name, tensor
     for name, shape in expected.items():
         if name not in weights.shapes:
             yield (
                 name,
                 draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta"),
             )
+    for check in checks:
+        check.finish()
 
 
 def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[str]:
@@ -224,22 +257,28 @@ def seed_for(name: str, drawn: Mapping[str, int]) -> int | None:
 def read_safetensors(path: Path, label: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and metadata of a file into memory.
 
-    Raises ValueError, naming the file, if it is corrupted.
+    Raises ValueError, naming the file, if it is corrupted or damaged.
     """
+    check_finished(path, label)
     try:
         with safe_open(path, framework="pt", backend="pread") as file:
-            return file.get_tensors(), file.metadata() or {}
+            tensors = file.get_tensors()
+            order = file.offset_keys()
+            metadata = file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(
             f"{label}: {path} is missing, truncated or not a safetensors file ({error})"
         ) from error
+    check_values({name: tensors[name] for name in order}, label, path)
+    return tensors, metadata
 
 
 def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -> dict[str, Tensor]:
     """Read tensors by name from a ``torch.save`` file, memory-mapped if possible.
 
-    Raises ValueError if corrupted.
+    Raises ValueError if corrupted or damaged.
     """
+    check_finished(path, label)
     try:
         content = torch.load(
             path, map_location=device, mmap=zipfile.is_zipfile(path), weights_only=True
@@ -258,6 +297,7 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
             f"({error})"
         ) from error
     if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
+        check_values(content, label, path)
         return content
     raise ValueError(f"{label}: {path} must contain only a dictionary of tensors")
 

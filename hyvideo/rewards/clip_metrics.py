@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from hyvideo.data.videos import check_video, round_through
+from hyvideo.models.damage import check_values
 from hyvideo.rewards.rewards import Scorer, Scores
 
 NUM_FRAMES = 8
@@ -254,6 +255,7 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
         )
         if missing := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
             raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
+        check_values(model.state_dict(), label, path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{label}: no CLIP model could be read from {path}, a folder or a name on the hub "

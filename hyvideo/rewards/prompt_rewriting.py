@@ -14,7 +14,7 @@ from pathlib import Path
 from hyvideo.data.files import file_problem, make_folder, write_problem
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, check_prompt, read_requests, write_requests
-from hyvideo.data.text import MAX_PROMPT_BYTES, quote
+from hyvideo.data.text import quote
 from hyvideo.rewards.chat_endpoint import ChatEndpoint, answer_text
 
 INSTRUCTION = Path(__file__).with_suffix(".txt")
@@ -38,7 +38,7 @@ class Rewriter:
         fallback: bool,  # whether prompts may stay as they are after a failure
         **endpoint: str,
     ):
-        problem = file_problem(prompt_file, MAX_PROMPT_BYTES)
+        problem = file_problem(prompt_file)
         if problem:
             raise ValueError(
                 f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}"

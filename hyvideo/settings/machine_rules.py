@@ -30,8 +30,6 @@ def problem_of(check: Callable, *arguments: object) -> Problems:
 
 
 REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
-MAX_STATE_BYTES = 2**30  # of a checkpoint's state.json
-MAX_LORA_BYTES = 2**40
 
 
 def data_problems(inputs: RunInputs) -> Problems:
@@ -221,7 +219,7 @@ def checkpoints_exist(root: str) -> Problems:
 def initial_lora_exists(path: str) -> Problems:
     if not path or not folder_problem(path):
         return
-    problem = file_problem(path, MAX_LORA_BYTES)
+    problem = file_problem(path)
     if problem:
         yield (
             f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; "
@@ -232,7 +230,7 @@ def initial_lora_exists(path: str) -> Problems:
 def anchor_exists(path: str) -> Problems:
     if not path or not folder_problem(path):
         return
-    problem = file_problem(path, MAX_LORA_BYTES)
+    problem = file_problem(path)
     if problem:
         yield (
             "anchor_path must be a checkpoint of a run, or a LoRA file or folder, got "
@@ -260,7 +258,7 @@ def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
 def checkpoint_to_resume_exists(path: str) -> Problems:
     if path in ("", "latest", "auto"):
         return
-    problem = file_problem(Path(path) / "state.json", MAX_STATE_BYTES)
+    problem = file_problem(Path(path) / "state.json")
     if problem:
         reason = folder_problem(path) or f"state.json: {problem}"
         yield (

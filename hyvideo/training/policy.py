@@ -111,7 +111,8 @@ class Policy:
             reshard_after_forward=distributed.reshard_after_forward,
             compute_dtype=DTYPES[model.dtype],
         )
-        fill_shards(transformer, weights, device=device)
+        with raise_on_all_ranks(self.mesh):
+            fill_shards(transformer, weights, device=device)
         if self.is_lora:
             _fill_adapter(transformer, start, self.config.data.seed)
         # on a CPU, nothing would be saved

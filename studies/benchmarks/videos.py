@@ -25,7 +25,6 @@ from studies.benchmarks.suites import Suite, suite_of
 
 MAX_NAME = 255  # bytes of a file name
 Row = tuple[str, list[str]]  # a prompt and its dimensions
-MAX_LIST_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
     Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than
     published.
     """
-    if problem := file_problem(path, MAX_LIST_BYTES):
+    if problem := file_problem(path):
         raise ValueError(
             f"the list of prompts must be a readable file, got {quote(path)}: {problem}"
         )

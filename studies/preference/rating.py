@@ -14,7 +14,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel
 
-from hyvideo.data.files import make_folder, parse_json, read_regular
+from hyvideo.data.files import make_folder, parse_json, read_text
 from hyvideo.data.http_guard import read_body
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
@@ -48,7 +48,7 @@ class Study:
 
     def __init__(self, folder: Path):
         try:
-            content = parse_json(read_regular(folder / STUDY))
+            content = parse_json(read_text(folder / STUDY))
             self.folder = folder
             self.questions = dict(content["questions"])
             self.raters = dict(content["raters"])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import parse_json, publish, read_regular
+from hyvideo.data.files import parse_json, publish, read_text
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -109,26 +109,13 @@ def test_programs_have_one_name_for_an_option():
     )
 
 
-@pytest.mark.parametrize("digits, is_valid", [(300, True), (301, False), (400, False)])
-def test_an_integer_above_any_float_is_no_valid_json(digits, is_valid):
-    text = f'{{"score": {10 ** (digits - 1)}}}'
-    if is_valid:
-        assert float(parse_json(text)["score"]) == 1e299
-    else:
-        with pytest.raises(ValueError, match=f"an integer of {digits} digits, the limit is 300"):
-            parse_json(text)
-
-
-def test_read_regular_does_not_wait_for_a_pipe(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "text").write_text("é")
-    assert read_regular(tmp_path / "text") == "é"
-    with pytest.raises(OSError, match="not a regular file"):
-        read_regular(tmp_path / "pipe")
-    with pytest.raises(OSError, match="the limit is 1"):
-        read_regular(tmp_path / "text", max_bytes=1)
+def test_read_text_reads_files_with_a_byte_order_mark_up_to_a_size(tmp_path):
+    (tmp_path / "text").write_text("\ufeffé")
+    assert read_text(tmp_path / "text") == "é"
+    with pytest.raises(ValueError, match="the limit is 1"):
+        read_text(tmp_path / "text", max_bytes=1)
     with pytest.raises(FileNotFoundError):
-        read_regular(tmp_path / "nothing")
+        read_text(tmp_path / "nothing")
 
 
 def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):

@@ -423,7 +423,7 @@ def test_weights_that_are_not_finite_numbers_raise_an_error(tmp_path, value, dty
         f"transformer.{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(8, 2),
     }
     save_file(tensors, tmp_path / "lora.safetensors")
-    with pytest.raises(ValueError, match="the weights of .* must be finite floating-point numbers"):
+    with pytest.raises(ValueError, match=r"lora\.safetensors.*to_q|to_q.*lora\.safetensors"):
         read_lora(tmp_path / "lora.safetensors")
 
 

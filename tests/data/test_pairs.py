@@ -119,7 +119,7 @@ def test_a_first_frame_that_cannot_be_read_is_one_message_that_names_the_row(vid
     row = (PROMPT, "0a.mp4", "0b.mp4", "first")
     found = preferences(videos, [(*row, "frame.png"), (*row, "text.png")], columns)
     check_images(found[:1])
-    with pytest.raises(ValueError, match="text.png' .*, in row 2 of .*; replace the file or"):
+    with pytest.raises(ValueError, match="text.png.* in row 2 of "):
         check_images(found)
 
 

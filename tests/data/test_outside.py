@@ -123,10 +123,3 @@ def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):
         os.mkdir("/proc/nothing")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "program.py: '/proc/nothing': No such file or directory\n"
-
-
-@pytest.mark.parametrize("text", ['{"VQ": 1, "VQ": -1}', '[{"a": {"b": 1, "b": 1}}]'])
-def test_a_name_that_occurs_twice_in_an_object_is_rejected(text):
-    with pytest.raises(ValueError, match="the name '(VQ|b)' occurs twice in an object"):
-        parse_json(text)
-    assert parse_json('[{"a": 1}, {"a": 2}]') == [{"a": 1}, {"a": 2}]

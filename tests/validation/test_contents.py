@@ -39,7 +39,7 @@ def world(tmp_path, tiny_config):
 
 
 def joint_identity(config):
-    return contents.joint_identity(config.flat(), config.reward)
+    return contents.joint_identity(config, config.reward)
 
 
 def change_a_byte(path):

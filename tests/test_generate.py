@@ -548,9 +548,9 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),
         (
             ["--prompt", "a", "--config", "nowhere.yaml"],
-            "'nowhere.yaml' must be a readable YAML file: it does not exist",
+            "file not found: nowhere.yaml",
         ),
-        (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py is not a folder"),
+        (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py/videos"),
         (
             ["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"],
             "sparse attention",

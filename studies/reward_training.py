@@ -9,7 +9,6 @@ GPU, in bf16 autocast.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,8 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyvideo.data.files import read_json
-from hyvideo.data.pairs import HELD_OUT, OUTCOMES, TIE
-from hyvideo.data.prompts import read_rows
+from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
@@ -33,7 +31,6 @@ THETA = 5.0  # as in VideoReward
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
 PATIENCE = 4  # epochs without a lower loss before training stops
 CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
-COLUMNS = ("prompt", "first", "second", "dimension", "answer")
 PARTS = ("test", "stop", "train")
 
 
@@ -52,22 +49,16 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     identical videos.
     """
     answers: dict[tuple, list] = {}
-    for number, row in enumerate(read_rows(path, "a pairs CSV", names=COLUMNS), start=1):
-        if missing := [column for column in COLUMNS if column not in row]:
+    for rating in read_ratings(path):
+        check_prompt(rating.request.prompt)
+        if not rating.dimension:
             raise ValueError(
-                f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
-                f"{', '.join(missing)}"
+                f"{rating.place} has no dimension; name the question that was answered in the "
+                "column dimension"
             )
-        prompt, first, second, dimension, answer = (row[column].strip() for column in COLUMNS)
-        check_prompt(prompt)
-        videos = (path.parent / first, path.parent / second)
-        if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
-            raise ValueError(
-                f"row {number} of {path} needs a prompt, two existing videos, and an answer out of "
-                f"{', '.join(OUTCOMES)}, got {row}"
-            )
-        if dimension in names and first != second:
-            answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
+        if rating.dimension in names and rating.videos[0] != rating.videos[1]:
+            key = (rating.request.prompt, rating.videos)
+            answers.setdefault(key, []).append((rating.dimension, rating.outcome))
     return [Pair(*pair, given) for pair, given in answers.items()]
 
 

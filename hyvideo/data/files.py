@@ -141,14 +141,6 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-def parse_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON text. Raises ValueError if it is invalid or nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a file in UTF-8.
 
@@ -166,7 +158,7 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     Raises ValueError, naming the file, if it is missing or invalid.
     """
     try:
-        content = parse_json(read_text(path))
+        content = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{label}: file not found: {path}") from error
     except (ValueError, IsADirectoryError, PermissionError) as error:
@@ -205,8 +197,9 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:  # another process was faster
             raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
-        if error.errno is not None and error.filename is None:  # a full disk: which one?
-            error.filename = str(path)
+        # Which disk is full? A write does not say, and a copy names its source first.
+        if error.errno is not None and (error.filename is None or error.filename2 is not None):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
         if is_folder:

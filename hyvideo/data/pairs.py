@@ -5,14 +5,14 @@ slow is imported.
 """
 
 import filecmp
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.data.csv_files import read_rows
 from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request, check_prompt, find_image, read_rows
+from hyvideo.data.prompts import Request, check_prompt, find_image
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import quote
 
@@ -23,9 +23,6 @@ TIE = 2
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
 HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
-# the tensor in this file; the hash of the video in its metadata
-LATENTS_KEY, VIDEO_KEY = "latents", "video"
-_BLOCK = 2**20  # bytes of a file that are hashed at once
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ def read_ratings(path: str | Path) -> list[Rating]:
     """
     path = find_path(path)
     ratings = []
-    rows = read_rows(path, "a pairs CSV", names=(*COLUMNS, *OPTIONAL_COLUMNS))
+    rows = read_rows(path, "a pairs CSV", (*COLUMNS, *OPTIONAL_COLUMNS))
     for number, row in enumerate(rows, start=1):
         place = f"row {number} of {path}"
         if missing := [column for column in COLUMNS if column not in row]:
@@ -226,42 +223,6 @@ def check_images(preferences: Iterable[Preference]) -> None:
             ) from error
 
 
-def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]) -> None:
-    """Raise ValueError if latents beside a video have another shape, or are those of another video.
-
-    ``shape`` is (frames, height, width) in latents.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    seen: set[Path] = set()
-    remedy = (
-        "restore the file, or delete the file, so that the video is encoded (a resume then needs "
-        "allow_changed_settings true)"
-    )
-    for preference in preferences:
-        for video in preference.videos:
-            path = video.with_suffix(LATENTS_SUFFIX)
-            if video in seen or not path.is_file():
-                continue
-            seen.add(video)
-            try:
-                with safe_open(path, framework="numpy") as file:
-                    found = tuple(file.get_slice(LATENTS_KEY).get_shape())
-                    owner = (file.metadata() or {}).get(VIDEO_KEY)
-            except (SafetensorError, OSError) as error:
-                raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}: {error}; {remedy}"
-                ) from error
-            if found[1:] != shape or owner != hash_file(video):
-                reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
-                if found[1:] == shape:
-                    reason = "those of another video"
-                raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, got "
-                    f"{reason}; {remedy}"
-                )
-
-
 def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences:
     """Hold out the preferences of 15 % of the prompts, at least one; with a single prompt, none."""
     prompts = sorted({preference.request.prompt for preference in preferences})
@@ -277,12 +238,3 @@ def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences
             preference for preference in preferences if preference.request.prompt in held_out
         ],
     )
-
-
-def hash_file(path: Path) -> str:
-    """Return a hash of the contents of a file."""
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

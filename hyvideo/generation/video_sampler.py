@@ -1,5 +1,6 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.data.cli import keep_traceback
-from hyvideo.data.files import parse_json, read_text
-from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
+from hyvideo.data.files import read_text
+from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
@@ -25,7 +26,7 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.pair_latents import write_latents
+from hyvideo.training.pair_latents import VIDEO_KEY, write_latents
 
 RECORD_SUFFIX = ".json"  # of the file beside a video that has its settings
 STAGE = "super-resolution"  # has separate noise
@@ -70,7 +71,7 @@ def is_complete(video: Video, settings_hash: str, files: Iterable[Path] = ()) ->
     if not all(file.is_file() for file in (video.path, *files)):
         return False
     try:
-        record = parse_json(read_text(video.record))
+        record = json.loads(read_text(video.record))
         return record["settings_hash"] == settings_hash and not record["problem"]
     except (OSError, ValueError, LookupError, TypeError):  # it was not finished
         return False
@@ -86,7 +87,7 @@ def is_own(file: Path) -> bool:
         if file.suffix == LATENTS_SUFFIX:
             with safe_open(file, framework="numpy") as opened:
                 return VIDEO_KEY in (opened.metadata() or {})
-        content = parse_json(read_text(file))
+        content = json.loads(read_text(file))
         return isinstance(content, dict) and {"prompt", "seed"} <= content.keys()
     except (OSError, ValueError, SafetensorError):
         return False

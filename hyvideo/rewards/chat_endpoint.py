@@ -3,6 +3,7 @@ out.
 """
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -13,7 +14,6 @@ from typing import TypeVar
 import httpx
 from httpx_retries import Retry, RetryTransport
 
-from hyvideo.data.files import parse_json
 from hyvideo.data.text import describe_error, quote, shorten
 from hyvideo.rewards.service.client import is_address
 
@@ -124,7 +124,7 @@ class ChatEndpoint:
                     answer = answer.replace(self._key, "***")
                 if response.status_code != 200:
                     raise ValueError(f"status {response.status_code}: {answer}")
-                return read(self._choice(parse_json(answer))), ""
+                return read(self._choice(json.loads(answer))), ""
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
                 return None, shorten(f"{self.url}: {describe_error(error)}", 500)
 

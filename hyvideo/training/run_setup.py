@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
@@ -18,7 +17,6 @@ from hyvideo.distributed.collectives import (
 )
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention_kernels import Choice
-from hyvideo.models.decoding import latent_shape
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
@@ -115,11 +113,14 @@ def build_run(
         digests = digest_inputs(config, inputs, kinds)
     pair_latents = None
     if config.objective.uses_pairs:
-        pair_latents = PairLatents(
-            Path(config.record.output_dir),
-            inputs.preferences.videos,
-            vae_identity=vae_identity(config.model),
-        )
+        with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+            pair_latents = PairLatents(
+                Path(config.record.output_dir),
+                inputs.preferences.videos,
+                vae_identity=vae_identity(config.model),
+                size=config.sampling.size,
+                latent_size=inputs.architecture.latent_size(*config.sampling.size),
+            )
         digests[PAIRS] = digest_of(digest_ratings(inputs.ratings), pair_latents.contents)
     planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):
@@ -153,7 +154,7 @@ def build_run(
         ]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
     if pair_latents:
-        _encode_pairs(pair_latents, config, vae, mesh, progress)
+        pair_latents.encode(vae, mesh, on_stage=progress.enter)
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")
@@ -318,20 +319,6 @@ def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
     kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
     return kinds
-
-
-def _encode_pairs(
-    pair_latents: PairLatents, config: Config, vae: nn.Module, mesh: Mesh, progress: Progress
-) -> None:
-    """Encode the rated videos that have no stored latents. Collective."""
-    _, height, width = config.sampling.size
-    pair_latents.encode(
-        vae,
-        mesh,
-        size=(height, width),
-        shape=latent_shape(vae, *config.sampling.size),
-        on_stage=progress.enter,
-    )
 
 
 def _probe_compiled_blocks(

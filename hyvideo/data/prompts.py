@@ -3,6 +3,8 @@ number and the seed.
 """
 
 import functools
+import hashlib
+import json
 import os
 import re
 import unicodedata
@@ -11,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.data.csv_files import csv_text, read_rows
-from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.data.files import find_path, publish
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
@@ -142,8 +143,12 @@ def hash_requests(requests: Sequence[Request]) -> str:
     file names.
     """
     paths = dict.fromkeys(request.image for request in requests if request.image)
-    images = {path: digest_file(path) for path in paths}
-    return digest_of([[r.prompt, r.image and images[r.image], r.seed] for r in requests])
+    images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
+    rows = [
+        [r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])]
+        for r in requests
+    ]
+    return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
 def check_prompt(prompt: str, where: str) -> None:

@@ -22,7 +22,8 @@ T = TypeVar("T")
 # endpoints on this machine
 LOCAL = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")
 # raised for malformed answers
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+# of answers in another form; a model that repeats [ without an end makes JSON too deep
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 MAX_CONNECT_S = 10.0
 SECRET_LENGTH = 6  # of an API key

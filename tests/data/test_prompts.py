@@ -79,6 +79,11 @@ def test_at_least_one_row_is_required(write):
         read_requests(write("prompt\n"))
 
 
+def test_blank_rows_are_left_out(write):
+    for content in ("prompt,seed\na cat,1\n\n\n", "prompt,seed\na cat,1\n,\n , \n"):
+        assert read_requests(write(content)) == [Request("a cat", seed=1)]
+
+
 @pytest.mark.parametrize("row", ["2,", "2,  ", "2"])
 def test_every_row_needs_a_prompt(write, row):
     with pytest.raises(ValueError, match="row 2 of .*prompts.csv has none"):
@@ -86,7 +91,7 @@ def test_every_row_needs_a_prompt(write, row):
 
 
 def test_the_file_must_exist(tmp_path):
-    with pytest.raises(ValueError, match="must be a readable file, got .*missing.csv"):
+    with pytest.raises(ValueError, match="file not found: .*missing.csv"):
         read_requests(tmp_path / "missing.csv")
 
 

@@ -17,6 +17,7 @@ import torch
 
 from examples import size_preference
 from examples.size_preference import Area, rated_pairs
+from hyvideo.data.pairs import OUTCOMES
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.miniature import world
@@ -26,7 +27,6 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from scripts.train_reward import main
 from studies.reward_training import (
-    OUTCOMES,
     PATIENCE,
     TIE,
     Pair,

@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 import generate
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.models.family import prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import levels_of_steps
@@ -53,6 +54,7 @@ def checkpoint(tiny_config, mesh, root):
 def latents_of_the_library(record, config, transformer):
     """Return the latents that the functions of the library sample from a record."""
     encoder, vae = model_setup.load_encoder(config, CPU)
+    prepare(transformer.eval(), [])
     request, negative = (
         Request(record["prompt"]),
         Request(record["negative_prompt"] or "", is_negative=True),

@@ -41,6 +41,7 @@ def checkpoint(tiny_config, mesh, root):
         ema_decay=0.5,
         max_steps=1,
         save_asynchronously=False,
+        cfg_scale=2.0,
         negative_prompt="blurry",
         guidance_interval="0.3:0.95",
         batched_forward=False,
@@ -64,7 +65,7 @@ def latents_of_the_library(record, config, transformer):
         vae,
         sampling=SamplerSettings(
             guidance_scale=record["guidance_scale"],
-            batched_forward=config.rollout.batched_forward,
+            batched_forward=config.rollout.batched_forward == "true",
             guidance_interval=parse_interval(record["guidance_interval"]),
         ),
         negative=encoder([negative]).samples[0],

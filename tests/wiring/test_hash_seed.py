@@ -15,7 +15,7 @@ from tests.forked import ROOT
 from tests.rated_pairs import DPO, write_pairs
 from tests.shallow import SHALLOW
 
-SEEDS = ("1", "2", "3")
+SEEDS = ("1", "2")
 NAMES = [f"score {number}" for number in range(12)]
 RUN = {
     "--pretrained_model_root": SHALLOW,
@@ -23,14 +23,13 @@ RUN = {
     "--max_steps": 2,
     "--validation_interval": 2,
     "--validation_steps": 2,
-    "--num_updates_per_rollout": 1,
     "--num_threads": 1,
     "--report": False,
     "--report_to": "none",
 }
 
 
-def in_processes(*words, logs=None):
+def in_processes(*words):
     """Run Python in one new process for each hash seed, at the same time, and return its output."""
     processes = [
         subprocess.Popen(
@@ -44,7 +43,7 @@ def in_processes(*words, logs=None):
         for seed in SEEDS
     ]
     outputs = [process.communicate(timeout=300)[0] for process in processes]
-    assert [process.returncode for process in processes] in ([0] * len(SEEDS), [3] * len(SEEDS))
+    assert [process.returncode for process in processes] in ([0, 0], [3, 3])  # 3: reward hacking
     return outputs
 
 
@@ -67,8 +66,8 @@ def print_names():
 
 def test_held_out_pairs_and_columns_of_rewards_are_the_same_in_every_process():
     code = f"from {__name__} import print_names; print_names()"
-    first, *others = in_processes("-c", code)
-    assert json.loads(first)[0] and others == [first] * len(others)
+    first, other = in_processes("-c", code)
+    assert json.loads(first)[0] and first == other
 
 
 @pytest.mark.system
@@ -80,18 +79,15 @@ def test_runs_in_processes_with_other_hash_seeds_are_equal(objective, tmp_path):
         settings["--pairs_csv"] = write_pairs(tmp_path / "rated")
     words = [word for pair in settings.items() for word in pair]
     in_processes("post_train.py", "--config", "configs/smoke.yaml", *words)
-    first, *others = (read(tmp_path / seed) for seed in SEEDS)
-    assert first and others == [first] * len(others)
+    first, other = (read(tmp_path / seed) for seed in SEEDS)
+    assert first == other
 
 
 def read(run):
-    """Return the metrics of a run that do not measure time, the names of its inputs, and its scores."""
+    """Return the metrics of a run that do not measure time, in order, and its scores."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = ("time/", "memory/", "perf/")
     metrics = [
-        {name: value for name, value in line.items() if not name.startswith(measured)}
-        for line in lines
+        [each for each in line.items() if not each[0].startswith(measured)] for line in lines
     ]
-    scores = [path.read_text() for path in sorted(run.glob("samples/*/scores.json"))]
-    # lists show the order of the keys too
-    return [list(line.items()) for line in metrics], scores
+    return metrics, [path.read_text() for path in sorted(run.glob("samples/*/scores.json"))]

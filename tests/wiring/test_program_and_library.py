@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 import generate
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.family import prepare
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
@@ -18,6 +19,7 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.settings.sampling import parse_interval
 from hyvideo.trainer import Trainer
 from hyvideo.training import model_setup, saved_policy
+from tests.forked import ROOT
 from tests.shallow import write_trained
 from tests.test_trainer import Redness
 
@@ -27,29 +29,30 @@ SIGMAS = "1,0.9,0.55,0.2"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return write_trained(tmp_path_factory.mktemp("shallow") / "ckpts")
-
-
-@pytest.fixture
-def checkpoint(tiny_config, mesh, root):
+def checkpoint(tmp_path_factory):
     """A checkpoint of all weights, with an EMA."""
-    config = tiny_config.with_settings(
-        pretrained_model_root=root,
+    folder = tmp_path_factory.mktemp("trained")
+    config = load_config(
+        str(ROOT / "configs/smoke.yaml"),
+        pretrained_model_root=write_trained(folder / "ckpts"),
+        output_dir=str(folder / "run"),
+        prompts_csv=[str(ROOT / "assets/miniature/prompts/train.csv")],
+        valid_video_csv="",
         random_weights=False,
         learning_rate=1e-2,
         ema_decay=0.5,
         max_steps=1,
-        save_asynchronously=False,
         cfg_scale=2.0,
         negative_prompt="blurry",
         guidance_interval="0.3:0.95",
         batched_forward=False,
         validation_shift=4.0,
+        log_video_interval=0,
+        report=False,
+        report_to=["none"],
     )
-    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    trainer.train()
-    return trainer.output_dir / "checkpoints" / "000001"
+    Trainer(config, Mesh.single(), CPU, scorers={"test": Redness()}).train()
+    return folder / "run" / "checkpoints" / "000001"
 
 
 def latents_of_the_library(record, config, transformer):
@@ -79,13 +82,11 @@ def latents_of_the_library(record, config, transformer):
 @pytest.mark.parametrize(
     "flags",
     [
-        (),
         ("--sigmas", SIGMAS),
-        ("--shift", "6", "--num_inference_steps", "3"),
+        ("--shift", "6", "--num_inference_steps", "3", "--guidance_scale", "1"),
         ("--guidance_scale", "3"),
-        ("--guidance_scale", "1"),
     ],
-    ids=" ".join,
+    ids=["levels", "shift", "guidance"],
 )
 def test_the_latents_of_the_program_are_those_that_its_record_describes(
     checkpoint, flags, tmp_path, monkeypatch

@@ -12,6 +12,7 @@ from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
+from tests.training.test_reward_gradient import ALONE, Contrast
 
 CPU = torch.device("cpu")
 NUM_ROLLOUTS = 8
@@ -136,3 +137,18 @@ def test_each_video_of_a_validation_has_its_own_number_prompt_and_noise(trainer,
     assert len(set(expected.values())) == len(validation.prompts) > len(set(validation.prompts))
     for layout in LAYOUTS:
         assert scored_videos(trainer, monkeypatch, layout) == expected, layout
+
+
+def test_scores_with_gradient_have_the_weights_of_their_own_scorer(tiny_config, mesh):
+    """Also if two scorers have the same dimensions."""
+    weights = '{"a": {"VQ": 1, "MQ": 0.5}, "b": {"MQ": 3}}'
+    config = tiny_config.with_settings(
+        pretrained_model_root=SHALLOW, reward_weights=weights, **ALONE
+    )
+    trainer = Trainer(config, mesh, CPU, scorers={"a": Contrast(), "b": Contrast()})
+    levels = torch.randint(0, 256, (2, *config.sampling.size[:1], 3, 16, 16)).float()
+    prompts = ["a red circle moves up", "a blue circle moves down"]
+    found = trainer.run.objective.reward_gradient.reward_of_levels(levels, prompts)
+    rewards = trainer.run.rewards.scorer.measure(list(levels.byte()), prompts, fps=8)
+    assert found.tolist() == pytest.approx([reward.total for reward in rewards])
+    assert min(found.tolist()) > 0

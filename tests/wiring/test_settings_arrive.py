@@ -37,6 +37,8 @@ def test_every_setting_is_read_by_the_code_that_it_is_for():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 read.add(node.attr)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                read.add(node.slice.value)
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "getattr":
                 read |= {part.value for part in node.args if isinstance(part, ast.Constant)}
     unread = LEAVES.keys() - read

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.data.cli import Parser
-from hyvideo.data.files import ROOT
+from hyvideo.data.files import ROOT, is_storage_failure
 from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.registry import register
@@ -70,7 +70,9 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     path = _value_after("--config", words)
     try:
         inherited = dict(saved or {}) if path is None else read_settings(path)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
+        if is_storage_failure(error):
+            raise
         _parser(None).error(f"--config {error}")
     objective = _value_after("--objective", words) or inherited.get(OBJECTIVE)
     parser = _parser(objective)

@@ -11,33 +11,19 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hyvideo.data.files import file_problem, folder_problem, write_problem
-from hyvideo.data.prompts import read_requests
-from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.weight_files import Folder, weight_paths
-from hyvideo.settings.command_line import MAX_BYTES, load_config, parse
-from hyvideo.settings.config import Config
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.config import LEAVES, Config
 from hyvideo.settings.rules import check
-from hyvideo.training.model_setup import choose_device
-from hyvideo.training.rewards import make_async_scorer
-from hyvideo.training.run_state import read_saved_state
+from tests.forked import ROOT
 from tests.fuzzing import ODD, contents, fuzzed, outcome
 
-ROOT = Path(__file__).resolve().parents[2]
 SMOKE = ("--config", "configs/smoke.yaml")
-NAMES = sorted(Config().flat())
-PATHS = (
-    "pretrained_model_root",
-    "prompts_csv",
-    "output_dir",
-    "conditions_dir",
-    "resume_from_checkpoint",
-)
 
 
 @pytest.fixture
@@ -48,35 +34,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "input"
 
 
+WORDS = (
+    *ODD, "yes", "1e3", "0x10", "-1", "nan", "inf", "1e999", "9" * 5000, "x" * 20_000, "../..", "~", "sage_grpo",
+    "cps:1", "fixed:0:1", "random:99999999999999999999", "cps", '{"VQ": 1e999}', "{", "a\0b", "\udcff", "loop/a",
+)  # fmt: skip
 WORD = st.one_of(
     st.text(max_size=12),
-    st.sampled_from(
-        [
-            *ODD,
-            "yes",
-            "1e3",
-            "0x10",
-            "-1",
-            "nan",
-            "inf",
-            "1e999",
-            "9" * 5000,
-            "x" * 20_000,
-            "../..",
-            "~",
-        ]
-    ),
-    st.sampled_from(
-        [
-            "sage_grpo",
-            "cps:1",
-            "fixed:0:1",
-            "random:99999999999999999999",
-            "cps",
-            '{"VQ": 1e999}',
-            "{",
-        ]
-    ),
+    st.sampled_from(WORDS),
     # Moderate numbers: a large number of steps or pixels is legal but slow.
     st.integers(-1_000, 1_000).map(str),
     st.floats(-1e6, 1e6).map(str),
@@ -97,7 +61,9 @@ VALUE = st.recursive(
     max_leaves=5,
 )
 NAME = st.one_of(
-    st.sampled_from(NAMES), st.text(max_size=8), st.sampled_from(["--eta", "config", "environment"])
+    st.sampled_from(sorted(LEAVES)),
+    st.text(max_size=8),
+    st.sampled_from(["--eta", "config", "environment"]),
 )
 
 
@@ -111,15 +77,14 @@ def checked(argv: list[str]) -> Config:
 @given(flags=st.lists(st.tuples(NAME, WORD), max_size=3), joined=st.booleans())
 def test_any_flags_give_settings_or_one_error(folder, flags, joined):
     before = contents(folder)
-    given_ = [
+    words = [
         part
         for name, word in flags
         for part in ([f"--{name}={word}"] if joined else [f"--{name}", word])
     ]
-    if "--help" in given_ or "-h" in given_:
+    if "--help" in words or "-h" in words:
         return
-    argv = [*SMOKE, "--output_dir", str(folder / "run"), *given_]
-    outcome(lambda: checked(argv))
+    outcome(lambda: checked([*SMOKE, "--output_dir", str(folder / "run"), *words]))
     assert contents(folder) == before
 
 
@@ -141,80 +106,27 @@ def test_any_settings_file_gives_settings_or_one_error(folder, content, style):
     assert contents(folder) == before
 
 
-@fuzzed(250)
-@given(
-    content=st.one_of(
-        st.binary(max_size=60),
-        st.text("abc:-[]{}&*!|>\"'#%@,?\n\t 019.~", max_size=60).map(str.encode),
-    )
-)
-def test_any_bytes_are_yaml_or_an_error(folder, content):
-    (folder / "run.yaml").write_bytes(content)
-    outcome(lambda: read_yaml(folder / "run.yaml"))
-
-
-@fuzzed(150)
-@given(
-    name=st.sampled_from(PATHS),
-    parts=st.lists(
-        st.sampled_from(["a", "/", "..", ".", "\0", "\udcff", "é", "🐱", " ", "loop/", "x" * 260]),
-        max_size=8,
-    ),
-)
-def test_any_path_is_read_or_raises_an_error(folder, name, parts):
-    if not (folder / "loop").is_symlink():
-        (folder / "loop").symlink_to(folder / "loop")
-    before = contents(folder)
-    argv = [
-        *SMOKE,
-        "--output_dir",
-        str(folder / "run"),
-        f"--{name}={folder / 'sub'}/{''.join(parts)}",
-    ]
-    outcome(lambda: checked(argv))
-    assert contents(folder) == before
-
-
 @pytest.mark.parametrize(
-    "text, expected",
+    "text, named",
     [
-        ("learning_rate: yes", "must not be a bool, got true .YAML reads yes"),
-        ("output_dir: on", "must not be a bool, got true"),
-        ("seed: 1e3", "must be an integer, got 1000"),
-        ("height: 1:30", "invalid int value: '1:30'"),
-        ("eta: 2026-01-01", "invalid float value: '2026-01-01'"),
-        ("eta: {a: {b: 1}}", "must be a single value, got a mapping"),
-        ("report_to: [[none]]", "must be a list of strings, got"),
-        ("eta: 0.5\neta: 0.6", "line 2 repeats 'eta'"),
-        ("<<: {eta: 1}", "unknown setting '<<'"),
-        (
-            "eta: !!python/name:os.system",
-            "is not valid YAML: could not determine a constructor for the tag",
-        ),
-        ("output_dir: &a x\nconditions_dir: *a", r"line 2: replace the alias \*a by its value"),
-        ("reward_config: {a: &a [x, x], b: [*a, *a]}", r"replace the alias \*a by its value"),
-        ("fps: 1e308", "fps must be at most 1000, got 1e\\+308"),
-        ("height: 16000000000000000", "height must be at most 16384, got 16000000000000000"),
-        ("sample_n_frames: 1000001", "sample_n_frames must be at most 10001, got 1000001"),
-        ("grpo_sampling_steps: 1000000", "grpo_sampling_steps must be at most 1000, got 1000000"),
-        ("num_threads: 1000000000", "num_threads must be at most 1024, got 1000000000"),
-        ("eta: !!bool maybe", "is not valid YAML"),
-        ("eta: " + "{a: " * 5_000, "is not valid YAML"),
-        ("#" + "x" * MAX_BYTES, "it has 1,049,[0-9]{3} bytes, the limit is 1,048,576"),
-        ("eta: \x07", "is not valid YAML"),
-        ("eta: 1e200", "eta must be at most 1000, got 1e\\+200"),
-        ("match_noise: sage_grpo:1e308", r"eta is in \(0, 1000\]"),
-        (
-            'output_dir: "a\\0b"',
-            "output_dir must be a writable folder, .*characters that no path can have",
-        ),
-        ("reward_weights: {VQ: 2026-01-01}", "reward_weights must be"),
-        ("reward_weights: '" + "[" * 3_000 + "'", "reward_weights must be"),
-        ("transformer_version: ../../etc", "not a path"),
-        ("sde_window: random:" + "9" * 4_000, "sde_window must be"),
+        ("learning_rate: yes", "learning_rate"),
+        ("output_dir: on", "output_dir"),
+        ("height: 1:30", "height"),
+        ("eta: 2026-01-01", "eta"),
+        ("report_to: [[none]]", "report_to"),
+        ("eta: 0.5\neta: 0.6", "line 2"),
+        ("eta: !!python/name:os.system", "YAML"),
+        ("fps: 1e308", "fps"),
+        ("height: 16000000000000000", "height"),
+        ("eta: " + "{a: " * 5_000, "YAML"),
+        ("eta: \x07", "YAML"),
+        ("match_noise: sage_grpo:1e308", "match_noise"),
+        ("reward_weights: {VQ: 2026-01-01}", "reward_weights"),
+        ("reward_weights: '" + "[" * 3_000 + "'", "reward_weights"),
+        ("sde_window: random:" + "9" * 4_000, "sde_window"),
     ],
 )
-def test_invalid_settings_raise_a_clear_error(folder, text, expected):
+def test_invalid_settings_in_a_file_are_named(folder, text, named):
     given_ = {line.split(":")[0] for line in text.splitlines()}
     base = [
         line
@@ -222,48 +134,9 @@ def test_invalid_settings_raise_a_clear_error(folder, text, expected):
         if line.split(":")[0] not in given_
     ]
     path = folder / "run.yaml"
-    path.write_text("\n".join([text, *base, f"conditions_dir: {folder / 'conditions'}"]))
+    path.write_text("\n".join([text, *base]))
     _, message = outcome(lambda: checked(["--config", str(path)]))
-    assert message is not None
-    with pytest.raises(ValueError, match=expected):
-        raise ValueError(message)
-
-
-def test_shipped_configs_are_within_the_size_limit():
-    for path in sorted((ROOT / "configs").glob("*.yaml")):
-        assert isinstance(read_yaml(path), dict)
-
-
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        (
-            ["--lora_rank", "4", "--lora_target_modules", "(("],
-            "lora_target_modules must be regular expressions",
-        ),
-        (["--fps", "1e-300"], "fps must be at least 0.01"),
-        (["--remote_reward_url", "http://a:99999"], "remote_reward_url must be URLs such as"),
-        (["--remote_reward_url", "file:///etc/passwd"], "remote_reward_url must be URLs such as"),
-        (["--reward_config", "miniature: {path: 5}"], "have the wrong type: got path 5"),
-        (["--reward_config", "miniature: {device: cuda}"], "must not set device of miniature"),
-    ],
-)
-def test_options_of_scorers_and_loras_are_checked(folder, flags, expected):
-    if flags[0] == "--reward_config":
-        (folder / "reward.yaml").write_text(flags[1])
-        flags = [flags[0], str(folder / "reward.yaml")]
-    with pytest.raises(ValueError, match=expected):
-        make_async_scorer(
-            checked([*SMOKE, "--output_dir", str(folder / "run"), *flags]), torch.device("cpu")
-        )
-
-
-def test_every_process_needs_its_own_gpu(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert choose_device("cuda", 1) == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match="needs a separate GPU: got 2 GPUs for process 3"):
-        choose_device("auto", 2)
+    assert message is not None and named in message
 
 
 @pytest.mark.parametrize(
@@ -276,54 +149,23 @@ def test_a_weight_index_may_only_name_files_in_its_folder(folder, names):
         weight_paths(Folder(folder, "label"), "model")
 
 
-@pytest.mark.parametrize("text", ["[]", "{}", '{"iteration": true}', '{"iteration": "one"}', "x"])
-def test_an_invalid_checkpoint_state_raises(folder, text):
-    (folder / "state.json").write_text(text)
-    with pytest.raises(ValueError, match="state.json"):
-        read_saved_state(folder)
-
-
-@pytest.mark.parametrize(
-    "name", ["pretrained_model_root", "output_dir", "prompts_csv", "conditions_dir"]
-)
-@pytest.mark.parametrize("below", ["", "/below"])
-def test_a_symlink_loop_raises(folder, name, below):
-    (folder / "one").symlink_to(folder / "two")
-    (folder / "two").symlink_to(folder / "one")
-    config = load_config("configs/smoke.yaml", output_dir=str(folder / "run"))
-    with pytest.raises(
-        ValueError,
-        match=f"{'a prompts CSV' if name == 'prompts_csv' else name} must .*too many levels",
-    ):
-        check(config.with_settings(**{name: f"{folder}/one{below}"}))
-
-
-@pytest.mark.parametrize("name", ["output_dir", "conditions_dir"])
-@pytest.mark.parametrize(
-    "path, expected",
-    [
-        ("file", "file is not a folder"),
-        ("file/below/it", "file is not a folder"),
-        ("dangling", "is a broken link"),
-        ("x" * 300, "file name too long"),
-    ],
-)
-def test_a_folder_that_cannot_be_created_raises(folder, name, path, expected):
+@pytest.mark.parametrize("name", ["pretrained_model_root", "output_dir", "prompts_csv"])
+@pytest.mark.parametrize("path", ["loop", "loop/below", "file/below", "dangling"])
+def test_a_path_that_cannot_be_used_is_named(folder, name, path):
+    (folder / "loop").symlink_to(folder / "loop")
     (folder / "file").write_text("")
     (folder / "dangling").symlink_to(folder / "nowhere")
     config = load_config("configs/smoke.yaml", output_dir=str(folder / "run"))
-    with pytest.raises(ValueError, match=f"{name} must be a writable folder, .*{expected}"):
-        check(config.with_settings(**{name: str(folder / path)}))
+    with pytest.raises(ValueError, match=name if name != "prompts_csv" else str(folder)):
+        check(config.with_settings(**{name: f"{folder}/{path}"}))
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "pipe", "."])
-def test_devices_and_pipes_are_not_read(folder, path):
-    os.mkfifo(folder / "pipe")
-    path = str(folder / path)
-    _, message = outcome(lambda: parse(["--config", path]))
-    assert "must be a readable YAML file" in message
-    with pytest.raises(ValueError, match="must be a readable file"):
-        read_requests(path)
+def test_a_folder_is_no_file_of_settings_or_prompts(folder):
+    _, message = outcome(lambda: parse(["--config", str(folder)]))
+    assert str(folder) in message
+    config = load_config("configs/smoke.yaml", output_dir=str(folder / "run"))
+    with pytest.raises(ValueError, match=str(folder)):
+        check(config.with_settings(prompts_csv=str(folder)))
 
 
 @contextlib.contextmanager
@@ -344,17 +186,11 @@ def test_missing_permissions_are_reported():
         (open_ / "file").touch(mode=0o600)
         open_.chmod(0o755)
         with without_root():
-            assert (
-                file_problem(open_ / "file", 9)
-                == folder_problem(closed)
-                == "no permission to read it"
+            problems = (
+                file_problem(open_ / "file"),
+                folder_problem(closed),
+                file_problem(closed / "file"),
+                write_problem(closed / "a/b"),
+                write_problem(open_ / "run"),
             )
-            assert (
-                file_problem(closed / "file", 9)
-                == write_problem(closed / "a/b")
-                == "permission denied"
-            )
-            assert (
-                write_problem(open_ / "run")
-                == f"no file can be created in {open_}: Permission denied"
-            )
+        assert all("permission" in problem.lower() for problem in problems), problems

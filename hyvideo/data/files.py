@@ -108,7 +108,7 @@ def _reason(error: OSError | ValueError) -> str:
         return "it has characters that no path can have"
     if is_storage_failure(error):
         raise error
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    if isinstance(error, FileNotFoundError):
         return "not found"
     return (error.strerror or "it cannot be read").lower()
 

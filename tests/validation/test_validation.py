@@ -87,14 +87,16 @@ def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
 
 def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
     assert tiny_config.validation_sampling.size == tiny_config.sampling.size == (5, 16, 16)
-    assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
-    assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (
+    assert tiny_config.with_settings(validation_height=32).validation_sampling.size == (5, 32, 16)
+    assert tiny_config.with_settings(
+        validation_num_frames=9, height=48
+    ).validation_sampling.size == (
         9,
         48,
         16,
     )
     assert tiny_config.validation_sampling.shift == tiny_config.rollout.shift == 3
-    assert tiny_config.with_settings(validation_shift=7.0).validation_shift == 7
+    assert tiny_config.with_settings(validation_shift=7.0).validation_sampling.shift == 7
 
 
 VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}

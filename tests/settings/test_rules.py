@@ -177,7 +177,9 @@ def test_all_problems_are_reported_together(tiny_config):
     with pytest.raises(ValueError) as values:
         check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
     with pytest.raises(ValueError) as rules:
-        check(tiny_config.with_settings(kl_strategy="none", lora_target_modules=["a"], batch_size=3))
+        check(
+            tiny_config.with_settings(kl_strategy="none", lora_target_modules=["a"], batch_size=3)
+        )
     assert len(str(values.value).splitlines()) == 2 and len(str(rules.value).splitlines()) == 3
 
 

@@ -1,75 +1,17 @@
-"""Settings, their traits, and the values derived from them."""
+"""Values derived from the settings, and the settings of objectives."""
 
 import pytest
 
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.config import LEAVES, SECTIONS, Config, value_type
-from hyvideo.settings.sections import Traits
+from hyvideo.settings.config import LEAVES, SECTIONS, Config, SettingsError
+from hyvideo.settings.objectives import BUILT_IN
 
 
-def test_every_setting_has_a_help_text_and_a_category():
-    assert list(LEAVES) == list(LEAVES) == list(Config().flat())
-    for name, traits in LEAVES.items():
-        assert traits.sentence.endswith("."), name
-        assert traits.decides in ("learning", "layout", "machine", "records", "start"), name
-    for section in SECTIONS.values():
+def test_every_setting_has_a_sentence():
+    for name, leaf in LEAVES.items():
+        assert leaf.sentence.endswith("."), name
+    for section in (*SECTIONS.values(), *BUILT_IN.values()):
         assert section.__doc__.endswith(".") and "(" not in section.__doc__
-
-
-def test_every_default_is_within_its_range():
-    assert not [
-        name for name, value in Config().flat().items() if LEAVES[name].range_problem(value)
-    ]
-
-
-def test_every_number_has_a_range():
-    """Except for settings that may be negative."""
-    unbounded = {
-        name
-        for name in LEAVES
-        if value_type(name) in (int, float)
-        and LEAVES[name].at_least is None
-        and LEAVES[name].above is None
-    }
-    # 1 or less runs one branch
-    assert unbounded == {"cfg_scale", "anchor_cfg_scale", "validation_cfg_scale"}
-
-
-def test_a_value_at_an_inclusive_bound_is_allowed_and_its_neighbor_is_not():
-    for name, traits in LEAVES.items():
-        unit = 1 if value_type(name) is int else 1e-9
-        if value_type(name) not in (int, float):
-            continue
-        for bound, sign, is_allowed in (
-            (traits.at_least, -1, True),
-            (traits.at_most, 1, True),
-            (traits.above, -1, False),
-            (traits.below, 1, False),
-        ):
-            if bound is not None and not (sign < 0 and traits.above is not None and is_allowed):
-                step = sign * unit * (1 if unit == 1 else max(1.0, abs(bound)))
-                assert (traits.range_problem(bound) is None) is is_allowed, (name, bound)
-                assert traits.range_problem(bound + step) is not None, (name, bound)
-                assert traits.range_problem(bound - step) is None, (name, bound)
-
-
-@pytest.mark.parametrize(
-    "bounds, bad, good, message",
-    [
-        ({"at_least": 0}, -1, 0, "must not be negative"),
-        ({"at_least": 1}, 0, 1, "must be at least 1"),
-        ({"above": 0}, 0, 1e-9, "must be positive"),
-        ({"at_most": 1}, 1.5, 1.0, "must be at most 1"),
-        ({"below": 1}, 1, 0.999, "must be below 1"),
-        ({}, 1e31, 1e30, "must be at most 1e+30"),
-        ({}, float("nan"), None, "must be a finite number"),
-        ({}, float("inf"), True, "must be a finite number"),
-    ],
-)
-def test_a_number_is_within_its_bounds(bounds, bad, good, message):
-    traits = Traits("A number.", "learning", **bounds)
-    assert traits.range_problem(bad) == message
-    assert traits.range_problem(good) is None
 
 
 @pytest.mark.parametrize(
@@ -102,7 +44,7 @@ def test_a_strategy_weights_the_two_kl_terms(tiny_config, strategy, weights, nee
     config = tiny_config.with_settings(**changes)
     assert config.objective.kl_weights == weights and config.objective.needs_anchor == needs_anchor
     without = config.with_settings(dual_kl_moving_weight=0.0)
-    assert without.needs_anchor == (needs_anchor and not strategy.startswith("dual"))
+    assert without.objective.needs_anchor == (needs_anchor and not strategy.startswith("dual"))
 
 
 def test_guidance_determines_the_number_of_branches(tiny_config):
@@ -115,3 +57,15 @@ def test_guidance_determines_the_number_of_branches(tiny_config):
         and not tiny_config.negative_requests
     )
     assert not guided.with_settings(kl_weight=0.0).negative_requests  # no anchor
+
+
+@pytest.mark.parametrize("objective", BUILT_IN)
+def test_an_objective_has_only_its_own_settings(objective):
+    pairs = {"pairs_csv": ["pairs.csv"]} if objective == "dpo" else {}
+    config = Config.from_flat({"objective": objective, **pairs})
+    own = type(config.objective).model_fields.keys()
+    assert own <= config.flat().keys()
+    others = {name for cls in BUILT_IN.values() for name in cls.model_fields} - own
+    assert others and not config.flat().keys() & others
+    with pytest.raises(SettingsError, match=min(others)):
+        config.with_settings(**{min(others): LEAVES[min(others)].default})

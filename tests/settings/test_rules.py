@@ -304,14 +304,21 @@ def test_limits_of_a_released_version_are_checked_without_its_files(
     assert bool(message) == bool(named), message
 
 
-def test_fp8_needs_torchao_and_trackers_their_packages(tiny_config, monkeypatch):
-    fp8 = tiny_config.with_settings(base_weight_dtype="fp8", lora_rank=2)
-    wandb = tiny_config.with_settings(report_to=["wandb"])
-    for config, package in ((fp8, "torchao"), (wandb, "wandb")):
-        is_installed = "hyvideo.settings.machine_rules.is_installed"
-        monkeypatch.setattr(is_installed, lambda name: True)
+@pytest.mark.parametrize(
+    "settings, package",
+    [
+        ({"base_weight_dtype": "fp8", "lora_rank": 2}, "torchao"),
+        ({"report_to": ["wandb"]}, "wandb"),
+    ],
+)
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    tiny_config, monkeypatch, settings, package
+):
+    is_installed = "hyvideo.settings.machine_rules.is_installed"
+    config = tiny_config.with_settings(**settings)
+    monkeypatch.setattr(is_installed, lambda name: True)
+    check(config)
+    monkeypatch.setattr(is_installed, lambda name: name != package)
+    with pytest.raises(ValueError, match=f"pip install {package}"):
         check(config)
-        monkeypatch.setattr(is_installed, lambda name: name != package)
-        with pytest.raises(ValueError, match=f"pip install {package}"):
-            check(config)
-        check(tiny_config)
+    check(tiny_config)

@@ -87,6 +87,8 @@ def write_problem(folder: str | Path) -> str | None:
     """
     if not str(folder).strip():
         return "its name is empty"
+    if "\0" in str(folder):
+        return "it has characters that no path can have"
     existing = Path(folder)
     try:
         while not os.path.lexists(existing):

@@ -91,6 +91,18 @@ class Config(BaseModel):
             raise SettingsError(problems, names, valid | {OBJECTIVE: objective})
         return cls(**parts)
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of all settings of the run if only its version and objective are given."""
+        values = type(self).of_version(self.model.transformer_version).flat()
+        own = leaves_of(OBJECTIVE, type(self.objective))
+        known = {name: values[name] for name in self.flat() if name not in own}
+        return (
+            known
+            | {name: leaf.default for name, leaf in own.items()}
+            | {OBJECTIVE: self.objective.name}
+        )
+
     @classmethod
     def of_version(cls, version: str) -> "Config":
         """Return the resolved settings of a run that sets only ``transformer_version``."""

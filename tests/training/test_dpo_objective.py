@@ -424,15 +424,14 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"pairs_csv": []}, "objective dpo needs rated pairs of videos, got no pairs_csv"),
+        ({"pairs_csv": []}, "pairs_csv must be given"),
         ({"pairs_csv": ["none.csv"]}, "a pairs CSV must be a readable file, got 'none.csv'"),
-        ({"objective": "nft"}, "pairs_csv and pair_weights need objective dpo"),
         (
             {"num_generations": 4},
             "objective dpo needs num_generations 2, because a group is a winner and a loser, got 4",
         ),
         ({"num_updates_per_rollout": 2}, "num_updates_per_rollout"),
-        ({"anchor_fraction": 0.5}, "objective dpo needs anchor_fraction 1"),
+        ({"anchor_fraction": 0.5}, "anchor_fraction is a setting of"),
         (
             {"mini_batch_size_per_update": 3},
             "needs whole pairs, or one video, in a forward pass, got .* 3; use 4 or 1",
@@ -440,9 +439,9 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
         ({"cfg_scale": 3.0}, "trains the model without guidance, got cfg_scale 3; set cfg_scale 1"),
         (
             {"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0},
-            "needs kl_strategy fixed and a kl_weight above 0",
+            "kl_weight must be positive",
         ),
-        ({"kl_strategy": "dual_moving"}, "needs kl_strategy fixed and a kl_weight above 0"),
+        ({"kl_strategy": "dual_moving"}, "kl_strategy must be one of fixed"),
         ({"ignore_rewards": True}, "ignore_rewards cannot be used with objective dpo"),
         ({"pair_weights": "{"}, "pair_weights must be a JSON object"),
         ({"pair_weights": '{"VQ": -1}'}, "pair_weights must be a JSON object"),
@@ -451,7 +450,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
             "pair_weights must name dimensions of pairs_csv, none, got 'VQ'",
         ),
         ({"width": 32}, "a video of pairs_csv must have 5 frames of 16 x 32 or 256 x 512 pixels"),
-        ({"sde_window": "random:1"}, "sde_window cannot be used with objective dpo"),
+        ({"sde_window": "random:1"}, "sde_window is a setting of"),
     ],
 )
 def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(

@@ -17,8 +17,9 @@ from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.wan.encoders import load_text_encoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.settings.sections import ModelSettings, RolloutSettings
-from hyvideo.training.model_setup import rollout_schedule, weights_seed
+from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.sections import ModelSettings
+from hyvideo.training.model_setup import weights_seed
 from tests.stock_models import stock_twin
 
 
@@ -66,13 +67,13 @@ def sample_diffusers(
 
 
 def stock_pipeline(
-    model: ModelSettings, pipeline: GRPOPipeline, rollout: RolloutSettings, *, is_i2v: bool
+    model: ModelSettings, pipeline: GRPOPipeline, sampling: Sampling, *, is_i2v: bool
 ):
     """Return diffusers' pipeline with ``pipeline``'s weights, diffusers' forward pass and the
     checkpoint's encoders.
     """
     if family_of(pipeline.transformer).name == "wan":
-        return _wan_pipeline(model, pipeline, rollout_schedule(rollout))
+        return _wan_pipeline(model, pipeline, sampling.schedule())
     import diffusers
 
     # needs no torchvision
@@ -91,7 +92,7 @@ def stock_pipeline(
         "text_encoder_2": text_encoder_2,
         "transformer": stock_twin(pipeline.transformer, dtype),
         "vae": pipeline.vae,
-        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=rollout.shift),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=sampling.shift),
         "guider": diffusers.ClassifierFreeGuidance(guidance_scale=pipeline.sampling.guidance_scale),
     }
     if not is_i2v:

@@ -377,9 +377,9 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
             ValueError,
             match="must (not )?be (cfg|step)_distilled with these flags|no listed version is [47]",
         ):
-            generate.config_of(options, has_images)
+            generate.sampling_of(options, has_images)
     else:
-        config = generate.config_of(options, has_images)
+        config, _ = generate.sampling_of(options, has_images)
         assert (config.model.transformer_version, config.data.negative_prompt) == (
             version,
             "blurry",
@@ -423,9 +423,8 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
         ({"transformer_version": "480p_i2v_step_distilled"}, "a step-distilled version"),
         ({"guidance_interval": "0.2,0.8"}, "guidance_interval: each step must have the"),
     ):
-        recipe = generator.Recipe(
-            Config().with_settings(**changed), generation.Source(), seed=0, is_stochastic=False
-        )
+        config = Config().with_settings(**changed).resolved()
+        recipe = generator.Recipe(config, config.validation_sampling, generation.Source(), seed=0)
         with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
             generator._checked_cache(recipe, StepCaching())
 
@@ -549,9 +548,9 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),
         (
             ["--prompt", "a", "--config", "nowhere.yaml"],
-            "'nowhere.yaml' must be a readable YAML file: it does not exist",
+            "file not found: nowhere.yaml",
         ),
-        (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py is not a folder"),
+        (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py/videos"),
         (
             ["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"],
             "sparse attention",
@@ -659,12 +658,12 @@ def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(
 
     def sampled_settings(*flags):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
-        config = generate.config_of(generate.parse(), has_images=False)
+        _, sampling = generate.sampling_of(generate.parse(), has_images=False)
         return (
-            *config.sampling.size,
-            config.rollout.shift,
-            config.rollout.cfg_scale,
-            config.data.negative_prompt,
+            *sampling.size,
+            sampling.shift,
+            sampling.guidance_scale,
+            sampling.negative_prompt,
         )
 
     run = ["--config", tmp_path / "run.yaml"]
@@ -709,14 +708,10 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
             sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags]
         )
         options = generate.parse()
-        config = generate.config_of(options, has_images=False)
-        size = generate.size_of(options, config, None)
-        return (
-            config.data.sample_n_frames,
-            *size,
-            config.record.validation_steps,
-            config.rollout.cfg_scale,
-        ), config
+        recipe = generate.recipe_of(options, has_images=False)
+        sampling = recipe.sampling
+        size = generate.size_of(options, recipe, None)
+        return (sampling.frames, *size, sampling.steps, sampling.guidance_scale), recipe.config
 
     sampled, config = sampled_settings(checkpoint)
     assert (
@@ -768,7 +763,7 @@ def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, siz
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *flags])
     options = generate.parse()
     generate.convert_reference_flags(options)
-    assert generate.size_of(options, generate.config_of(options, has_images=False), None) == size
+    assert generate.size_of(options, generate.recipe_of(options, has_images=False), None) == size
 
 
 def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
@@ -777,7 +772,7 @@ def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
         sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall]
     )
     options = generate.parse()
-    assert generate.size_of(options, generate.config_of(options, has_images=True), tall) == (
+    assert generate.size_of(options, generate.recipe_of(options, has_images=True), tall) == (
         848,
         480,
     )

@@ -87,6 +87,8 @@ def write_problem(folder: str | Path) -> str | None:
     """
     if not str(folder).strip():
         return "its name is empty"
+    if "\0" in str(folder):
+        return "it has characters that no path can have"
     existing = Path(folder)
     try:
         while not os.path.lexists(existing):
@@ -106,7 +108,7 @@ def _reason(error: OSError | ValueError) -> str:
         return "it has characters that no path can have"
     if is_storage_failure(error):
         raise error
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    if isinstance(error, FileNotFoundError):
         return "not found"
     return (error.strerror or "it cannot be read").lower()
 

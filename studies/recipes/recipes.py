@@ -120,13 +120,14 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
             run = planned(study, Run(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        resolved = (
-            "validation_cfg_scale",
-            "validation_shift",
-            "validation_sigmas",
-            "validation_noise",
-        )
-        settings = run.config.flat() | {name: getattr(run.config, name) for name in resolved}
+        sampling = run.config.validation_sampling
+        resolved = {
+            "validation_cfg_scale": sampling.guidance_scale,
+            "validation_shift": sampling.shift,
+            "validation_sigmas": sampling.sigmas,
+            "validation_noise": sampling.noise,
+        }
+        settings = run.config.flat() | resolved
         measured = measured or {name: settings[name] for name in MEASURED}
         others = [name for name in MEASURED if settings[name] != measured[name]]
         if others:

@@ -16,7 +16,6 @@ from hyvideo.training.model_setup import (
     check_checkpoint,
     load_encoder,
     load_pipeline,
-    rollout_schedule,
 )
 from tests.cuda.speed import relative_difference, seconds_of
 from tests.cuda.workload import DEVICE
@@ -69,9 +68,7 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
     latents = {}
 
     def ours():
-        latents["ours"] = pipeline.sample_ode(
-            conditions, noise.to(gpu), rollout_schedule(config.rollout)
-        )
+        latents["ours"] = pipeline.sample_ode(conditions, noise.to(gpu), config.sampling.schedule())
 
     def theirs():
         counts = {
@@ -85,7 +82,7 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
     record_property("ours, s", seconds_of(ours, gpu))
     # diffusers' pipeline loads its own encoders, and both do not fit together with float32 weights
     gc.collect()
-    stock = stock_pipeline(config.model, pipeline, config.rollout, is_i2v=is_i2v)
+    stock = stock_pipeline(config.model, pipeline, config.sampling, is_i2v=is_i2v)
     record_property("diffusers with its text encoding, s", seconds_of(theirs, gpu))
     difference = relative_difference(*latents.values())
     record_property("difference", difference)

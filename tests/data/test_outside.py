@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import parse_json, publish, read_text
+from hyvideo.data.files import publish, read_text
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -123,10 +123,3 @@ def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):
         os.mkdir("/proc/nothing")
     assert ended.value.code == 2
     assert capsys.readouterr().err == "program.py: '/proc/nothing': No such file or directory\n"
-
-
-@pytest.mark.parametrize("text", ['{"VQ": 1, "VQ": -1}', '[{"a": {"b": 1, "b": 1}}]'])
-def test_a_name_that_occurs_twice_in_an_object_is_rejected(text):
-    with pytest.raises(ValueError, match="the name '(VQ|b)' occurs twice in an object"):
-        parse_json(text)
-    assert parse_json('[{"a": 1}, {"a": 2}]') == [{"a": 1}, {"a": 2}]

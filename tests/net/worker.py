@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import TypedDict
 
-
 TIMEOUT = 300  # seconds of a run
 
 

@@ -161,26 +161,6 @@ def test_parts_are_not_shared_between_encoders_or_dtypes(make, tmp_path):
         assert encoded == PROMPTS[:1]
 
 
-def test_an_image_that_changes_while_it_is_encoded_is_an_error(tmp_path):
-    """Its latents would be stored under the hash of the earlier image, and used by later runs."""
-    path = tmp_path / "image.png"
-    path.write_bytes(b"an image")
-
-    def load(part):
-        def encode(contents, height, width):
-            if part.kind == "image":
-                path.write_bytes(b"another image")
-            return [{"states": torch.zeros(1, 2)} for _ in contents]
-
-        return encode
-
-    store = PartStore(tmp_path / "conditions")
-    encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.float32, store=store)
-    with pytest.raises(ValueError, match="image.png' has changed since the start of the program"):
-        encoder([Request("a cat", str(path))], height=32, width=32)
-    assert [file.name.partition("-")[0] for file in store.folder.iterdir()] == ["text"]
-
-
 @pytest.mark.parametrize("damage", ["cut off", "values", "no hash"])
 def test_a_corrupted_file_is_encoded_again(make, tmp_path, damage):
     store = PartStore(tmp_path)

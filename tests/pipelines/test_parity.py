@@ -11,7 +11,7 @@ from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import sample_diffusers, stock_pipeline
 from tests.tiny_checkpoint import write_image, write_original
@@ -77,8 +77,8 @@ def test_guided_sampling_from_the_original_layout_equals_diffusers(
     encoder, pipeline = loaded(config)
     request = Request(prompt, image if has_image else None)
     noise = normal(pipeline.latent_shape(9, *SIZE), 0, version)[None]
-    ours = sample(pipeline, rollout_schedule(config.rollout), encoder, request, noise)
-    stock = stock_pipeline(config.model, pipeline, config.rollout, is_i2v=has_image)
+    ours = sample(pipeline, config.sampling.schedule(), encoder, request, noise)
+    stock = stock_pipeline(config.model, pipeline, config.sampling, is_i2v=has_image)
     counts = {"num_frames": config.data.sample_n_frames, "num_steps": STEPS}
     theirs = sample_diffusers(
         stock, request, noise, SIZE, **counts, negative_prompt=negative_prompt

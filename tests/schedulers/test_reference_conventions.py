@@ -120,7 +120,7 @@ def test_the_reference_also_trains_the_last_step_of_cps(sde_type, settings, numb
     made = build(
         sde_type, rollout.reference_conventions, eta=rollout.eta, last_step=rollout.last_step
     )
-    if rollout.sde_window:
+    if config.objective.window:
         made = made.with_noise_only_at(range(4))
     trained = made.stochastic_steps
     assert len(trained) * config.objective.timestep_fraction == number

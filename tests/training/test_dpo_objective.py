@@ -431,7 +431,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
             {"num_generations": 4},
             "objective dpo needs num_generations 2, because a group is a winner and a loser, got 4",
         ),
-        ({"num_updates_per_rollout": 2}, "objective dpo needs num_updates_per_rollout 1"),
+        ({"num_updates_per_rollout": 2}, "num_updates_per_rollout"),
         ({"anchor_fraction": 0.5}, "objective dpo needs anchor_fraction 1"),
         (
             {"mini_batch_size_per_update": 3},

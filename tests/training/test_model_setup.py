@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hyvideo.training import model_setup
-from hyvideo.training.model_setup import _SAMPLE_BYTES, _encoder_hash, load_encoder, slow_vae_advice
+from hyvideo.training.model_setup import load_encoder, slow_vae_advice
 from tests.distributed.launch import launch
 
 
@@ -85,30 +85,3 @@ def test_a_vae_in_fp16_on_a_cpu_without_fp16_convolutions_gives_advice(
     )
     monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: ["fp32", "bf16", "fp16"])
     assert not slow_vae_advice("fp16", torch.device("cpu"))
-
-
-def test_the_identity_of_the_encoders_depends_on_settings_names_sizes_and_sampled_bytes(tmp_path):
-    folder, size = tmp_path / "encoder", 3 * _SAMPLE_BYTES
-    folder.mkdir()
-    file = folder / "weights"
-
-    def identity(content=bytes(size), settings=("fp16", "bf16", False), folders=("encoder",)):
-        file.write_bytes(content)
-        return _encoder_hash(tmp_path, folders, *settings)
-
-    def changed_at(place):
-        return bytes(place) + b"1" + bytes(size - place - 1)
-
-    found = [
-        identity(),
-        identity(bytes(size + 1)),
-        *(identity(changed_at(at)) for at in (0, size // 2, size - 1)),
-    ]
-    found += [
-        identity(settings=each) for each in (("bf16", "bf16", False), ("fp16", "fp16", False))
-    ]
-    found += [identity(settings=("fp16", "bf16", True)), identity(folders=()), identity()]
-    assert found.pop() == found[0]
-    file.rename(folder / "renamed")
-    found.append(_encoder_hash(tmp_path, ("encoder",), "fp16", "bf16", False))
-    assert len(set(found)) == len(found)

@@ -242,7 +242,7 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
         check([0], [4], deviation=1.1e-6)
     assert log_ratio_tolerances(config.objective, "fp32") == (1e-6, 1e-6)
     assert log_ratio_tolerances(
-        dataclasses.replace(config.objective, gate_tolerance=1e-2), "bf16"
+        config.objective.model_copy(update={"gate_tolerance": 1e-2}), "bf16"
     ) == (
         1e-2,
         1e-2,

@@ -8,6 +8,7 @@ import torch
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import GRPOSettings
 from hyvideo.settings.sections import DataSettings
 from hyvideo.training.rollout_batch import (
     RolloutBatch,
@@ -166,7 +167,12 @@ def test_without_permutation_steps_follow_the_order_of_the_schedule():
 def test_a_fraction_of_the_steps_is_trained(permuted):
     settings = config(enable_timestep_permutation=permuted)
     orders = timestep_permutations(
-        settings.loss, settings.data, 1, [RolloutIndex(0, member) for member in range(6)], STEPS, 2
+        settings.objective,
+        settings.data,
+        1,
+        [RolloutIndex(0, member) for member in range(6)],
+        STEPS,
+        2,
     )
     assert orders.shape == (6, 2)
     assert all(len(set(order)) == 2 and set(order) <= set(STEPS) for order in orders.tolist())

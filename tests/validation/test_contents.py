@@ -39,7 +39,7 @@ def world(tmp_path, tiny_config):
 
 
 def joint_identity(config):
-    return contents.joint_identity(config.flat(), config.reward)
+    return contents.joint_identity(config, config.reward)
 
 
 def change_a_byte(path):
@@ -133,9 +133,9 @@ def test_a_changed_file_changes_the_identity(world, tmp_path, part, change):
 
 
 def test_weights_are_ignored_for_given_videos(world, tmp_path):
-    before = contents.joint_identity(world.flat(), world.reward, has_model=False)
+    before = contents.joint_identity(world, world.reward, has_model=False)
     change_a_byte(next((tmp_path / "ckpts/vae").glob("*.safetensors")))
-    assert contents.joint_identity(world.flat(), world.reward, has_model=False) == before
+    assert contents.joint_identity(world, world.reward, has_model=False) == before
 
 
 def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):

@@ -87,14 +87,16 @@ def test_several_ranks_keep_all_requested_videos(tmp_path, sp_size, part_bytes):
 
 def test_validation_size_and_shift_default_to_those_of_rollouts(tiny_config):
     assert tiny_config.validation_sampling.size == tiny_config.sampling.size == (5, 16, 16)
-    assert tiny_config.with_settings(validation_height=32).validation_size == (5, 32, 16)
-    assert tiny_config.with_settings(validation_num_frames=9, height=48).validation_size == (
+    assert tiny_config.with_settings(validation_height=32).validation_sampling.size == (5, 32, 16)
+    assert tiny_config.with_settings(
+        validation_num_frames=9, height=48
+    ).validation_sampling.size == (
         9,
         48,
         16,
     )
     assert tiny_config.validation_sampling.shift == tiny_config.rollout.shift == 3
-    assert tiny_config.with_settings(validation_shift=7.0).validation_shift == 7
+    assert tiny_config.with_settings(validation_shift=7.0).validation_sampling.shift == 7
 
 
 VALIDATED = {"valid_video_csv": "assets/miniature/prompts/smoke.csv"}
@@ -434,12 +436,10 @@ def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_n
     # a sampler that adds noise at eta 0, too, which the ODE must not use
     noisy = tmp_path / "noisy.py"
     noisy.write_text("def step(sigma, sigma_next, eta, second):\n    return 0.1\n")
-    ode = validation_module._schedule(
-        config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0)
-    )
-    assert not ode.stochastic_steps
-    without = tiny_config.with_settings(**settings | {"validation_eta": 0.0}).flat()
-    assert evaluation_settings(config.flat())["validation_noise"] == "cps:1"
+    ode = config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0).validation_sampling
+    assert not ode.schedule().stochastic_steps
+    without = tiny_config.with_settings(**settings | {"validation_eta": 0.0})
+    assert evaluation_settings(config)["validation_noise"] == "cps:1"
     assert "validation_noise" not in evaluation_settings(without)
     with pytest.raises(
         ValueError,

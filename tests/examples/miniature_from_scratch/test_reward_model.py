@@ -19,7 +19,7 @@ from hyvideo.rewards.rewards import DIMENSIONS, weighted_sum
 from hyvideo.rewards.videoalign import VideoAlignScorer
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.reward_settings import reward_weights
-from hyvideo.training.model_setup import load_encoder, load_pipeline, rollout_schedule
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 
 def rendered(count=12):
@@ -96,7 +96,7 @@ def test_the_shipped_reward_model_ranks_the_rollouts_of_one_prompt():
     rollout = pipeline.sample(
         encoder([Request(prompt) for prompt in prompts]),
         normal(shape, 1, "unseen noise"),
-        rollout_schedule(config.rollout),
+        config.sampling.schedule(),
         partial(normal, shape, 1, "unseen steps"),
     )
     videos = pipeline.decode(rollout.final, batch_size=48)

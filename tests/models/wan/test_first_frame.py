@@ -23,7 +23,6 @@ from hyvideo.training.model_setup import (
     check_checkpoint,
     load_encoder,
     load_pipeline,
-    rollout_schedule,
 )
 from tests.cuda.speed import relative_difference
 from tests.distributed.launch import launch
@@ -204,7 +203,7 @@ def test_guided_samples_equal_diffusers_image_to_video_pipeline(root, loaded, im
 def test_stochastic_rollouts_end_at_the_first_frame(loaded, image):
     config, _, pipeline = loaded
     conditions, noise = encoded(loaded, image)
-    schedule = rollout_schedule(config.with_settings(last_step="deterministic").rollout)
+    schedule = config.with_settings(last_step="deterministic").sampling.schedule()
     assert schedule.stochastic_steps
     final = pipeline.sample(
         conditions, noise, schedule, lambda step: normal(noise.shape, 0, "step", step)

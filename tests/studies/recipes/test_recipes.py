@@ -261,11 +261,11 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
         study.config(Run(recipe, 0))
         for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
     )
-    assert (sage.loss.objective, guidance.loss.objective) == (
+    assert (sage.objective.name, guidance.objective.name) == (
         "grpo",
         "nft",
     ) and sage.data == guidance.data
-    trust = guidance.trust_region
+    trust = guidance.objective
     # file, flag, file
     assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)
     assert sage.record.validation_interval == guidance.record.validation_interval == 5

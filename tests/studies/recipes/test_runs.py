@@ -62,7 +62,7 @@ def test_a_cell_has_the_settings_in_its_name(study):
 @pytest.mark.parametrize("kl", KL_FLAGS)
 def test_every_kl_strategy_can_be_planned(study, kl):
     cell = Run(Cell("A", "sage_grpo", kl, True), 0)
-    assert study.config(cell).kl_strategy == kl
+    assert study.config(cell).objective.strategy == kl
     assert plan_run(study, cell).left == 1.0
 
 
@@ -117,8 +117,8 @@ def test_an_extra_kl_weight_does_not_enable_a_disabled_kl(tmp_path, tiny_config)
     without, fixed = (
         study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed")
     )
-    assert without.kl_strategy == "none"
-    assert (fixed.kl_strategy, fixed.trust_region.kl_weight) == ("fixed", 0.5)
+    assert without.objective.strategy == "none"
+    assert (fixed.objective.strategy, fixed.objective.kl_weight) == ("fixed", 0.5)
 
 
 def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):

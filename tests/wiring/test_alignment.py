@@ -143,12 +143,14 @@ def test_scores_with_gradient_have_the_weights_of_their_own_scorer(tiny_config, 
     """Also if two scorers have the same dimensions."""
     weights = '{"a": {"VQ": 1, "MQ": 0.5}, "b": {"MQ": 3}}'
     config = tiny_config.with_settings(
-        pretrained_model_root=SHALLOW, reward_weights=weights, **ALONE
+        **ALONE | {"pretrained_model_root": SHALLOW, "reward_weights": weights}
     )
     trainer = Trainer(config, mesh, CPU, scorers={"a": Contrast(), "b": Contrast()})
     levels = torch.randint(0, 256, (2, *config.sampling.size[:1], 3, 16, 16)).float()
     prompts = ["a red circle moves up", "a blue circle moves down"]
-    found = trainer.run.objective.reward_gradient.reward_of_levels(levels, prompts)
-    rewards = trainer.run.rewards.scorer.measure(list(levels.byte()), prompts, fps=8)
+    found = trainer.run.objective.reward_gradient.reward_of_levels(
+        levels.clone().requires_grad_(), prompts
+    )
+    rewards = trainer.run.rewards.scorer.measure([*levels.byte()], prompts, fps=8)
     assert found.tolist() == pytest.approx([reward.total for reward in rewards])
     assert min(found.tolist()) > 0

@@ -39,6 +39,7 @@ def checkpoint(tmp_path_factory):
         prompts_csv=[str(ROOT / "assets/miniature/prompts/train.csv")],
         valid_video_csv="",
         random_weights=False,
+        num_threads=1,
         learning_rate=1e-2,
         ema_decay=0.5,
         max_steps=1,

@@ -2,9 +2,6 @@
 there is one, the policy beside it.
 """
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -129,37 +126,42 @@ def test_trained_frozen_and_averaged_weights_have_their_dtypes(
     assert {tensor.dtype for tensor in policy.ema.tensors().values()} == {of_policy}
 
 
-def trained_with(folder, reshard_after_forward):
-    """Train two iterations on each rank, and return the metrics and sums of what is saved."""
+def sampled_with(folder, reshard_after_forward):
+    """Return the adapter and the latents of policy and anchor after an iteration on each rank,
+    while a forward pass may have left weights gathered.
+    """
     from hyvideo.distributed import mesh as ranks
     from hyvideo.settings.command_line import load_config
     from tests.distributed.test_same_run import SETTINGS, ThresholdScorer
 
-    changes = {"batch_size": 4, "enable_fsdp": True, "dtype": "bf16", "max_steps": 2, **LORA}
-    changes |= {"reference_mode_offload": True, "update_ref_model_step": 100}
-    config = load_config(
-        "configs/smoke.yaml",
-        output_dir=folder,
-        reshard_after_forward=reshard_after_forward,
-        report=False,
-        report_to=["none"],
-        **SETTINGS | changes,
-    )
+    changes = {"batch_size": 4, "enable_fsdp": True, "dtype": "bf16", "ema_decay": 0.0, **LORA}
+    changes |= {"learning_rate": 0.1, "reshard_after_forward": reshard_after_forward}
+    config = load_config("configs/smoke.yaml", output_dir=folder, **SETTINGS | changes)
     mesh = ranks.start(1, CPU, timeout=60)
-    Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(-9.0)}).train()
-    lines = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-    measured = ("time/", "memory/", "perf/")
-    metrics = [{k: v for k, v in line.items() if not k.startswith(measured)} for line in lines]
-    lora = read_lora(Path(folder) / "checkpoints" / "000002" / saved_policy.LORA_FOLDER)
-    return metrics, {
-        name: tensor.double().flatten().tolist() for name, tensor in lora_weights(lora).items()
-    }
+    run = Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(-9.0)})
+    run.iteration = 1
+    run.run_iteration()
+    collector, policy = run.run.collector, run.run.policy
+    indices = collector.indices()
+    conditions = collector.encoder(collector.requests_of(1, indices))
+
+    def latents():
+        final = collector.sample(1, collector.schedule, indices, conditions).final
+        return final.flatten().tolist()
+
+    of_policy = latents()
+    adapter = lora_weights(policy.lora())
+    assert {tensor.dtype for tensor in adapter.values()} == {torch.float32}
+    with policy.anchor.swapped_in():
+        of_anchor = latents()
+    assert of_anchor != of_policy == latents()
+    return of_policy, of_anchor, {name: each.tolist() for name, each in adapter.items()}
 
 
 @pytest.mark.system
 def test_gathered_weights_are_never_used_or_saved_in_place_of_the_anchor_or_the_adapter(tmp_path):
     """With and without ``reshard_after_forward``, which may not change anything but memory."""
-    target = "tests.wiring.test_saved_weights:trained_with"
+    target = "tests.wiring.test_saved_weights:sampled_with"
     one, other = (
         launch(target, 2, str(tmp_path / str(reshard)), reshard) for reshard in (True, False)
     )

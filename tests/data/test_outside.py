@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import parse_json, publish, read_text
+from hyvideo.data.files import publish, read_text
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):

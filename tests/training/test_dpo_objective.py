@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from hyvideo.data.pairs import hash_file
+from hyvideo.data.digests import digest_file
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae
@@ -346,7 +346,7 @@ def test_latents_beside_a_video_must_be_finite_numbers(stored_latents, value, dt
     save_file(
         {"latents": torch.full(shape, value, dtype=dtype)},
         videos[0].with_suffix(".safetensors"),
-        metadata={"video": hash_file(videos[0])},
+        metadata={"video": digest_file(videos[0])},
     )
     with pytest.raises(ValueError, match="0a.mp4', got: values that are not finite"):
         prepare()

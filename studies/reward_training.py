@@ -9,7 +9,6 @@ GPU, in bf16 autocast.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path

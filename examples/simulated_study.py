@@ -18,6 +18,7 @@ from pathlib import Path
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import publish, read_json
 from hyvideo.data.randomness import generator
+from hyvideo.data.text import to_cell
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.miniature.reward import MiniatureScorer
 
@@ -88,7 +89,8 @@ def main() -> None:
     with publish(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["prompt", "first", "second", "answer", "dimension"])
-        writer.writerows([*row, DIMENSION] for row in rows)
+        for row in rows:
+            writer.writerow(map(to_cell, [*row, DIMENSION]))
     print(f"wrote {len(rows)} rated pairs to {path}")
 
 

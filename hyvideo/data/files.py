@@ -207,8 +207,10 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:  # another process was faster
             raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
-        if error.errno is not None and error.filename is None:  # a full disk: which one?
-            error.filename = str(path)
+        # a full disk: which one? Copying names the source
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if error.errno is not None and (error.filename is None or is_full):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
         if is_folder:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hyvideo.data.files import file_problem, find_path, publish
 from hyvideo.data.randomness import permutation
-from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
+from hyvideo.data.text import MAX_PROMPT_BYTES, from_cell, quote, text_problem, to_cell
 
 COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
 MAX_CSV_BYTES = 2**28
@@ -131,9 +131,8 @@ def write_requests(path: Path, requests: Sequence[Request]) -> None:
         writer.writerow(COLUMNS)
         for request in requests:
             image = request.image and os.path.relpath(request.image, path.parent.resolve())
-            writer.writerow(
-                [request.prompt, image, request.seed, request.original_prompt, request.checks]
-            )
+            cells = [request.prompt, image, request.seed, request.original_prompt, request.checks]
+            writer.writerow(map(to_cell, cells))
 
 
 def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
@@ -145,15 +144,16 @@ def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """Return a hash of the prompts, in order, their seeds and the contents of their images, not of
-    file names.
+    """Return a hash of the prompts, in order, their seeds, questions (``checks``) and the contents
+    of their images, not of file names.
     """
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    rows = [
-        [r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])]
-        for r in requests
-    ]
+    rows = []
+    for request in requests:
+        row = [request.prompt, request.image and images[request.image]]
+        row += [value for value in (request.seed, request.checks) if value is not None]
+        rows.append(row)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
@@ -216,7 +216,7 @@ def read_rows(
                 f"row {number} of {path} has more cells than columns; put a cell that contains a "
                 f"comma in double quotes: {quote(row['prompt'])}"
             )
-    return [{name: cell or "" for name, cell in row.items()} for row in rows]
+    return [{name: from_cell(cell or "") for name, cell in row.items()} for row in rows]
 
 
 def _column_name(name: str, names: Collection[str]) -> str:

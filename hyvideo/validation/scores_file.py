@@ -14,7 +14,7 @@ import numpy as np
 
 from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request, are_seen
-from hyvideo.data.text import align_columns, describe_error
+from hyvideo.data.text import align_columns, describe_error, to_cell
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
@@ -176,12 +176,13 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
 
 def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
     """Write rows as CSV; the columns are the keys of all rows."""
-    text, rows = io.StringIO(), list(rows)
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
-    )
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({name: to_cell(value) for name, value in row.items()})
     write_text(path, text.getvalue())
 
 

@@ -13,8 +13,8 @@ import choix
 import krippendorff
 import numpy as np
 
+from hyvideo.data.digests import digest_file
 from hyvideo.data.files import parse_json, publish, read_json
-from hyvideo.data.pairs import hash_file
 from hyvideo.data.text import quote
 from hyvideo.validation.intervals import t_quantile
 from studies.preference import tables
@@ -53,7 +53,7 @@ def read_key(study: Study) -> dict:
     for name, digest in hashes.items():
         video = study.folder / name
         # videos may be deleted after the study
-        if video.is_file() and hash_file(video) != digest:
+        if video.is_file() and digest_file(video) != digest:
             raise ValueError(
                 f"{quote(video)} has changed since `make` wrote the study, so that raters may have "
                 "seen another video; restore it, and leave out raters who saw the other one with "

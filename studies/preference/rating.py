@@ -12,7 +12,7 @@ from typing import Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from hyvideo.data.files import make_folder, parse_json, read_text
 from hyvideo.data.http_guard import read_body
@@ -68,7 +68,13 @@ class Study:
 
         Raises ValueError for invalid answers.
         """
-        given = Answers.model_validate_json(content)
+        try:
+            given = Answers.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(
+                "the answers must be a whole file as a rating page saves it; ask the rater to save "
+                "it again"
+            ) from error
         rater = self.raters.get(given.token, {"name": None, "pairs": ()})
         for pair, answers in given.answers.items():
             if pair not in rater["pairs"] or answers.keys() != self.questions.keys():

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.files import make_folder, parse_json
-from hyvideo.data.pairs import LATENTS_SUFFIX, hash_file
+from hyvideo.data.digests import digest_file
+from hyvideo.data.files import make_folder, parse_json, publish
+from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.records.run_files import write_json
@@ -114,38 +115,41 @@ def make_study(
     served = {}
     key = {}
     files = {}
+    hashes = {}  # by name
     # Files that could reveal the method by their format or metadata are all written again, so that
     # none differs.
     are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
-    make_folder(out / VIDEOS)
-    for number, screens in enumerate(designed, start=1):
-        shown = {secrets.token_hex(10): screen for screen in screens}
-        for pair, (kind, unit, *methods) in shown.items():
-            sources = [clips[method][units[unit]] for method in methods]
-            for source in sources:
-                if source not in files:
-                    files[source] = f"{VIDEOS}/{secrets.token_hex(10)}.mp4"
-                    if are_copied:
-                        shutil.copyfile(source, out / files[source])
-                        _copy_latents(source, out / files[source])
-                    else:
-                        write_video(out / files[source], *read_video(source))
-                    os.utime(out / files[source], (DATE, DATE))
-            shown[pair] = {"prompt": units[unit][0]} | {
-                side: files[source] for side, source in zip(SIDES, sources)
-            }
-            secret = {
-                "kind": kind,
-                "unit": unit,
-                "methods": methods,
-                "sources": [str(s.resolve()) for s in sources],
-            }
-            key[pair] = shown[pair] | secret
-        served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
-    questions = parse_json(Path(__file__).with_name("questions.json").read_text())
-    hashes = {name: hash_file(out / name) for name in sorted(files.values())}
-    write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": hashes})
-    write_json(out / STUDY, {"questions": questions, "raters": served})
+    make_folder(out)
+    with publish(out / VIDEOS, is_folder=True) as videos:
+        for number, screens in enumerate(designed, start=1):
+            shown = {secrets.token_hex(10): screen for screen in screens}
+            for pair, (kind, unit, *methods) in shown.items():
+                sources = [clips[method][units[unit]] for method in methods]
+                for source in sources:
+                    if source not in files:
+                        name = f"{secrets.token_hex(10)}.mp4"
+                        files[source] = f"{VIDEOS}/{name}"
+                        if are_copied:
+                            shutil.copyfile(source, videos / name)
+                            _copy_latents(source, videos / name)
+                        else:
+                            write_video(videos / name, *read_video(source))
+                        os.utime(videos / name, (DATE, DATE))
+                        hashes[files[source]] = digest_file(videos / name)
+                shown[pair] = {"prompt": units[unit][0]} | {
+                    side: files[source] for side, source in zip(SIDES, sources)
+                }
+                secret = {
+                    "kind": kind,
+                    "unit": unit,
+                    "methods": methods,
+                    "sources": [str(s.resolve()) for s in sources],
+                }
+                key[pair] = shown[pair] | secret
+            served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
+        questions = parse_json(Path(__file__).with_name("questions.json").read_text())
+        write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": hashes})
+        write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
 
 

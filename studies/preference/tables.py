@@ -7,6 +7,8 @@ import io
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+from hyvideo.data.text import to_cell
+
 _SPECIAL = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
 
 
@@ -186,5 +188,6 @@ def _csv(heads: list[str], rows: list[list[object]]) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(heads)
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow(map(to_cell, row))
     return file.getvalue().rstrip("\n")

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
@@ -161,18 +160,12 @@ def test_parts_are_not_shared_between_encoders_or_dtypes(make, tmp_path):
         assert encoded == PROMPTS[:1]
 
 
-@pytest.mark.parametrize("damage", ["cut off", "values", "no hash"])
-def test_a_corrupted_file_is_encoded_again(make, tmp_path, damage):
+def test_a_corrupted_file_is_encoded_again(make, tmp_path):
     store = PartStore(tmp_path)
     make(store)[0](REQUESTS[:1])
     (file,) = tmp_path.iterdir()
     content = file.read_bytes()
-    if damage == "cut off":
-        file.write_bytes(content[:50])
-    elif damage == "values":
-        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    else:
-        save_file({"states": torch.ones(1, 64)}, file)
+    file.write_bytes(content[:50])
     encoder, encoded = make(store)
     encoder(REQUESTS[:1])
     assert encoded == PROMPTS[:1]

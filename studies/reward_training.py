@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.files import read_json
+from hyvideo.data.files import free_disk, publish, read_json
 from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
+from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
 from hyvideo.rewards.videoalign.model import without_cudnn_attention
@@ -28,6 +29,7 @@ from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 THETA = 5.0  # as in VideoReward
+SMALL_FILES = 2**24  # bytes of the tokenizer, the settings and the pictures
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
 PATIENCE = 4  # epochs without a lower loss before training stops
 CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
@@ -48,18 +50,29 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of
     identical videos.
     """
+    ratings = read_ratings(path)
+    if ratings and not any(rating.dimension for rating in ratings):
+        raise ValueError(f"the pairs of a reward model need a column dimension; {path} lacks it")
     answers: dict[tuple, list] = {}
-    for rating in read_ratings(path):
+    for rating in ratings:
         check_prompt(rating.request.prompt)
-        if not rating.dimension:
-            raise ValueError(
-                f"{rating.place} has no dimension; name the question that was answered in the "
-                "column dimension"
-            )
-        if rating.dimension in names and rating.videos[0] != rating.videos[1]:
-            key = (rating.request.prompt, rating.videos)
-            answers.setdefault(key, []).append((rating.dimension, rating.outcome))
+        first, second = rating.videos
+        if rating.dimension in names and first != second:
+            pair = (rating.request.prompt, rating.videos)
+            answers.setdefault(pair, []).append((rating.dimension, rating.outcome))
     return [Pair(*pair, given) for pair, given in answers.items()]
+
+
+def check_room(folder: Path, model: torch.nn.Module) -> None:
+    """Raise ValueError if a folder lacks room for the weights of a model in bfloat16."""
+    needed = 2 * sum(parameter.numel() for parameter in model.parameters()) + SMALL_FILES
+    free = free_disk(folder)
+    if free < needed:
+        raise ValueError(
+            f"--output_dir must have room for the model, {needed / 2**30:.2f} GiB, got "
+            f"{quote(folder)} with {free / 2**30:.2f} GiB free; free some space, or choose another "
+            "folder"
+        )
 
 
 def check_videos(pairs: Iterable[Pair]) -> None:
@@ -241,7 +254,9 @@ class PairTraining:
         }
         config["peft_lora_config"] = {"lora_enable": False}
         config["inference_config"] = constants
-        (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        # the last file, without which the folder is no model
+        with publish(out / "model_config.json") as path:
+            path.write_text(json.dumps(config, indent=1) + "\n")
         self.scorer = self.load(out)
 
     @torch.no_grad()

@@ -64,7 +64,7 @@ FLOW = {  # type -> where it is made, and where it is read
     ),
     Reward: (["rewards.scoring:AsyncScorer.collect"], ["training.rewards:merge_rewards"]),
     Schedule: (
-        ["training.model_setup:rollout_schedule"],
+        ["settings.sampling:Sampling.schedule"],
         [f"{COLLECTOR}.schedule_of", f"{GRPO}.terms"],
     ),
     Step: (

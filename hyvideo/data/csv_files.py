@@ -12,10 +12,9 @@ from pathlib import Path
 from hyvideo.data.files import MAX_BYTES, read_text
 from hyvideo.data.text import quote
 
-# Spreadsheets run a cell that begins like this as a formula, such as a prompt "=HYPERLINK(...)".
-# They show one that begins with ' as text.
-_FORMULA = re.compile(r"'*[=@+-]")
-_QUOTED_FORMULA = re.compile(r"'+[=@+-]")
+# Spreadsheets run a cell that begins like this as a formula, such as a prompt "=HYPERLINK(...)",
+# and show it as text after an apostrophe. A single dash stands for no value.
+_FORMULA = re.compile(r"'*[=@+\-].")
 
 
 def read_rows(path: Path, what: str, names: Collection[str]) -> list[dict[str, str]]:
@@ -58,7 +57,7 @@ def read_rows(path: Path, what: str, names: Collection[str]) -> list[dict[str, s
                 f"row {number} of {path} has more cells than columns; put a cell that contains a "
                 f"comma in double quotes: {quote(row['prompt'])}"
             )
-    found = [{name: _as_written(cell or "") for name, cell in row.items()} for row in rows]
+    found = [{name: _from_cell(cell or "") for name, cell in row.items()} for row in rows]
     # spreadsheets may end a table with rows of commas only
     return [row for row in found if any(cell.strip() for cell in row.values())]
 
@@ -83,27 +82,31 @@ def _column_name(name: str, names: Collection[str]) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV. A cell that a spreadsheet would run as a formula begins with ', which
-    `read_rows` removes.
+    """Return a table as CSV. Text that a spreadsheet would run as a formula gets an apostrophe,
+    which `read_rows` removes.
     """
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow([_as_text(cell) for cell in row])
+        writer.writerow(map(_to_cell, row))
     return file.getvalue()
 
 
-def _as_text(cell: object) -> object:
-    """Return a cell that no spreadsheet runs; numbers stay as they are."""
-    if not isinstance(cell, str) or not _FORMULA.match(cell):
-        return cell
+def _to_cell(value: object) -> object:
+    """Return a value for a cell that no spreadsheet runs; numbers stay as they are."""
+    if isinstance(value, str) and _FORMULA.match(value) and not _is_number(value):
+        return f"'{value}"
+    return value
+
+
+def _is_number(text: str) -> bool:
     with suppress(ValueError):
-        float(cell)
-        return cell
-    return f"'{cell}"
+        float(text)
+        return True
+    return False
 
 
-def _as_written(cell: str) -> str:
-    """Return the text that `_as_text` was given."""
-    return cell[1:] if _QUOTED_FORMULA.match(cell) else cell
+def _from_cell(text: str) -> str:
+    """Return the text of a cell without the apostrophe of `_to_cell`."""
+    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text

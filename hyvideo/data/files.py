@@ -87,6 +87,8 @@ def write_problem(folder: str | Path) -> str | None:
     """
     if not str(folder).strip():
         return "its name is empty"
+    if "\0" in str(folder):
+        return "it has characters that no path can have"
     existing = Path(folder)
     try:
         while not os.path.lexists(existing):
@@ -197,8 +199,9 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:  # another process was faster
             raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
-        # Which disk is full? A write does not say, and a copy names its source first.
-        if error.errno is not None and (error.filename is None or error.filename2 is not None):
+        # a full disk: which one? Copying names the source
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if error.errno is not None and (error.filename is None or is_full):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:

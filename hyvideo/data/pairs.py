@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data.csv_files import read_rows
+from hyvideo.data.digests import digest_file
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request, check_prompt, find_image
 from hyvideo.data.randomness import permutation
@@ -23,6 +24,8 @@ TIE = 2
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
 HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
+# the tensor in this file; the digest of the video in its metadata
+LATENTS_KEY, VIDEO_KEY = "latents", "video"
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,42 @@ def check_images(preferences: Iterable[Preference]) -> None:
             raise ValueError(
                 f"{error}, in {preference.place}; replace the file or remove the row"
             ) from error
+
+
+def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]) -> None:
+    """Raise ValueError if latents beside a video have another shape, or are those of another video.
+
+    ``shape`` is (frames, height, width) in latents.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    seen: set[Path] = set()
+    remedy = (
+        "restore the file, or delete it, so that the video is encoded (a resume then needs "
+        "--allow_changed_settings pairs_csv)"
+    )
+    for preference in preferences:
+        for video in preference.videos:
+            path = video.with_suffix(LATENTS_SUFFIX)
+            if video in seen or not path.is_file():
+                continue
+            seen.add(video)
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    found = tuple(file.get_slice(LATENTS_KEY).get_shape())
+                    owner = (file.metadata() or {}).get(VIDEO_KEY)
+            except (SafetensorError, OSError) as error:
+                raise ValueError(
+                    f"{quote(path)} must have the latents of {video.name}: {error}; {remedy}"
+                ) from error
+            if found[1:] != shape or owner != digest_file(video):
+                reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
+                if found[1:] == shape:
+                    reason = "those of another video"
+                raise ValueError(
+                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, got "
+                    f"{reason}; {remedy}"
+                )
 
 
 def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences:

@@ -139,15 +139,16 @@ def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """Return a hash of the prompts, in order, their seeds and the contents of their images, not of
-    file names.
+    """Return a hash of the prompts, in order, their seeds, questions (``checks``) and the contents
+    of their images, not of file names.
     """
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    rows = [
-        [r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])]
-        for r in requests
-    ]
+    rows = []
+    for request in requests:
+        row = [request.prompt, request.image and images[request.image]]
+        row += [value for value in (request.seed, request.checks) if value is not None]
+        rows.append(row)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyvideo.data.cli import keep_traceback
 from hyvideo.data.files import read_text
-from hyvideo.data.pairs import LATENTS_SUFFIX
+from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
@@ -26,7 +26,7 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.pair_latents import VIDEO_KEY, write_latents
+from hyvideo.training.pair_latents import write_latents
 
 RECORD_SUFFIX = ".json"  # of the file beside a video that has its settings
 STAGE = "super-resolution"  # has separate noise

@@ -177,11 +177,11 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
 def current_lora(
     transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Lora:
-    """Return the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded tensor into
-    a full one.
+    """Return a copy of the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded
+    tensor into a full one.
     """
     state = {
-        name.replace(".default.", "."): gather(parameter.detach()).cpu()
+        name.replace(".default.", "."): gather(parameter.detach()).to("cpu", copy=True)
         for name, parameter in transformer.named_parameters()
         if ".lora_A.default." in name or ".lora_B.default." in name
     }

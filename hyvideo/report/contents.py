@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import yaml
 
 from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
+from hyvideo.data.yaml_files import read_yaml
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
@@ -20,6 +20,7 @@ from hyvideo.report.series import SPIKE, Series, read_series
 from hyvideo.settings.command_line import config_of_run
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_rollouts
+from hyvideo.settings.objectives import label_of
 from hyvideo.validation.intervals import Interval, t_interval
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -39,6 +40,7 @@ class Run:
     folder: Path
     config: Config
     environment: dict
+    objective: str  # its name in words
     rollouts_per_iteration: int
     series: Series
     history: list[ValidationStats]  # validations with the same settings as the newest
@@ -155,7 +157,8 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config = config_of_run(folder / CONFIG_FILE)
-    environment = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))["environment"]
+    content = read_yaml(folder / CONFIG_FILE)
+    environment = content["environment"]
     metrics = folder / METRICS
     lines = read_metrics(metrics) if metrics.is_file() else []
     history = _read_history(folder / SAMPLES)
@@ -176,6 +179,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         folder=folder,
         config=config,
         environment=environment,
+        objective=label_of(content["objective"]),
         rollouts_per_iteration=num_rollouts(config, environment["processes"]),
         series=read_series(lines, max_points),
         history=history,

@@ -6,13 +6,13 @@ Mistakes end in one message, with all problems.
 import argparse
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.data.cli import Parser
-from hyvideo.data.files import ROOT
+from hyvideo.data.files import ROOT, is_storage_failure
 from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.registry import register
@@ -70,7 +70,9 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     path = _value_after("--config", words)
     try:
         inherited = dict(saved or {}) if path is None else read_settings(path)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
+        if is_storage_failure(error):
+            raise
         _parser(None).error(f"--config {error}")
     objective = _value_after("--objective", words) or inherited.get(OBJECTIVE)
     parser = _parser(objective)
@@ -79,16 +81,17 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     given = vars(options)
     given.pop("config")
     print_config, pilot, world_size = map(given.pop, ("print_config", "pilot", "world_size"))
-    problems = [_unknown_flag(word, words) for word in unknown if word.startswith("-")]
+    own = _own_leaves(objective)
+    problems = [_unknown_flag(word, words, own) for word in unknown if word.startswith("-")]
     if unknown and not problems:
-        problems.append(_unknown_flag(unknown[0], words))
+        problems.append(_unknown_flag(unknown[0], words, own))
     if world_size is not None and not (print_config and 0 < world_size <= MAX_WORLD_SIZE):
         problems.append(
             f"--world_size must be positive and needs --print_config, got {world_size}; it is at "
             f"most {MAX_WORLD_SIZE:,}, and torchrun sets it for a run"
         )
     words_by_flag = {name: given.pop(name) for name in renamed if name in given}
-    given, invalid = _values_of(given, _own_leaves(objective))
+    given, invalid = _values_of(given, own)
     problems += invalid
     inherited = _of_objective(inherited, given.get(OBJECTIVE))
     flags: dict[str, str] = {}
@@ -233,10 +236,10 @@ def _value_after(flag: str, words: list[str]) -> str | None:
     return found
 
 
-def _unknown_flag(word: str, words: list[str]) -> str:
+def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
     flag = dict(zip(words[1:], words)).get(word, "")
     word = word[:200]
-    names = [f"--{name}" for name in [*LEAVES, *table("post_train")] if "*" not in name]
+    names = [f"--{name}" for name in [*LEAVES, *own, *table("post_train")] if "*" not in name]
     is_value = re.match("-[^-]", word) and flag.startswith("--")
     if is_value:
         hint = f"if it is a value, write {flag}={word}"

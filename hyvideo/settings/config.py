@@ -91,6 +91,18 @@ class Config(BaseModel):
             raise SettingsError(problems, names, valid | {OBJECTIVE: objective})
         return cls(**parts)
 
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The values of all settings of the run if only its version and objective are given."""
+        values = type(self).of_version(self.model.transformer_version).flat()
+        own = leaves_of(OBJECTIVE, type(self.objective))
+        known = {name: values[name] for name in self.flat() if name not in own}
+        return (
+            known
+            | {name: leaf.default for name, leaf in own.items()}
+            | {OBJECTIVE: self.objective.name}
+        )
+
     @classmethod
     def of_version(cls, version: str) -> "Config":
         """Return the resolved settings of a run that sets only ``transformer_version``."""
@@ -433,16 +445,14 @@ LEAVES = _all_leaves()
 
 
 def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run without a custom objective and its settings, whose file may have
-    moved since.
+    """Return the settings of a run with objective grpo in place of a custom one, whose file may have
+    moved since, and without those that grpo does not have.
     """
     if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
         return dict(values)
-    return {
-        name: value
-        for name, value in values.items()
-        if name in LEAVES and LEAVES[name].section != OBJECTIVE
-    }
+    names = {name for name, leaf in LEAVES.items() if leaf.section != OBJECTIVE}
+    names |= set(leaves_of(OBJECTIVE, GRPOSettings))
+    return {name: value for name, value in values.items() if name in names - {OBJECTIVE}}
 
 
 def objectives_with(name: str) -> list[str]:

@@ -28,11 +28,10 @@ def changed_settings(
     may change.
     """
     changes = Changes({}, {})
-    version = str(saved.get("transformer_version", Config().model.transformer_version))
     config = Config.from_flat(now)
     leaves = config.leaves()
-    start = Config.of_version(version).with_settings(objective=config.objective.name)
-    before = start.flat() | dict(saved)
+    version = saved.get("transformer_version", leaves["transformer_version"].default)
+    before = config.with_settings(transformer_version=version).defaults | dict(saved)
     for name, value in now.items():
         decides, was = leaves[name].decides, before.get(name)
         if decides == "start" or was == value:

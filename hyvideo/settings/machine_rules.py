@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
-from hyvideo.data.pairs import check_images, check_videos
+from hyvideo.data.pairs import check_images, check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
@@ -114,7 +114,9 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 
 
 def check_pairs(inputs: RunInputs) -> None:
-    """Raise ValueError for pairs without a preference, and for videos that do not fit the run."""
+    """Raise ValueError for pairs without a preference, and for videos and latents that do not fit
+    the run.
+    """
     config = inputs.config
     try:
         preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
@@ -122,6 +124,11 @@ def check_pairs(inputs: RunInputs) -> None:
         return  # `pair_weights_are_numbers` reports it
     check_images(preferences)
     check_videos(preferences, config.sampling.size)
+    try:
+        shape = inputs.architecture.latent_size(*config.sampling.size)
+    except ValueError:
+        return  # the folder of the model and the size are checked elsewhere
+    check_latents(preferences, shape)
 
 
 def _read_prompts(files: PromptFiles, path: str) -> None:

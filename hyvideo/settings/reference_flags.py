@@ -184,7 +184,7 @@ def words_of_yaml(row: Row, value: object) -> list[str]:
     """Return the words of a reference flag. Raises TypeError for a value of the wrong type."""
     value = "none" if value is None and ("none" in row.values or not row.sets) else value
     if len(row.sets) == 1:
-        value_of_yaml(LEAVES[row.sets[0]], value)
+        value = value_of_yaml(LEAVES[row.sets[0]], value)
     return [str(word) for word in (value if isinstance(value, list) else [value])] or [""]
 
 

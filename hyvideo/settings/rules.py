@@ -122,21 +122,24 @@ def raise_problems(problems: Iterable[str]) -> None:
 def layout_problems(world_size: int, config: Config, file: str = "") -> Problems:
     """Yield why the rollouts of an iteration cannot be divided among the processes.
 
-    If the settings fit another number of processes, the message is how to start them.
+    If the file is for another number of processes, or one process cannot hold a group, the message
+    says how to start them.
     """
-    problems = [
-        *rank_problems(world_size, config.distributed.sp_size, config.distributed.dp_replicate)
-    ]
-    if not problems:
-        problems = list(batch_problems(config, world_size))
+    problems = list(_problems_of_layout(config, world_size))
     if not problems:
         yield from group_problems(config)
         return
     number = planned_world_size(config, file)
-    if number == world_size or any(True for _ in _problems_of_layout(config, number)):
+    is_for_others = world_size == 1 or _gpus_of_name(file)
+    if number == world_size or not is_for_others or list(_problems_of_layout(config, number)):
         yield from problems
         return
     processes = "1 process" if world_size == 1 else f"{world_size} processes"
+    distributed = config.distributed
+    rollout = config.rollout
+    reason = f"batch_size {rollout.batch_size} and num_generations {rollout.num_generations}"
+    if world_size % (distributed.sp_size * distributed.dp_replicate):
+        reason = f"sp_size {distributed.sp_size} and dp_replicate {distributed.dp_replicate}"
     ways = [f"start it with `torchrun --nproc_per_node={number} post_train.py ...`"]
     if number > 8 and number % 8 == 0:
         ways = [f"start it on {number // 8} nodes of 8 GPUs (docs/multinode.md)"]
@@ -144,11 +147,12 @@ def layout_problems(world_size: int, config: Config, file: str = "") -> Problems
     if smaller:
         ways.append(f"use {smaller}")
     batch = fitting_batch(config, world_size)
-    if batch and not any(
-        True for _ in _problems_of_layout(config.with_settings(batch_size=batch), world_size)
-    ):
+    if batch and not list(_problems_of_layout(config.with_settings(batch_size=batch), world_size)):
         ways.append(f"set batch_size {batch}")
-    yield f"this run has {processes}, the settings are for {number}: {', or '.join(ways)}"
+    yield (
+        f"this run has {processes}, and its settings are for {number} ({reason}): "
+        f"{', or '.join(ways)}"
+    )
 
 
 def _problems_of_layout(config: Config, world_size: int) -> Problems:
@@ -247,11 +251,15 @@ def planned_world_size(config: Config, file: str = "") -> int:
     The number in the name of the file comes first, such as 64 in ``configs/..._64gpu.yaml``; then
     1, 8 and the numbers between them. Returns 1 if none of them fits.
     """
-    named = [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", file)]
-    for number in (*named, 1, 8, *range(2, 8)):
+    for number in (*_gpus_of_name(file), 1, 8, *range(2, 8)):
         if not list(_problems_of_layout(config, number)):
             return number
     return 1
+
+
+def _gpus_of_name(file: str) -> list[int]:
+    """Return the numbers of GPUs in the name of a file."""
+    return [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", Path(file).name)]
 
 
 def config_for(world_size: int, file: str) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 
 from hyvideo.schedulers.transitions import sampler_of
-from hyvideo.settings.config import LEAVES, OBJECTIVE, Config
+from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import GRPOSettings
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
@@ -28,10 +28,7 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
     effect in this run.
     """
     config = inputs.config
-    start = Config.of_version(config.model.transformer_version).flat()
-    defaults = {name: leaf.default for name, leaf in config.leaves().items()} | {
-        name: value for name, value in start.items() if LEAVES[name].section != OBJECTIVE
-    }
+    defaults = config.defaults
     changed = {name for name, value in config.flat().items() if value != defaults[name]}
     found = [
         *anchor_refreshed_after_every_update(inputs),

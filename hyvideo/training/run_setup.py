@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
@@ -113,14 +114,11 @@ def build_run(
         digests = digest_inputs(config, inputs, kinds)
     pair_latents = None
     if config.objective.uses_pairs:
-        with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-            pair_latents = PairLatents(
-                Path(config.record.output_dir),
-                inputs.preferences.videos,
-                vae_identity=vae_identity(config.model),
-                size=config.sampling.size,
-                latent_size=inputs.architecture.latent_size(*config.sampling.size),
-            )
+        pair_latents = PairLatents(
+            Path(config.record.output_dir),
+            inputs.preferences.videos,
+            vae_identity=vae_identity(config.model),
+        )
         digests[PAIRS] = digest_of(digest_ratings(inputs.ratings), pair_latents.contents)
     planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):
@@ -154,7 +152,7 @@ def build_run(
         ]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
     if pair_latents:
-        pair_latents.encode(vae, mesh, on_stage=progress.enter)
+        _encode_pairs(pair_latents, config, vae, mesh, progress)
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")
@@ -319,6 +317,19 @@ def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
     kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
     check_adapter(config.model, config.optimizer)
     return kinds
+
+
+def _encode_pairs(
+    pair_latents: PairLatents, config: Config, vae: nn.Module, mesh: Mesh, progress: Progress
+) -> None:
+    """Encode the rated videos that have no stored latents. Collective."""
+    _, height, width = config.sampling.size
+    pair_latents.encode(
+        vae,
+        mesh,
+        size=(height, width),
+        on_stage=progress.enter,
+    )
 
 
 def _probe_compiled_blocks(

@@ -72,11 +72,9 @@ class Study:
         try:
             given = Answers.model_validate_json(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
             raise ValueError(
-                "answers must be the JSON that a rating page has written, complete and unchanged, "
-                f"got {quote(content.decode(errors='replace'), 60)}: {place} {first['msg']}"
+                "the answers must be a whole file as a rating page saves it; ask the rater to save "
+                "it again"
             ) from error
         rater = self.raters.get(given.token, {"name": None, "pairs": ()})
         for pair, answers in given.answers.items():

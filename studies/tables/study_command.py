@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from hyvideo.data.cli import Parser
+from hyvideo.settings.config import LEAVES
 from hyvideo.settings.rules import check_evaluation
 from hyvideo.settings.values import value_of
 from studies.recipes.runs import Run, Study, reject_flags
@@ -64,7 +65,7 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        type=partial(value_of, "sde_type"),
+        type=partial(value_of, LEAVES["sde_type"]),
         metavar="SDE_TYPE",
         help="samplers",
     )

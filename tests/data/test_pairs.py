@@ -3,10 +3,14 @@
 import shutil
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from hyvideo.data.digests import digest_file
 from hyvideo.data.pairs import (
     Preference,
     check_images,
+    check_latents,
     check_videos,
     read_ratings,
     select_preferences,
@@ -137,6 +141,29 @@ def test_a_csv_without_the_columns_is_rejected(videos):
         )
     with pytest.raises(ValueError, match="a pairs CSV: file not found: .*none.csv"):
         read_ratings(videos / "none.csv")
+
+
+def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
+    path = tmp_path / "0a.mp4"
+    shutil.copyfile(videos / "0a.mp4", path)
+    shutil.copyfile(videos / "0b.mp4", tmp_path / "0b.mp4")
+    pairs = [Preference(Request(PROMPT), path, tmp_path / "0b.mp4", 1.0, "row 7 of x.csv")]
+    latents = {"latents": torch.zeros(3, 2, 4, 4)}
+    check_latents(pairs, (2, 4, 4))  # without a file
+    save_file(latents, path.with_suffix(".safetensors"), metadata={"video": digest_file(path)})
+    check_latents(pairs, (2, 4, 4))
+    with pytest.raises(
+        ValueError,
+        match=r"0a.mp4, row 7 of x.csv, got shape \(3, 2, 4, 4\), not \(channels, 3, 4, 4\)",
+    ):
+        check_latents(pairs, (3, 4, 4))
+    save_file(
+        latents,
+        path.with_suffix(".safetensors"),
+        metadata={"video": digest_file(tmp_path / "0b.mp4")},
+    )
+    with pytest.raises(ValueError, match="got those of another video; restore the file, or delete"):
+        check_latents(pairs, (2, 4, 4))
 
 
 def test_fifteen_percent_of_the_prompts_are_held_out_with_all_their_pairs(tmp_path):

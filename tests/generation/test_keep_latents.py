@@ -5,6 +5,8 @@ from pathlib import Path
 import torch
 
 import generate
+from hyvideo.data.pairs import Preference, check_latents
+from hyvideo.data.prompts import Request
 from hyvideo.data.videos import at_original_size, read_video, to_uint8
 from hyvideo.models.decoding import decode
 from hyvideo.models.family import family_of
@@ -25,10 +27,11 @@ FLAGS = [
 def test_latents_are_written_with_the_video_and_deleted_with_it(tmp_path, exit_code):
     video = tmp_path / "0000.mp4"
     assert exit_code(generate.main, *FLAGS, "--keep_latents", "--output_path", tmp_path) == 0
-    sizes = {"size": (9, 32, 32), "latent_size": (3, 8, 8)}
-    latents = PairLatents(tmp_path / "run", [video], vae_identity="", **sizes)
+    pair = [Preference(Request("a red circle moves up"), video, video, 1.0, "row 1")]
+    latents = PairLatents(tmp_path / "run", [video], vae_identity="")
     assert latents.files[video] == video.with_suffix(".safetensors")
     found = latents.read(video)
+    check_latents(pair, tuple(found.shape[1:]))
     vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=torch.device("cpu"))
     with torch.no_grad():
         decoded = decode(vae, family_of(vae).latents(vae.config).unscaled(found[None]))

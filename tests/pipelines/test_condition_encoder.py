@@ -160,7 +160,7 @@ def test_parts_are_not_shared_between_encoders_or_dtypes(make, tmp_path):
         assert encoded == PROMPTS[:1]
 
 
-def test_a_cut_file_is_encoded_again(make, tmp_path):
+def test_a_corrupted_file_is_encoded_again(make, tmp_path):
     store = PartStore(tmp_path)
     make(store)[0](REQUESTS[:1])
     (file,) = tmp_path.iterdir()

@@ -7,18 +7,21 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode
+from hyvideo.models.loading import load_vae
 from hyvideo.records.stage_timer import StageTimer
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
+from hyvideo.training.pair_latents import PairLatents, write_latents
 from tests.distributed.launch import launch
 from tests.forked import ROOT
-from tests.rated_pairs import DPO, PROMPTS, write_pairs
+from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
 from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
@@ -224,6 +227,80 @@ def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompt
     assert held_out.request not in trainer.run.collector.requests
 
 
+@pytest.fixture
+def rated_videos(tmp_path):
+    """Return three videos, and a function that returns their latents, encoded where none are
+    stored.
+    """
+    folder = write_pairs(tmp_path / "rated").parent
+    videos = [folder / "0a.mp4", folder / "0b.mp4", folder / "1a.mp4"]
+    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
+
+    def prepare(mesh, vae_identity="a"):
+        latents = PairLatents(tmp_path / "run", videos, vae_identity=vae_identity)
+        latents.encode(vae, mesh, size=(16, 16))
+        return latents
+
+    return videos, prepare
+
+
+def test_videos_are_encoded_once_for_each_vae(rated_videos, mesh, monkeypatch):
+    videos, prepare = rated_videos
+    encoded = []
+    monkeypatch.setattr(
+        "hyvideo.training.pair_latents.encode",
+        lambda vae, clips: (encoded.append(len(clips)), encode(vae, clips))[1],
+    )
+    given = torch.ones(16, 2, 2, 2)
+    write_latents(videos[2], given)
+    first = prepare(mesh)
+    assert len(encoded) == 2 and torch.equal(first.read(videos[2]), given)
+    again = prepare(mesh)
+    assert len(encoded) == 2
+    assert all(torch.equal(again.read(video), first.read(video)) for video in videos)
+    other = prepare(mesh, vae_identity="b")
+    assert len(encoded) == 4 and other.files[videos[0]] != first.files[videos[0]]
+
+
+def test_a_replaced_video_is_encoded_again_and_changes_the_contents(rated_videos, mesh):
+    videos, prepare = rated_videos
+    first = prepare(mesh)
+    write_clip(videos[1], seed=99)
+    again = prepare(mesh)
+    assert again.contents != first.contents and prepare(mesh).contents == again.contents
+    assert [again.files[video] == first.files[video] for video in videos] == [True, False, True]
+    assert not torch.equal(again.read(videos[1]), first.read(videos[1]))
+
+
+def test_a_video_that_changes_before_it_is_encoded_is_an_error(mesh, tmp_path):
+    """Its latents would be stored under the digest of the earlier video, and used on resume."""
+    path = write_pairs(tmp_path / "rated")
+    videos = [path.parent / "0a.mp4", path.parent / "0b.mp4"]
+    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
+    latents = PairLatents(tmp_path / "run", videos, vae_identity="a")
+    write_clip(videos[1], seed=99)
+    with pytest.raises(ValueError, match="0b.mp4"):
+        latents.encode(vae, mesh, size=(16, 16))
+    assert latents.files[videos[0]].is_file() and not latents.files[videos[1]].exists()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "not finite"])
+def test_damaged_latents_are_named(rated_videos, mesh, damage):
+    videos, prepare = rated_videos
+    latents = prepare(mesh)
+    file = latents.files[videos[0]]
+    shape = latents.read(videos[0]).shape
+    file.unlink()  # the tensors that were read map the file
+    if damage == "cut off":
+        file.write_bytes(b"cut off")
+    else:
+        save_file({"latents": torch.full(shape, torch.nan)}, file)
+    with pytest.raises(ValueError, match=str(file)):
+        latents.read(videos[0])
+    file.unlink()
+    assert prepare(mesh).read(videos[0]).shape == shape
+
+
 def test_encoding_inverts_decoding(config, mesh):
     """The miniature's VAE loses little: latents that are decoded and encoded change much less than
     they vary.
@@ -296,15 +373,14 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"pairs_csv": []}, "objective dpo needs rated pairs of videos, got no pairs_csv"),
+        ({"pairs_csv": []}, "pairs_csv must be given"),
         ({"pairs_csv": ["none.csv"]}, "a pairs CSV must be a readable file, got 'none.csv'"),
-        ({"objective": "nft"}, "pairs_csv and pair_weights need objective dpo"),
         (
             {"num_generations": 4},
             "objective dpo needs num_generations 2, because a group is a winner and a loser, got 4",
         ),
-        ({"num_updates_per_rollout": 2}, "objective dpo needs num_updates_per_rollout 1"),
-        ({"anchor_fraction": 0.5}, "objective dpo needs anchor_fraction 1"),
+        ({"num_updates_per_rollout": 2}, "num_updates_per_rollout"),
+        ({"anchor_fraction": 0.5}, "anchor_fraction is a setting of"),
         (
             {"mini_batch_size_per_update": 3},
             "needs whole pairs, or one video, in a forward pass, got .* 3; use 4 or 1",
@@ -312,9 +388,9 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
         ({"cfg_scale": 3.0}, "trains the model without guidance, got cfg_scale 3; set cfg_scale 1"),
         (
             {"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0},
-            "needs kl_strategy fixed and a kl_weight above 0",
+            "kl_weight must be positive",
         ),
-        ({"kl_strategy": "dual_moving"}, "needs kl_strategy fixed and a kl_weight above 0"),
+        ({"kl_strategy": "dual_moving"}, "kl_strategy must be one of fixed"),
         ({"ignore_rewards": True}, "ignore_rewards cannot be used with objective dpo"),
         ({"pair_weights": "{"}, "pair_weights must be a JSON object"),
         ({"pair_weights": '{"VQ": -1}'}, "pair_weights must be a JSON object"),
@@ -323,7 +399,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
             "pair_weights must name dimensions of pairs_csv, none, got 'VQ'",
         ),
         ({"width": 32}, "a video of pairs_csv must have 5 frames of 16 x 32 or 256 x 512 pixels"),
-        ({"sde_window": "random:1"}, "sde_window cannot be used with objective dpo"),
+        ({"sde_window": "random:1"}, "sde_window is a setting of"),
     ],
 )
 def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(

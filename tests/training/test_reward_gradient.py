@@ -188,6 +188,25 @@ def test_rewards_with_gradient_are_those_of_the_rollouts(tiny_config, mesh):
     assert metrics["kl/position"] > 0 and metrics["policy/velocity_norm"] > 0
 
 
+def test_scorers_that_share_a_dimension_both_have_a_reward_gradient(tiny_config, mesh):
+    class Darkness(Contrast):
+        dimensions = ("VQ",)
+
+        def score(self, videos, prompts, *, fps):
+            return [{"VQ": -video.float().mean().item() / 255} for video in videos]
+
+        def score_with_gradient(self, videos, prompts, *, fps):
+            return -videos.mean((1, 2, 3, 4))[:, None] / 255
+
+    weights = '{"one": {"VQ": 0.5}, "two": {"VQ": 2}}'
+    config = tiny_config.with_settings(reward_weights=weights, **DRAFT)
+    trainer = Trainer(config, mesh, CPU, scorers={"one": Contrast(), "two": Darkness()})
+    metrics = trainer.run_iteration()
+    expected = 0.5 * metrics["reward/one/VQ"] + 2 * metrics["reward/two/VQ"]
+    assert metrics["reward/one/VQ"] != 0 and metrics["reward/two/VQ"] != 0
+    assert metrics["reward_gradient/reward"] == pytest.approx(expected, abs=1e-5)
+
+
 def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
     class Differs(Contrast):
         def score_with_gradient(self, videos, prompts, *, fps):
@@ -239,7 +258,7 @@ def test_a_detached_score_is_an_error_at_the_start(tiny_config, mesh):
         def score_with_gradient(self, videos, prompts, *, fps):
             return super().score_with_gradient(videos, prompts, fps=fps).detach()
 
-    with pytest.raises(ValueError, match="scores with a gradient, got a tensor that is detached"):
+    with pytest.raises(ValueError, match="score_with_gradient of Detached must have a gradient"):
         make_trainer(tiny_config, mesh, Detached(), **DRAFT)
 
 
@@ -444,13 +463,13 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"reward_gradient_weight": 0.0}, "objective draft needs a reward_gradient_weight above 0"),
-        ({"kl_strategy": "dual_fixed"}, "objective draft has no KL to the rollout policy"),
+        ({"reward_gradient_weight": 0.0}, "reward_gradient_weight"),
+        ({"kl_strategy": "dual_fixed"}, "kl_strategy"),
         ({"kl_strategy": "none", "kl_weight": 0.0}, "kl_strategy none has no KL, got nft_levels 2"),
         ({"objective": "nft", "nft_levels": 0}, "nft_levels must be at least 1"),
         (
             {"objective": "grpo", "eta": 0.7},
-            "reward_gradient_weight needs an objective on noise levels",
+            "reward_gradient_weight is a setting of objective",
         ),
         ({"reward_video": "file"}, "reward_gradient_weight needs reward_video memory"),
         (

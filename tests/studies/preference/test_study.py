@@ -9,11 +9,13 @@ import av
 import pytest
 import torch
 
+from hyvideo.data.pairs import Preference, check_latents
+from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_header, read_video, write_video
-from hyvideo.training.pair_latents import PairLatents, write_latents
+from hyvideo.training.pair_latents import write_latents
 from studies.preference.study import DATE, default_sizes, design, make_study
 from tests.full_size import copy_distinct, write_full_size
-from tests.studies.preference.conftest import METHODS, write_folder
+from tests.studies.preference.conftest import METHODS, PROMPTS, write_folder
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 
@@ -91,10 +93,10 @@ def test_latents_beside_the_videos_are_copied_with_them(folders, tmp_path):
     make_study(tmp_path / "study", methods, [], raters=1, checks=0)
     copies = sorted((tmp_path / "study/videos").glob("*.safetensors"))
     assert len(copies) == 2 and {path.stat().st_mtime for path in copies} == {DATE}
-    videos = [path.with_suffix(".mp4") for path in copies]
-    sizes = {"size": (9, 32, 40), "latent_size": (3, 4, 5)}
-    latents = PairLatents(tmp_path / "run", videos, vae_identity="", **sizes)
-    assert [latents.files[video] for video in videos] == copies
+    for path in copies:
+        video = path.with_suffix(".mp4")
+        pair = [Preference(Request(PROMPTS[0]), video, video, 1.0, "row 1")]
+        check_latents(pair, (3, 4, 5))
 
 
 def test_only_the_key_reveals_the_method(study, folders):

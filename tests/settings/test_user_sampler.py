@@ -129,7 +129,7 @@ def test_a_broken_sampler_is_reported_once_before_a_run(
             check(config)
         assert len(str(error.value).splitlines()) == 1
     with pytest.raises(ValueError, match=message):
-        check_sampling(config.with_settings(validation_steps=4), output=tmp_path)
+        check_sampling(config, config.sampling, output=tmp_path)
 
 
 def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, tmp_path):
@@ -137,9 +137,9 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
         sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5"
     ).resolved()
     check_evaluation(config, output=tmp_path, has_model=True)
-    check_sampling(config, output=tmp_path, is_stochastic=False)
-    with pytest.raises(ValueError, match="gone.py.*FileNotFoundError"):
-        check_sampling(config, output=tmp_path)
+    check_sampling(config, config.validation_sampling, output=tmp_path)
+    with pytest.raises(ValueError, match="gone.py"):
+        check_sampling(config, config.sampling, output=tmp_path)
 
 
 @pytest.mark.parametrize("code", ["exit(0)", "def f(*_):\n    exit(0)"])
@@ -181,10 +181,9 @@ def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
 
 
 def test_the_code_of_a_run_includes_the_sampler_file(file, tiny_config):
-    assert code_of(tiny_config.with_settings(sde_type=f"{file}:linear").flat())["sde_type"] == [
-        file
-    ]
-    assert "sde_type" not in code_of(tiny_config.flat())
+    config = tiny_config.with_settings(sde_type=f"{file}:linear")
+    assert code_of(config)["sde_type"] == [file]
+    assert "sde_type" not in code_of(tiny_config)
 
 
 def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
@@ -225,7 +224,7 @@ def problem_of_a_sampler_that_reads_the_rank(file):
 
     config = load_config("configs/smoke.yaml", sde_type=f"{file}:rank")
     try:
-        agree_on_sampler(config.rollout, ranks.start(1, torch.device("cpu")))
+        agree_on_sampler(config.sampling, ranks.start(1, torch.device("cpu")))
     except ValueError as error:
         return str(error)
 

@@ -5,7 +5,7 @@ import pytest
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
-from hyvideo.settings.iteration_plan import branches_of_steps, make_plan, num_stochastic_steps
+from hyvideo.settings.iteration_plan import make_plan, num_stochastic_steps
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.sampling import parse_interval
 
@@ -25,7 +25,7 @@ def test_the_plan_reports_whether_the_clip_can_bind(tiny_config):
 
 def test_deterministic_steps_of_sage_are_not_counted(tiny_config):
     config = tiny_config.with_settings(grpo_sampling_steps=100, shift=5.0, last_step="stochastic")
-    assert num_stochastic_steps(config.rollout) == 99
+    assert num_stochastic_steps(config.sampling, "") == 99
 
 
 def test_the_scale_of_the_cps_log_ratio_is_reported_if_it_matters(tiny_config):
@@ -78,17 +78,17 @@ def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_i
                     (f"0:{bound}", [1] * number + [2] * (steps - number)),
                     (f"{bound}:1", [2] * (number + 1) + [1] * (steps - number - 1)),
                 ):
-                    rollout = tiny_config.with_settings(
+                    config = tiny_config.with_settings(
                         grpo_sampling_steps=steps,
                         shift=shift,
                         guidance_interval=interval,
                         cfg_scale=2.0,
-                    ).rollout
-                    sampling = SamplerSettings(
+                    )
+                    in_run = SamplerSettings(
                         guidance_scale=2.0, guidance_interval=parse_interval(interval)
                     )
-                    in_run = [1 + sampling.is_guided(time) for time in timesteps]
-                    assert branches_of_steps(rollout) == in_run == expected, (
+                    guided = [1 + in_run.is_guided(time) for time in timesteps]
+                    assert config.sampling.branches() == guided == expected, (
                         steps,
                         shift,
                         interval,

@@ -9,7 +9,7 @@ from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.plan_text import describe
-from hyvideo.settings.rules import check, check_sampling
+from hyvideo.settings.rules import check
 
 FLAGS = [
     "--config",
@@ -85,21 +85,16 @@ def test_match_noise_overrides_eta_of_the_file_and_contradicts_the_flag(tiny_con
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"match_noise": "sage_grpo"}, "match_noise must be <sde_type>:<eta>"),
-        (
-            {"match_noise": "flow_grpo:9", "sde_type": "cps"},
-            "the variance of cps is at most .*, at eta 1; lower the eta of flow",
-        ),
+        ({"match_noise": "sage_grpo"}, "match_noise"),
+        ({"match_noise": "flow_grpo:9", "sde_type": "cps"}, "eta .* flow"),
     ],
 )
-def test_an_impossible_match_is_reported_once(tiny_config, tmp_path, changes, message):
+def test_an_impossible_match_is_reported_once(tiny_config, changes, message):
     config = tiny_config.with_settings(**changes).resolved()
     assert config.rollout.eta == tiny_config.rollout.eta
     with pytest.raises(ValueError, match=message) as error:
         check(config)
     assert len(str(error.value).splitlines()) == 1
-    with pytest.raises(ValueError, match=message):
-        check_sampling(config, output=tmp_path)
 
 
 def test_post_train_exits_with_code_2_and_one_message(capsys, monkeypatch, tiny_config):
@@ -122,7 +117,7 @@ def test_print_config_shows_the_matched_eta(capsys, monkeypatch, tiny_config, tm
     assert f"eta: {parse(FLAGS).config.rollout.eta}\n" in capsys.readouterr().out
 
 
-def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path, monkeypatch):
+def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path):
     import generate
 
     write_config(tmp_path, matched.flat(), device=torch.device("cpu"), world_size=1)
@@ -135,13 +130,14 @@ def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path, mo
         str(tmp_path),
     ]
 
-    def config_of(*more):
-        monkeypatch.setattr("sys.argv", ["generate.py", *flags, *more])
-        return generate.config_of(generate.parse(), has_images=False)
+    def sampling_of(*more):
+        options = generate.parse([*flags, *more])
+        return generate.sampling_of(options, has_images=False)
 
-    config = config_of("--stochastic", "dance_grpo", "--eta", "0.3")
-    assert (config.rollout.eta, config.rollout.match_noise) == (0.3, "")
-    assert config_of("--stochastic", "flow_grpo").rollout.eta == matched.rollout.eta
+    config, sampling = sampling_of("--stochastic", "dance_grpo", "--eta", "0.3")
+    assert (sampling.eta, config.rollout.match_noise) == (0.3, "")
+    _, sampling = sampling_of("--stochastic", "flow_grpo")
+    assert sampling.eta == matched.rollout.eta
 
 
 def test_a_window_is_matched_by_the_noise_of_all_steps(tiny_config):

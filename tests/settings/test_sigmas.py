@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import generate
-from hyvideo.generation import generation
-from hyvideo.generation.generator import Recipe
 from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
@@ -17,9 +15,9 @@ from hyvideo.schedulers.noise_matching import matched_eta, total_variance
 from hyvideo.schedulers.transitions import schedule
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.identity import evaluation_settings
-from hyvideo.settings.iteration_plan import branches_of_steps, make_plan, transitions
+from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.plan_text import describe
-from hyvideo.settings.rules import check, check_sampling
+from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness
@@ -32,8 +30,8 @@ THREE = {"sigmas": SIGMAS, "grpo_sampling_steps": 3}
 
 
 def generated(*flags):
-    """Return the settings of generate.py."""
-    return generate.config_of(generate.parse(["--prompt", "a", *flags]), has_images=False)
+    """Return how generate.py samples a video."""
+    return generate.sampling_of(generate.parse(["--prompt", "a", *flags]), has_images=False)[1]
 
 
 def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
@@ -56,7 +54,7 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     expected = schedule(
         config.rollout.sde_type, LEVELS, config.rollout.eta, config.rollout.last_step
     )
-    assert rollouts.schedule.transitions == transitions(config.rollout) == expected
+    assert rollouts.schedule.transitions == config.sampling.transitions() == expected
 
 
 def test_grpo_trains_the_sampler_that_adds_new_noise_at_the_levels_of_a_student(tiny_config, mesh):
@@ -82,21 +80,15 @@ def test_grpo_trains_the_sampler_that_adds_new_noise_at_the_levels_of_a_student(
 
 def test_a_validation_of_another_number_of_steps_or_another_shift_uses_the_shift(tiny_config):
     config = tiny_config.with_settings(**THREE, validation_steps=3)
-    assert (
-        config.validation_sampling.sigmas == config.sampled_as_validation().rollout.sigmas == SIGMAS
-    )
+    assert config.validation_sampling.sigmas == SIGMAS
     for others in ({"validation_steps": 8}, {"validation_shift": 3.0}):
         changed = config.with_settings(**others)
-        assert (
-            changed.validation_sigmas is None
-            and changed.sampled_as_validation().rollout.sigmas is None
-        )
+        assert changed.validation_sampling.sigmas is None
         # Rollouts with other levels do not change such an evaluation.
         without = changed.with_settings(sigmas=None)
-        assert evaluation_settings(changed.flat()) == evaluation_settings(without.flat())
-    assert evaluation_settings(config.flat()) != evaluation_settings(
-        config.with_settings(sigmas=None).flat()
-    )
+        assert evaluation_settings(changed) == evaluation_settings(without)
+    without = config.with_settings(sigmas=None)
+    assert evaluation_settings(config) != evaluation_settings(without)
 
 
 def test_the_number_of_validation_steps_is_that_of_the_levels_unless_it_is_given(tiny_config):
@@ -135,8 +127,8 @@ def test_plan_and_planner_count_the_guided_steps_of_the_levels(tiny_config):
     config = tiny_config.with_settings(
         **settings, valid_video_csv="assets/miniature/prompts/smoke.csv"
     )
-    assert branches_of_steps(config.rollout) == [1, 2, 1]
-    assert branches_of_steps(config.with_settings(sigmas=None, shift=1.0).rollout) == [1, 1, 1]
+    assert config.sampling.branches() == [1, 2, 1]
+    assert config.with_settings(sigmas=None, shift=1.0).sampling.branches() == [1, 1, 1]
     assert f"3, 2 of them stochastic, 2 trained; sigmas {SIGMAS}" in describe(
         config, make_plan(config)
     )
@@ -172,14 +164,14 @@ def test_a_run_with_levels_is_read_back_from_its_config_yaml(tiny_config, tmp_pa
     )
 
 
-def test_generation_uses_the_levels_of_a_run_or_of_its_flag(tmp_path, monkeypatch, tiny_config):
+def test_generation_uses_the_levels_of_a_run_or_of_its_flag(tmp_path):
     own = tmp_path / "own.yaml"
     own.write_text(f"transformer_version: 480p_t2v\nsigmas: {SIGMAS}\ngrpo_sampling_steps: 3\n")
 
     def schedule_of(*flags):
-        config = generated(*flags)
-        check_sampling(config.with_settings(pretrained_model_root=SHALLOW), output=tmp_path)
-        return config.rollout.sigmas or None, config.record.validation_steps
+        sampling = generated(*flags)
+        assert len(sampling.transitions()) == sampling.steps
+        return sampling.sigmas or None, sampling.steps
 
     of_run = ("--config", str(own))
     assert schedule_of(*of_run) == schedule_of(*of_run, "--stochastic", "cps") == (SIGMAS, 3)
@@ -194,8 +186,3 @@ def test_generation_uses_the_levels_of_a_run_or_of_its_flag(tmp_path, monkeypatc
         schedule_of(
             "--transformer_version", "480p_t2v", "--sigmas", "1,0.5", "--num_inference_steps", "8"
         )
-    video = generation.Video(None, 16, 16, 0, tmp_path / "a.mp4")
-    request = generation.make_and_read_requests(["a"], None, [])[0]
-    recipe = Recipe(generated(*of_run), generation.Source(), seed=0, is_stochastic=False)
-    settings = recipe.settings_of(generation.replace(video, request=request))
-    assert settings["sigmas"] == SIGMAS

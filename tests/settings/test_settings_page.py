@@ -1,10 +1,10 @@
 """docs/settings.md is generated from the traits of the settings."""
 
-import dataclasses
 from typing import Literal, get_args, get_origin
 
 from hyvideo.models.versions import ANNOUNCED, RELEASED
-from hyvideo.settings.config import LEAVES, SECTIONS, Config, value_type
+from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS, Config, leaves_of
+from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.settings.sections import Switch
 from tests.forked import ROOT
 
@@ -13,11 +13,17 @@ HEAD = """# Settings
 
 All settings of `post_train.py`. Each is a flag and a line of the YAML file for `--config`; flags override the file.
 `--print_config` prints the resolved settings of a run and warns of settings that look as if they had an effect in it,
-but have none. Flags of the public reference that have another name here: [reference_flags.md](reference_flags.md). This
-page is generated from `hyvideo/settings/sections.py` by
-`python -m pytest tests/config/test_settings_page.py --regenerate`.
+but have none. Flags of the public reference that have another name here: [reference_flags.md](reference_flags.md).
 
-The [model version](#defaults-by-version) sets some defaults.
+Each objective has only the settings that it reads; the sections [objective grpo](#objective-grpo) to
+[objective distill](#objective-distill) list them. A setting of another objective is an error. If a flag chooses
+another objective than the file, the settings of the file that it does not have are dropped with a note. The
+[model version](#defaults-by-version) sets some defaults.
+
+Editors complete and check a YAML file whose first line names `configs/settings.schema.json`, as that of each file in
+`configs` does. `python -m scripts.settings_schema` writes the schema, and
+`python -m pytest tests/settings/test_settings_page.py --regenerate` this page, from `hyvideo/settings/sections.py` and
+`objectives.py`.
 
 *Affects* states what a setting changes, and whether a resumed run accepts another value:
 
@@ -41,31 +47,29 @@ for Wan2.1, and 121 for the others. `wan2.2_ti2v_5b_fastwan` has its own noise l
 """
 
 
-def type_of(field):
+LIMITS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
+
+
+def type_of(leaf):
     """Return the type of a setting, and its range if it is more than "not negative"."""
-    traits, kind = LEAVES[field.name], value_type(field.name)
+    kind = leaf.kind
     if kind is Switch or get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
-    if get_origin(kind) is list:
+    if leaf.is_list:
         return "list of text"
-    bounds = [
-        ("above", traits.above),
-        ("at least", traits.at_least or None),
-        ("at most", traits.at_most),
-        ("below", traits.below),
-    ]
-    words = [f"{word} {value:g}" for word, value in bounds if value is not None]
-    return ", ".join([{bool: "bool", int: "integer", float: "number", str: "text"}[kind], *words])
+    words = [{bool: "bool", int: "integer", float: "number", str: "text"}[kind]]
+    for limit, word in LIMITS.items():
+        values = [getattr(each, limit) for each in leaf.field.metadata if hasattr(each, limit)]
+        words += [f"{word} {value:g}" for value in values if (limit, value) != ("ge", 0)]
+    return ", ".join(words)
 
 
 def quote(value):
-    words = (
-        " ".join(value)
-        if isinstance(value, list)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else value
-    )
+    words = value
+    if isinstance(value, list):
+        words = " ".join(value)
+    elif isinstance(value, bool):
+        words = str(value).lower()
     return "" if words in ("", None) else f"`{words}`"
 
 
@@ -92,20 +96,26 @@ def defaults_by_version():
     return "\n".join(lines) + "\n"
 
 
+def table(title, leaves):
+    rows = [
+        f"\n## {title}\n| setting | type | default | affects | description |\n|---|---|---|---|---|\n"
+    ]
+    for leaf in leaves:
+        sentence = leaf.sentence.replace("|", " or ").replace("<", "&lt;")
+        cells = [f"`{leaf.name}`", type_of(leaf), quote(leaf.default), leaf.decides, sentence]
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return "".join(rows)
+
+
 def page():
-    parts, defaults = [HEAD], Config().flat()
-    for section, cls in SECTIONS.items():
-        parts.append(
-            f"\n## {section}\n| setting | type | default | affects | description |\n"
-            "|---|---|---|---|---|\n"
-        )
-        for field in dataclasses.fields(cls):
-            traits = LEAVES[field.name]
-            cells = [f"`{field.name}`", type_of(field), quote(defaults[field.name]), traits.decides]
-            parts.append(
-                f"| {' | '.join(cells)} | "
-                f"{traits.sentence.replace('|', ' or ').replace('<', '&lt;')} |\n"
-            )
+    parts = [HEAD]
+    for section in Config.model_fields:
+        if section != OBJECTIVE:
+            parts.append(table(section, leaves_of(section, SECTIONS[section]).values()))
+            continue
+        parts.append(table(section, [LEAVES[OBJECTIVE]]))
+        for name, cls in BUILT_IN.items():
+            parts.append(table(f"objective {name}", leaves_of(section, cls).values()))
     parts.append(TAIL + defaults_by_version())
     return "".join(parts).replace("|  |", "| |")
 

@@ -9,7 +9,6 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import LEAVES
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.without_effect import _strength_of_kl, settings_without_effect
-from hyvideo.training.model_setup import rollout_schedule
 from hyvideo.validation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 
 DPO = {"objective": "dpo", "kl_strategy": "fixed", "prompts_csv": ["assets/prompts/train.csv"]}
@@ -67,11 +66,6 @@ def mentions(sentences, words):
             DPO | {"prompts_csv": ["a.csv"]},
             DPO,
             "prompts_csv: objective dpo trains on the prompts of pairs_csv",
-        ),
-        (
-            {"objective": "nft", "clip_range": 0.2},
-            {"objective": "nft"},
-            "clip_range 0.2: objective nft has no ratio",
         ),
         # The remaining cases are on both sides of a bound; the run has 3 updates.
         (
@@ -180,8 +174,8 @@ def test_the_weights_of_the_kl_terms_count(tiny_config):
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "cps"])
 def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_config, sde_type):
     config = tiny_config.with_settings(kl_strategy="fixed", sde_type=sde_type, kl_weight=0.3)
-    rollout, distance = config.rollout, 0.02
-    schedule = rollout_schedule(rollout)
+    distance = 0.02
+    schedule = config.sampling.schedule()
     x, velocity = torch.randn(2, 1, 200, 200)
     forces = []
     for index in schedule.stochastic_steps:
@@ -193,9 +187,7 @@ def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_conf
         policy = schedule.equalizer_weights[index] * step.log_prob
         pulls = [torch.autograd.grad(term, v, retain_graph=True)[0].norm() for term in (kl, policy)]
         forces.append((pulls[0] / pulls[1]).item())
-    strength = _strength_of_kl(
-        config.objective.kl_weights, rollout, config.objective, is_balanced=True
-    )
+    strength = _strength_of_kl(config.sampling, config.objective)
     assert max(forces) == pytest.approx(strength * (2 * distance) ** 0.5, rel=0.02)
 
 

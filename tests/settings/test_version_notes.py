@@ -5,12 +5,11 @@ student was made for.
 import pytest
 
 import generate
-from hyvideo.generation.generator import _schedule
 from hyvideo.schedulers.transitions import SAMPLERS, cps_transition
 from hyvideo.settings.config import Config
-from hyvideo.settings.iteration_plan import make_plan, validation_transitions
+from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.plan_text import describe
-from hyvideo.settings.rules import check, check_sampling
+from hyvideo.settings.rules import check
 from hyvideo.settings.version_notes import generation_notes, run_notes
 
 ANYFLOW = "wan2.1_t2v_1.3b_anyflow"
@@ -35,8 +34,9 @@ def test_the_license_of_a_version_is_the_first_line_of_the_plan():
         "license",
         f"{ANYFLOW}: NVIDIA One-Way Noncommercial License",
     ]
-    assert generation_notes(config)[0] == run_notes(config)[0]
-    assert run_notes(config_of("480p_t2v")) == generation_notes(config_of("480p_t2v")) == []
+    assert generation_notes(ANYFLOW, config.sampling)[0] == run_notes(config)[0]
+    other = config_of("480p_t2v")
+    assert run_notes(other) == generation_notes("480p_t2v", other.sampling) == []
 
 
 def test_other_steps_than_those_of_a_student_are_a_warning_that_names_both():
@@ -70,8 +70,8 @@ def test_a_student_with_levels_warns_of_others():
 @pytest.mark.parametrize("steps, expected", [("4", 0), ("8", 1)])
 def test_a_generation_warns_of_other_steps(steps, expected):
     flags = ["--prompt", "a", "--transformer_version", LIGHTX2V, "--num_inference_steps", steps]
-    config = generate.config_of(generate.parse(flags), has_images=False)
-    found = warnings(generation_notes(config))
+    _, sampling = generate.sampling_of(generate.parse(flags), has_images=False)
+    found = warnings(generation_notes(LIGHTX2V, sampling))
     assert len(found) == expected and all("videos use 8 steps" in text for text in found)
 
 
@@ -88,42 +88,32 @@ def own_steps():
 @pytest.mark.parametrize("sde_type", SAMPLERS)
 def test_the_validation_of_fastwan_adds_new_noise_whatever_the_sampler_of_the_rollouts(sde_type):
     config = config_of(FASTWAN, sde_type=sde_type, **VALIDATED)
-    assert (
-        config.validation_sampling.noise == "cps:1"
-        and validation_transitions(config) == own_steps()
-    )
-    assert config.sampled_as_validation().validation_noise == "cps:1"
+    assert config.validation_sampling.noise == "cps:1"
+    assert config.validation_sampling.transitions() == own_steps()
     ode = config_of(FASTWAN, sde_type=sde_type, validation_eta=0.0)
-    assert ode.validation_noise == "" and ode.sampled_as_validation().rollout.sde_type == sde_type
+    assert ode.validation_sampling.noise == "" and ode.sampling.sampler == sde_type
     other = config_of("480p_t2v", sde_type=sde_type, validation_eta=0.3)
-    assert other.validation_noise == f"{sde_type}:0.3"
+    assert other.validation_sampling.noise == f"{sde_type}:0.3"
 
 
-def generated(tmp_path, *flags):
-    """Return the steps of generate.py and the sampler that it records."""
+def generated(*flags):
+    """Return the steps of generate.py."""
     options = generate.parse(["--prompt", "a", *flags])
-    config = generate.config_of(options, has_images=False)
-    is_stochastic = options.stochastic is not None or config.validation_sampling.eta > 0
-    check_sampling(
-        config.with_settings(pretrained_model_root="assets/miniature"),
-        output=tmp_path,
-        is_stochastic=is_stochastic,
-    )
-    return _schedule(config, is_stochastic).transitions
+    return generate.sampling_of(options, has_images=False)[1].transitions()
 
 
 def test_a_generation_with_fastwan_adds_new_noise(tmp_path):
     version = ("--transformer_version", FASTWAN)
-    assert generated(tmp_path, *version) == own_steps()
-    ode = generated(tmp_path, *version, "--stochastic", "cps", "--eta", "0")
+    assert generated(*version) == own_steps()
+    ode = generated(*version, "--stochastic", "cps", "--eta", "0")
     assert [step.std for step in ode] == [0, 0, 0]
-    assert len(generated(tmp_path, *version, "--num_inference_steps", "4")) == 4
+    assert len(generated(*version, "--num_inference_steps", "4")) == 4
     # A run may validate with noise, too.
     own = tmp_path / "own.yaml"
     own.write_text("transformer_version: 480p_t2v\nsde_type: cps\nvalidation_eta: 0.5\n")
-    assert generated(tmp_path, "--config", str(own))[0].std > 0
+    assert generated("--config", str(own))[0].std > 0
     own.write_text("transformer_version: 480p_t2v\nsde_type: cps\n")
-    assert generated(tmp_path, "--config", str(own))[0].std == 0
+    assert generated("--config", str(own))[0].std == 0
 
 
 def test_a_run_of_fastwan_is_checked_with_its_own_sampler(tiny_config):

@@ -3,6 +3,7 @@ always win.
 """
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -47,9 +48,9 @@ def own_yaml(folder, version, **settings):
 
 
 def generated(*flags):
-    """Return the settings of generate.py."""
+    """Return the settings of generate.py, and how it samples a video."""
     options = generate.parse(["--prompt", "a", *flags])
-    return generate.config_of(options, has_images=False)
+    return generate.sampling_of(options, has_images=False)
 
 
 def by_version(config):
@@ -73,20 +74,13 @@ def expected(version):
 def test_training_and_generation_use_the_settings_of_the_version(version, tmp_path):
     run = parse(["--config", own_yaml(tmp_path, version)]).config
     assert by_version(run) == expected(version)
-    video = generated("--transformer_version", version)
-    differing = {name for name, value in run.flat().items() if value != video.flat()[name]}
-    # rollouts may be shorter; generate.py has its own flag, and the sampler of the validation
-    allowed = {"sample_n_frames", "enable_compile"}
-    sampler = {}
-    if run.validation_eta > 0:
-        sampler = {"sde_type": "cps", "eta": 1.0, "last_step": "deterministic"}
-    assert differing <= allowed | sampler.keys()
-    assert {name: video.flat()[name] for name in sampler} == sampler
-    assert video.data.sample_n_frames == version_defaults(version).num_frames
+    config, sampling = generated("--transformer_version", version)
+    assert config.with_settings(enable_compile="auto") == run
+    # rollouts may be shorter
+    assert sampling == replace(run.validation_sampling, frames=version_defaults(version).num_frames)
     assert run.data.sample_n_frames == Config().data.sample_n_frames
-    of_run = generated("--config", own_yaml(tmp_path, version))
-    expected_of_run = run.with_settings(**sampler).flat()
-    assert of_run.with_settings(enable_compile="auto").flat() == expected_of_run
+    of_run, sampling = generated("--config", own_yaml(tmp_path, version))
+    assert of_run == config and sampling == run.validation_sampling
 
 
 def test_a_run_of_wan_has_its_frame_rate_its_negative_prompt_and_a_vae_in_float32(tmp_path):
@@ -105,7 +99,7 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     assert not [name for name, value in expected(WAN).items() if value == GIVEN[name]]
     in_file = own_yaml(tmp_path, WAN, **GIVEN)
     assert by_version(parse(["--config", in_file]).config) == GIVEN
-    assert by_version(generated("--config", in_file)) == GIVEN
+    assert by_version(generated("--config", in_file)[0]) == GIVEN
     assert parse(["--config", in_file]).of_version == []
     own = own_yaml(tmp_path, WAN)
     assert parse(["--config", own, "--fps", "30"]).of_version == [
@@ -125,11 +119,11 @@ def test_a_given_value_wins_over_the_version(tmp_path):
         "--num_inference_steps",
         "7",
     ]
-    video = generated("--transformer_version", WAN, "--video_length", "9", *flags)
-    assert (
-        by_version(video) == GIVEN | {"vae_dtype": "fp32", "fps": 16.0, "validation_eta": 0.0}
-        and video.data.sample_n_frames == 9
-    )
+    config, sampling = generated("--transformer_version", WAN, "--video_length", "9", *flags)
+    of_version = {"vae_dtype": "fp32", "fps": 16.0, "validation_eta": 0.0}
+    assert by_version(config) == GIVEN | of_version
+    found = (sampling.shift, sampling.guidance_scale, sampling.steps, sampling.negative_prompt)
+    assert (sampling.frames, *found) == (9, 4.0, 2.0, 7, "")
 
 
 def test_the_settings_of_the_version_are_unset_by_default_and_say_so():
@@ -164,7 +158,7 @@ def test_the_guided_anchor_of_a_shipped_recipe_is_the_guided_base_model_of_gener
     """
     config = load_config(f"configs/{name}.yaml")
     assert config.num_branches == 1 and config.anchor_cfg_scale > 1
-    base = generated("--transformer_version", config.model.transformer_version)
+    _, base = generated("--transformer_version", config.model.transformer_version)
     assert config.negative_requests == base.negative_requests != []
 
 
@@ -186,10 +180,10 @@ def test_a_run_with_other_values_than_its_version_resumes_with_its_config_yaml(t
     saved = Config.of_version(WAN).with_settings(**OTHER_VALUES).flat()
     write_config(tmp_path, saved, torch.device("cpu"), world_size=1)
     now = parse(["--config", str(tmp_path / "config.yaml")]).config
-    assert changed_settings(saved, now.flat(), same_rollouts=True) == ([], [])
+    assert changed_settings(saved, now.flat(), same_rollouts=True) == ({}, {})
 
 
 def test_a_setting_missing_in_a_checkpoint_had_the_default_of_the_version():
     now = Config.of_version(WAN).flat()
     saved = {name: value for name, value in now.items() if name not in ("fps", "negative_prompt")}
-    assert changed_settings(saved, now, same_rollouts=True) == ([], [])
+    assert changed_settings(saved, now, same_rollouts=True) == ({}, {})

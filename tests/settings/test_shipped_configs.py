@@ -43,7 +43,8 @@ def named(paths):
 
 
 def first_line(path: Path) -> str:
-    return path.read_text().splitlines()[0]
+    """Return the first line below that of the schema."""
+    return path.read_text().splitlines()[1]
 
 
 def num_gpus(path: Path) -> int:
@@ -105,7 +106,7 @@ def test_a_paper_config_has_the_batches_and_updates_of_the_paper(path):
     config, gpus = config_of(path), num_gpus(path)
     plan = make_plan(config, gpus)
     assert (plan.replicas, plan.rollouts, plan.groups) == {8: (8, 32, 8), 64: (64, 256, 64)}[gpus]
-    assert f"{plan.groups} prompts, {plan.rollouts} rollouts" in path.read_text().splitlines()[0]
+    assert f"{plan.groups} prompts, {plan.rollouts} rollouts" in first_line(path)
     assert config.num_updates == 100 and plan.num_trained_steps == 20
     assert config.objective.strategy == "dual_moving"
 

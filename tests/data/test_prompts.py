@@ -49,7 +49,7 @@ def test_several_files_are_read_in_order_and_errors_name_the_file(write, tmp_pat
     second.write_text("id,prompt\n1,a dog\n2,a cat\n")
     assert read_requests(first, second) == [Request("a cat"), Request("a dog"), Request("a cat")]
     assert read_requests() == []
-    second.write_text('prompt\n""\n')
+    second.write_text('id,prompt\n1,""\n')
     with pytest.raises(ValueError, match="row 1 of .*second.csv has none"):
         read_requests(first, second)
 
@@ -60,7 +60,7 @@ def test_shipped_files_are_found_from_any_folder_unless_a_local_file_exists(tmp_
     (tmp_path / "assets/prompts").mkdir(parents=True)
     (tmp_path / "assets/prompts/train.csv").write_text("prompt\na cat\n")
     assert read_requests("assets/prompts/train.csv") == [Request("a cat")]
-    with pytest.raises(ValueError, match="got 'README.md'"):
+    with pytest.raises(ValueError, match="file not found: README.md"):
         read_requests("README.md")
 
 

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.data.csv_files import read_rows
 from hyvideo.data.digests import digest_file
 from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request, check_prompt, find_image, read_rows
+from hyvideo.data.prompts import Request, check_prompt, find_image
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import quote
 
@@ -87,7 +88,7 @@ def read_ratings(path: str | Path) -> list[Rating]:
     """
     path = find_path(path)
     ratings = []
-    rows = read_rows(path, "a pairs CSV", names=(*COLUMNS, *OPTIONAL_COLUMNS))
+    rows = read_rows(path, "a pairs CSV", (*COLUMNS, *OPTIONAL_COLUMNS))
     for number, row in enumerate(rows, start=1):
         place = f"row {number} of {path}"
         if missing := [column for column in COLUMNS if column not in row]:

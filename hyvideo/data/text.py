@@ -36,10 +36,6 @@ def counted(count: int, noun: str) -> str:
 MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
 MAX_MESSAGE = 4_000  # characters
 
-# what spreadsheets run, after apostrophes that mark it as text; a single dash stands for no value
-_FORMULA = re.compile(r"'*[=@+\-].")
-_NUMBER = re.compile(r"[+\-]?[0-9.]+(e[+\-]?[0-9]+)?")
-
 # Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
 _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -85,20 +81,6 @@ def describe_error(error: BaseException) -> str:
         )
     except Exception:  # the exception's own __str__ failed
         return f"{type(error).__name__}, whose text cannot be read"
-
-
-def to_cell(value: object) -> object:
-    """Return a value for a cell of a CSV; text that a spreadsheet would run as a formula gets an
-    apostrophe, which `from_cell` removes.
-    """
-    if isinstance(value, str) and _FORMULA.match(value) and not _NUMBER.fullmatch(value):
-        return f"'{value}"
-    return value
-
-
-def from_cell(text: str) -> str:
-    """Return the text of a cell without the apostrophe of `to_cell`."""
-    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.data.files import parse_json, publish, read_json
+from hyvideo.data.files import publish, read_json
 from hyvideo.models.family import Component, families, family_of
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
@@ -106,7 +106,7 @@ def read_lora(path: str | Path) -> Lora:
     file = _find_file(Path(path))
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
-        settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
+        settings = json.loads(metadata[_METADATA]) if _METADATA in metadata else {}
         settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
     except (ValueError, AttributeError) as error:
         raise ValueError(f"LoRA: the metadata of {file} must be a JSON object ({error})") from error

@@ -1,5 +1,6 @@
 """Content of a report, read from the output files of a run. `page` renders it."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.files import folder_problem, parse_json, read_json
+from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
 from hyvideo.data.yaml_files import read_yaml
@@ -232,7 +233,7 @@ def _scores(folder: Path) -> dict[int, dict]:
     """
     path = folder / "scores.json"
     try:
-        entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted

@@ -1,7 +1,5 @@
 """Scores of videos: gathering over ranks, means and intervals, and the files of an evaluation."""
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -12,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from hyvideo.data.csv_files import csv_text
 from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request, are_seen
-from hyvideo.data.text import align_columns, describe_error, to_cell
+from hyvideo.data.text import align_columns, describe_error
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
@@ -178,12 +177,7 @@ def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
     """Write rows as CSV; the columns are the keys of all rows."""
     rows = list(rows)
     columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: to_cell(value) for name, value in row.items()})
-    write_text(path, text.getvalue())
+    write_text(path, csv_text(columns, [[row.get(name) for name in columns] for row in rows]))
 
 
 def _finite_mean(values: list[float]) -> float:

@@ -139,7 +139,7 @@ def test_a_csv_without_the_columns_is_rejected(videos):
             [(PROMPT, "0a.mp4", "0b.mp4", "first")],
             ("prompt", "video_a", "video_b", "answer"),
         )
-    with pytest.raises(ValueError, match="a pairs CSV must be a readable file"):
+    with pytest.raises(ValueError, match="a pairs CSV: file not found: .*none.csv"):
         read_ratings(videos / "none.csv")
 
 

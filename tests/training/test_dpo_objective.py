@@ -374,7 +374,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
     "changes, message",
     [
         ({"pairs_csv": []}, "pairs_csv must be given"),
-        ({"pairs_csv": ["none.csv"]}, "a pairs CSV must be a readable file, got 'none.csv'"),
+        ({"pairs_csv": ["none.csv"]}, "a pairs CSV: file not found: none.csv"),
         (
             {"num_generations": 4},
             "objective dpo needs num_generations 2, because a group is a winner and a loser, got 4",

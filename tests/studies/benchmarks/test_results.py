@@ -232,7 +232,7 @@ def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must have files"):
         read_run(tmp_path / "empty")
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="file not found"):
         read_run(tmp_path / "none")
     with pytest.raises(ValueError, match="must be given as name=path, got 'here'"):
         read_results(["here"])

@@ -243,7 +243,7 @@ def test_a_missing_column_is_named(tmp_path):
         (GOOD, ["--dimensions", "Overall"], "none of them Overall"),
         (GOOD, ["--dimensions", "VQ", "reward"], "none of them Overall, number, prompt, .* reward"),
         (GOOD, ["--model", "nowhere"], "file not found: .*nowhere/model_config.json"),
-        (GOOD, ["--pairs", "none.csv"], "must be a readable file"),
+        (GOOD, ["--pairs", "none.csv"], "file not found"),
         (GOOD[:2], [], "of the 2 prompts .at least three prompts., VQ has none in"),
         ([[*row[:4], "tie"] for row in GOOD], [], "VQ has none in test, stop, train"),
         (

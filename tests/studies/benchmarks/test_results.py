@@ -203,10 +203,10 @@ def test_an_official_score_that_is_not_the_mean_of_its_videos_is_shown_with_a_no
         ({"scene": [0.5, [{"video_path": "a.mp4", "video_results": 1}]]}, "PROMPT-NUMBER.mp4"),
         ({"scene": [0.5, [{"video_path": "a-0.mp4"}]]}, "must be"),
         ({"scene": 0.5}, "must be"),
-        ({"scene": [10**400, []]}, "is not valid JSON .it has an integer of 401 digits"),
+        ({"scene": [10**400, []]}, "must be"),
         (
             {"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": 10**400}]]},
-            "an integer of 401 digits",
+            "must be",
         ),
         ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
         ([1], "must contain a JSON object"),

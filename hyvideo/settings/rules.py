@@ -168,8 +168,7 @@ def rank_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Probl
         if world_size == 1:
             start = f"start {sp_size} with torchrun --nproc_per_node={sp_size}"
         yield (
-            f"sp_size must divide the number of processes, got sp_size {sp_size} and {world_size} "
-            f"processes; {start}"
+            f"sp_size must divide the number of processes ({world_size}), got {sp_size}; {start}"
         )
     elif world_size % (dp_replicate * sp_size):
         yield (

@@ -398,8 +398,8 @@ def test_a_gradient_of_zero_is_reported_once(file, tiny_config, mesh, capsys):
 @pytest.mark.system
 def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
     config = tiny_config.with_settings(**LEVELS, objective=f"{file}:Mine", max_steps=1)
-    assert code_of(config.flat())["objective"] == [file]
-    assert "objective" not in code_of(tiny_config.flat())
+    assert code_of(config)["objective"] == [file]
+    assert "objective" not in code_of(tiny_config)
     trainer_of(config, mesh).train()
     config = config.with_settings(max_steps=2)
     trainer_of(config, mesh)

@@ -188,25 +188,6 @@ def test_rewards_with_gradient_are_those_of_the_rollouts(tiny_config, mesh):
     assert metrics["kl/position"] > 0 and metrics["policy/velocity_norm"] > 0
 
 
-def test_scorers_that_share_a_dimension_both_have_a_reward_gradient(tiny_config, mesh):
-    class Darkness(Contrast):
-        dimensions = ("VQ",)
-
-        def score(self, videos, prompts, *, fps):
-            return [{"VQ": -video.float().mean().item() / 255} for video in videos]
-
-        def score_with_gradient(self, videos, prompts, *, fps):
-            return -videos.mean((1, 2, 3, 4))[:, None] / 255
-
-    weights = '{"one": {"VQ": 0.5}, "two": {"VQ": 2}}'
-    config = tiny_config.with_settings(reward_weights=weights, **DRAFT)
-    trainer = Trainer(config, mesh, CPU, scorers={"one": Contrast(), "two": Darkness()})
-    metrics = trainer.run_iteration()
-    expected = 0.5 * metrics["reward/one/VQ"] + 2 * metrics["reward/two/VQ"]
-    assert metrics["reward/one/VQ"] != 0 and metrics["reward/two/VQ"] != 0
-    assert metrics["reward_gradient/reward"] == pytest.approx(expected, abs=1e-5)
-
-
 def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
     class Differs(Contrast):
         def score_with_gradient(self, videos, prompts, *, fps):

@@ -439,9 +439,3 @@ def test_a_study_with_an_invalid_rater_raises_value_error(study, change):
     (study.folder / "study.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="study.json must have the format that `make` writes"):
         Study(study.folder)
-
-
-def test_a_pipe_in_place_of_a_study_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "study.json")
-    with pytest.raises(ValueError, match="it is not a regular file"):
-        Study(tmp_path)

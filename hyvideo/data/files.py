@@ -148,10 +148,11 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
     Raises OSError if it cannot be read, and ValueError if it is too large or not UTF-8.
     """
-    size = os.path.getsize(path)
-    if size > max_bytes:
-        raise ValueError(f"{path} has {size:,} bytes, the limit is {max_bytes:,}")
-    return Path(path).read_text(encoding="utf-8-sig")
+    with open(path, encoding="utf-8-sig") as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"{path} is too large; the limit is {max_bytes:,} bytes")
+    return text
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:

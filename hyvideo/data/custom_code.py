@@ -59,6 +59,10 @@ def load_module(location: str, kind: str) -> ModuleType:
         with restored_state():
             if location.endswith(".py"):
                 path = os.path.realpath(location)
+                # The file may import modules beside it, as a program may. Installed ones are first.
+                folder = os.path.dirname(path)
+                if folder not in sys.path:
+                    sys.path.append(folder)
                 return _import_file(path, path)
             if os.path.isdir(location):
                 folder = Path(location).resolve()

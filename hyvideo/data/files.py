@@ -155,13 +155,24 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     return text
 
 
+def parse_json(text: str) -> Any:
+    """Return the value that JSON text stands for.
+
+    Raises ValueError if it is invalid, or nested too deeply for Python.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
 def read_json(path: Path, label: str) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises ValueError, naming the file, if it is missing or invalid.
     """
     try:
-        content = json.loads(read_text(path))
+        content = parse_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{label}: file not found: {path}") from error
     except (ValueError, IsADirectoryError, PermissionError) as error:

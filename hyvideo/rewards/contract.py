@@ -10,12 +10,12 @@ CPU (measured) for 121 frames of 480 x 864. The shipped scorers receive the vide
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
 
-from hyvideo.data.custom_code import check_tensor, restored_state
+from hyvideo.data.custom_code import add_place, check_tensor, restored_state
 from hyvideo.data.text import describe_error, quote, shorten
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
@@ -103,14 +103,30 @@ def held_out(
 
 def check_prompts(scorer: Scorer, prompts: Sequence[str]) -> None:
     """Raise ValueError if the scorer cannot score one of the prompts."""
-    with restored_state():
-        scorer.check_prompts(list(prompts))
+    try:
+        with restored_state():
+            scorer.check_prompts(list(prompts))
+    except ValueError:
+        raise
+    except (Exception, SystemExit) as error:  # code of the user may raise anything
+        add_place(error, scorer.__module__)
+        raise ValueError(
+            f"check_prompts of reward {type(scorer).__name__} failed: {describe_error(error)}"
+        ) from error
 
 
 def declared_dimensions(scorer: Scorer) -> tuple[str, ...]:
     """Return the dimensions that a scorer declares, VQ, MQ and TA if it does not."""
     declared = getattr(scorer, "dimensions", DIMENSIONS)
-    return (declared,) if isinstance(declared, str) else tuple(declared)
+    if isinstance(declared, str):
+        return (declared,)
+    is_sequence = isinstance(declared, Iterable)
+    if not is_sequence or not all(isinstance(name, str) for name in declared):
+        raise ValueError(
+            f"`dimensions` of {type(scorer).__name__} must be a tuple of names, got "
+            f"{quote(declared)}"
+        )
+    return tuple(declared)
 
 
 def check_rows(

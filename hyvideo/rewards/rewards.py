@@ -116,8 +116,13 @@ class FunctionScorer(Scorer):
             return [dict(zip(answer, row)) for row in zip(*answer.values(), strict=True)]
         if hasattr(answer, "tolist"):  # a tensor or an array
             answer = answer.tolist()
+        if isinstance(answer, tuple):
+            answer = list(answer)
         if not isinstance(answer, list):
-            return answer
+            raise ValueError(
+                f"the function must return a list with one number per video ({len(videos)}), got "
+                f"{type(answer).__name__}"
+            )
         return [row if isinstance(row, dict) else {self.name: row} for row in answer]
 
 

@@ -152,6 +152,25 @@ def add_place(error: BaseException, module: str) -> None:
         error.add_note(f"{Path(file).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}")
 
 
+@contextmanager
+def named_errors(what: str, module: str) -> Iterator[None]:
+    """Context manager for code of the user in ``module``, which may raise anything: raise ValueError
+    with ``what`` and the error in its place, and restore the settings of the process.
+
+    A GPU that is out of memory is no fault of the code.
+    """
+    import torch
+
+    try:
+        with restored_state():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        add_place(error, module)
+        raise ValueError(f"{what}: {describe_error(error)}") from error
+
+
 def check_tensor(value: object, shape: tuple[int | None, ...], what: str) -> "torch.Tensor":
     """Return a real tensor of a shape, in which None stands for any size.
 

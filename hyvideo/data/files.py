@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from hyvideo.data.text import describe_error, quote
 
 MAX_BYTES = 2**28  # of a text file
@@ -155,7 +157,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     return text
 
 
-def parse_json(text: str) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value that JSON text stands for.
 
     Raises ValueError if it is invalid, or nested too deeply for Python.
@@ -216,6 +218,8 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
         if error.errno is not None and (error.filename is None or is_full):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+    except SafetensorError as error:  # also of a full disk
+        raise OSError(f"{path}: {error}") from error
     finally:
         if is_folder:
             shutil.rmtree(hidden, ignore_errors=True)

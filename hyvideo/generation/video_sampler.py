@@ -1,6 +1,5 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -15,8 +15,8 @@ from functools import partial
 
 from torch import Tensor
 
-from hyvideo.data.custom_code import add_place, check_tensor, restored_state
-from hyvideo.data.text import describe_error, quote, shorten
+from hyvideo.data.custom_code import check_tensor, named_errors, restored_state
+from hyvideo.data.text import quote, shorten
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
     OVERALL,
@@ -103,16 +103,11 @@ def held_out(
 
 def check_prompts(scorer: Scorer, prompts: Sequence[str]) -> None:
     """Raise ValueError if the scorer cannot score one of the prompts."""
-    try:
-        with restored_state():
-            scorer.check_prompts(list(prompts))
-    except ValueError:
-        raise
-    except (Exception, SystemExit) as error:  # code of the user may raise anything
-        add_place(error, scorer.__module__)
-        raise ValueError(
-            f"check_prompts of reward {type(scorer).__name__} failed: {describe_error(error)}"
-        ) from error
+    if scorer.__module__.startswith("hyvideo."):
+        scorer.check_prompts(list(prompts))
+        return
+    with named_errors(f"check_prompts of {type(scorer).__name__}", scorer.__module__):
+        scorer.check_prompts(list(prompts))
 
 
 def declared_dimensions(scorer: Scorer) -> tuple[str, ...]:
@@ -197,11 +192,8 @@ def _number_of_set(name: str, of_set: Callable[[Tensor], object], rows: Tensor) 
 
     Raises ValueError for anything but a number.
     """
-    try:
-        with restored_state():
-            value = of_set(rows.clone())
-    except (Exception, SystemExit) as error:  # a scorer may raise anything
-        raise ValueError(f"of_set of {name} raises {describe_error(error)}") from error
+    with named_errors(f"of_set of {name}", of_set.__module__):
+        value = of_set(rows.clone())
     number = as_score(value)
     if number is None:
         raise ValueError(

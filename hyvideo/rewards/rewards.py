@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.custom_code import add_place, load_object, restored_state
-from hyvideo.data.text import describe_error
+from hyvideo.data.custom_code import load_object, named_errors, restored_state
 
 if TYPE_CHECKING:
     import torch
@@ -277,14 +276,8 @@ def make_scorer(
     given = {key: value for key, value in (("root", root), ("device", device)) if key in parameters}
     if is_function:
         return FunctionScorer(cls, name.rpartition(":")[2], options | given)
-    try:
-        with restored_state():
-            return cls(**options, **given)
-    except (Exception, SystemExit) as error:  # a custom class may raise anything
-        add_place(error, cls.__module__)
-        raise ValueError(
-            f"reward model {name} cannot be created: {describe_error(error)}"
-        ) from error
+    with named_errors(f"reward model {name} cannot be created", cls.__module__):
+        return cls(**options, **given)
 
 
 def _fits(value: object, parameter: inspect.Parameter | None) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.custom_code import add_place
+from hyvideo.data.custom_code import named_errors
 from hyvideo.data.text import describe_error, nearest, quote
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import Scorer, Scores, as_score, is_finite
@@ -80,13 +80,8 @@ def try_scorer(
 
 
 def _check_prompt(scorer: Scorer, name: str, prompt: str) -> None:
-    try:
+    with named_errors(f"reward {name} cannot score the prompt {quote(prompt)}", scorer.__module__):
         contract.check_prompts(scorer, [prompt])
-    except (Exception, SystemExit) as error:  # code of the user may raise anything
-        add_place(error, scorer.__module__)
-        raise ValueError(
-            f"reward {name} cannot score the prompt {quote(prompt)}: {describe_error(error)}"
-        ) from error
 
 
 def _scores(

@@ -860,7 +860,7 @@ def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
         tmp_path / "videos",
     ]
     process = subprocess.Popen([str(word) for word in command], cwd=ROOT)
-    while not [*tmp_path.glob("videos/.generate-*/*")]:
+    while not [*tmp_path.glob("videos/.0000.*/*")]:
         assert process.poll() is None, "it ended before it could be stopped"
         time.sleep(0.05)
     process.terminate()

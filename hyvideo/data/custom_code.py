@@ -59,6 +59,10 @@ def load_module(location: str, kind: str) -> ModuleType:
         with restored_state():
             if location.endswith(".py"):
                 path = os.path.realpath(location)
+                # The file may import modules beside it, as a program may. Installed ones are first.
+                folder = os.path.dirname(path)
+                if folder not in sys.path:
+                    sys.path.append(folder)
                 return _import_file(path, path)
             if os.path.isdir(location):
                 folder = Path(location).resolve()
@@ -145,6 +149,25 @@ def add_place(error: BaseException, module: str) -> None:
     own = [frame for frame in frames if frame.filename == file]
     if own:
         error.add_note(f"{Path(file).name}:{own[-1].lineno} in {own[-1].name}: {own[-1].line}")
+
+
+@contextmanager
+def named_errors(what: str, module: str) -> Iterator[None]:
+    """Context manager for code of the user in ``module``, which may raise anything: raise ValueError
+    with ``what`` and the error in its place, and restore the settings of the process.
+
+    A GPU that is out of memory is no fault of the code.
+    """
+    import torch
+
+    try:
+        with restored_state():
+            yield
+    except torch.OutOfMemoryError:
+        raise
+    except (Exception, SystemExit) as error:
+        add_place(error, module)
+        raise ValueError(f"{what}: {describe_error(error)}") from error
 
 
 def check_tensor(value: object, shape: tuple[int | None, ...], what: str) -> "torch.Tensor":

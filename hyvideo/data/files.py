@@ -15,6 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from hyvideo.data.text import describe_error, quote
 
 MAX_BYTES = 2**28  # of a text file
@@ -148,10 +150,22 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
     Raises OSError if it cannot be read, and ValueError if it is too large or not UTF-8.
     """
-    size = os.path.getsize(path)
-    if size > max_bytes:
-        raise ValueError(f"{path} has {size:,} bytes, the limit is {max_bytes:,}")
-    return Path(path).read_text(encoding="utf-8-sig")
+    with open(path, encoding="utf-8-sig") as file:
+        text = file.read(max_bytes + 1)
+    if len(text) > max_bytes:
+        raise ValueError(f"{path} is too large; the limit is {max_bytes:,} bytes")
+    return text
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value that JSON text stands for.
+
+    Raises ValueError if it is invalid, or nested too deeply for Python.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
@@ -160,7 +174,7 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     Raises ValueError, naming the file, if it is missing or invalid.
     """
     try:
-        content = json.loads(read_text(path))
+        content = parse_json(read_text(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{label}: file not found: {path}") from error
     except (ValueError, IsADirectoryError, PermissionError) as error:
@@ -204,6 +218,8 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
         if error.errno is not None and (error.filename is None or is_full):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+    except SafetensorError as error:  # also of a full disk
+        raise OSError(f"{path}: {error}") from error
     finally:
         if is_folder:
             shutil.rmtree(hidden, ignore_errors=True)

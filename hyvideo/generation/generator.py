@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.digests import digest_file, digest_of
-from hyvideo.data.files import make_folder, remove_partial
+from hyvideo.data.files import PARTIAL, make_folder, remove_partial
 from hyvideo.data.text import lines_of
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
@@ -151,6 +151,8 @@ class Generator:
         self.weights_hash = digest_of(digest_models(self.config.model, self.kinds))
         share = self.videos[mesh.replica :: mesh.num_replicas]
         pending = [video for video in share if not self._is_complete(video)]
+        if self.recipe.sp_size > 1:
+            barrier(mesh)  # no process removes what another of its replica writes
         if len(pending) < len(share):
             print(
                 f"{len(share) - len(pending)} of {len(share)} videos are complete with these "
@@ -163,18 +165,16 @@ class Generator:
         return problems
 
     def _is_complete(self, video: Video) -> bool:
-        """Return whether an earlier call has made this video with the same settings; if not, remove
-        what a killed one has left of it.
+        """Remove what a killed call has left of this video, and return whether an earlier one has
+        made it with the same settings.
         """
         files = []
         if self.recipe.keep_latents:
             files.append(video.latents)
         if self.recipe.sr and self.recipe.save_pre_sr_video:
             files.append(video.before_sr.path)
-        if is_complete(video, digest_of(self._settings_of(video)), files):
-            return True
         remove_partial(video.path.parent, f"{video.path.stem}.")
-        return False
+        return is_complete(video, digest_of(self._settings_of(video)), files)
 
     def _settings_of(self, video: Video) -> dict:
         settings = self.recipe.settings_of(video) | {"weights_hash": self.weights_hash}
@@ -203,7 +203,9 @@ class Generator:
             )
         watchdog = Watchdog(self.mesh, self.config.distributed.watchdog_seconds, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
-        between_stages = folder / f".generate-{videos[0].path.stem}-{self.mesh.rank}"
+        # A repeated command removes those of a killed one by their name (`remove_partial`).
+        stem = videos[0].path.stem
+        between_stages = folder / f".{stem}.conditions-{self.mesh.rank}{PARTIAL}"
         with watchdog, _temporary_folder(between_stages):
             if not self.config.model.conditions_dir:
                 self.config = self.config.with_settings(conditions_dir=str(between_stages))

@@ -10,13 +10,13 @@ CPU (measured) for 121 frames of 480 x 864. The shipped scorers receive the vide
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor
 
-from hyvideo.data.custom_code import check_tensor, restored_state
-from hyvideo.data.text import describe_error, quote, shorten
+from hyvideo.data.custom_code import check_tensor, named_errors, restored_state
+from hyvideo.data.text import quote, shorten
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
     OVERALL,
@@ -103,14 +103,25 @@ def held_out(
 
 def check_prompts(scorer: Scorer, prompts: Sequence[str]) -> None:
     """Raise ValueError if the scorer cannot score one of the prompts."""
-    with restored_state():
+    if scorer.__module__.startswith("hyvideo."):
+        scorer.check_prompts(list(prompts))
+        return
+    with named_errors(f"check_prompts of {type(scorer).__name__}", scorer.__module__):
         scorer.check_prompts(list(prompts))
 
 
 def declared_dimensions(scorer: Scorer) -> tuple[str, ...]:
     """Return the dimensions that a scorer declares, VQ, MQ and TA if it does not."""
     declared = getattr(scorer, "dimensions", DIMENSIONS)
-    return (declared,) if isinstance(declared, str) else tuple(declared)
+    if isinstance(declared, str):
+        return (declared,)
+    is_sequence = isinstance(declared, Iterable)
+    if not is_sequence or not all(isinstance(name, str) for name in declared):
+        raise ValueError(
+            f"`dimensions` of {type(scorer).__name__} must be a tuple of names, got "
+            f"{quote(declared)}"
+        )
+    return tuple(declared)
 
 
 def check_rows(
@@ -181,11 +192,8 @@ def _number_of_set(name: str, of_set: Callable[[Tensor], object], rows: Tensor) 
 
     Raises ValueError for anything but a number.
     """
-    try:
-        with restored_state():
-            value = of_set(rows.clone())
-    except (Exception, SystemExit) as error:  # a scorer may raise anything
-        raise ValueError(f"of_set of {name} raises {describe_error(error)}") from error
+    with named_errors(f"of_set of {name}", of_set.__module__):
+        value = of_set(rows.clone())
     number = as_score(value)
     if number is None:
         raise ValueError(

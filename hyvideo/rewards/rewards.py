@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.custom_code import add_place, load_object, restored_state
-from hyvideo.data.text import describe_error
+from hyvideo.data.custom_code import load_object, named_errors, restored_state
 
 if TYPE_CHECKING:
     import torch
@@ -116,8 +115,13 @@ class FunctionScorer(Scorer):
             return [dict(zip(answer, row)) for row in zip(*answer.values(), strict=True)]
         if hasattr(answer, "tolist"):  # a tensor or an array
             answer = answer.tolist()
+        if isinstance(answer, tuple):
+            answer = list(answer)
         if not isinstance(answer, list):
-            return answer
+            raise ValueError(
+                f"the function must return a list with one number per video ({len(videos)}), got "
+                f"{type(answer).__name__}"
+            )
         return [row if isinstance(row, dict) else {self.name: row} for row in answer]
 
 
@@ -272,14 +276,8 @@ def make_scorer(
     given = {key: value for key, value in (("root", root), ("device", device)) if key in parameters}
     if is_function:
         return FunctionScorer(cls, name.rpartition(":")[2], options | given)
-    try:
-        with restored_state():
-            return cls(**options, **given)
-    except (Exception, SystemExit) as error:  # a custom class may raise anything
-        add_place(error, cls.__module__)
-        raise ValueError(
-            f"reward model {name} cannot be created: {describe_error(error)}"
-        ) from error
+    with named_errors(f"reward model {name} cannot be created", cls.__module__):
+        return cls(**options, **given)
 
 
 def _fits(value: object, parameter: inspect.Parameter | None) -> bool:

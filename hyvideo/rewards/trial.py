@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.custom_code import add_place
+from hyvideo.data.custom_code import named_errors
 from hyvideo.data.text import describe_error, nearest, quote
 from hyvideo.rewards import contract
-from hyvideo.rewards.rewards import Scorer, Scores, is_finite
+from hyvideo.rewards.rewards import Scorer, Scores, as_score, is_finite
 from hyvideo.rewards.scoring import try_score
 
 EXACT = 1e-4  # rounding differences of float32 between a batch and a single video
@@ -58,7 +58,10 @@ def try_scorer(
     for scores in (first, second, alone):
         _check_dimensions(scorer, name, scores, dimensions)
 
-    noise = max(TOLERANCE, getattr(scorer, "noise", 0.0))
+    declared = as_score(getattr(scorer, "noise", 0.0))
+    if declared is None:
+        raise ValueError(f"`noise` of reward {name} must be a number, got {quote(scorer.noise)}")
+    noise = max(TOLERANCE, declared)
     for dimension in dimensions:
         together, single = second[dimension], alone[dimension]
         difference = f"{dimension} of one video is {together:.4g} in a batch and {single:.4g} alone"
@@ -77,13 +80,8 @@ def try_scorer(
 
 
 def _check_prompt(scorer: Scorer, name: str, prompt: str) -> None:
-    try:
+    with named_errors(f"reward {name} cannot score the prompt {quote(prompt)}", scorer.__module__):
         contract.check_prompts(scorer, [prompt])
-    except (Exception, SystemExit) as error:  # code of the user may raise anything
-        add_place(error, scorer.__module__)
-        raise ValueError(
-            f"reward {name} cannot score the prompt {quote(prompt)}: {describe_error(error)}"
-        ) from error
 
 
 def _scores(

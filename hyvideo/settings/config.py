@@ -532,8 +532,9 @@ _TYPES = {
 
 def absolute(path: str) -> str:
     """Return the absolute path of a setting, also in ``FILE.py:NAME``; other names, JSON and ``""``
-    are unchanged.
+    are unchanged. A leading ``~`` is the home folder: shells leave it in ``--output_dir=~/run``.
     """
+    path = os.path.expanduser(path)
     file, separator, name = path.rpartition(":")
     if file.endswith(".py"):
         return f"{os.path.abspath(file)}{separator}{name}"

@@ -321,6 +321,8 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     cls = objective_class(name)
     like = DPOSettings if cls.uses_pairs else _LIKE[cls.trains]
     own = getattr(cls, "Settings", None)
+    if own is not None and not (isinstance(own, type) and issubclass(own, Section)):
+        raise ValueError(f"objective {name} needs a Section as `Settings`, got {own!r:.80}")
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
     settings.name = name
     settings.label = label_of(name)

@@ -4,13 +4,12 @@ What a single value may be is its type (`sections`, `objectives`). Imports no to
 """
 
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hyvideo.data.files import ROOT
+from hyvideo.data.files import ROOT, parse_json
 from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.versions import version_defaults
@@ -508,7 +507,7 @@ def pair_weights_are_numbers(text: str) -> Problems:
     if not text:
         return
     try:
-        weights = json.loads(text)
+        weights = parse_json(text)
     except ValueError:
         weights = None
     values = list(weights.values()) if isinstance(weights, dict) else []

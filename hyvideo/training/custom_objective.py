@@ -10,15 +10,24 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from hyvideo.data.custom_code import add_place, check_tensor, restored_state
+from hyvideo.data.custom_code import check_tensor, named_errors
 from hyvideo.data.randomness import normal
-from hyvideo.data.text import describe_error
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.training.objective import Objective, Terms
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
+
+
+def make_objective(cls: type[Objective], config: Config, *parts: object, **options) -> Objective:
+    """Return a new objective. Raises ValueError for anything that a custom class raises."""
+    if config.objective.name in BUILT_IN:
+        return cls(config, *parts, **options)
+    with named_errors(f"objective {config.objective.name} cannot be created", cls.__module__):
+        return cls(config, *parts, **options)
 
 
 def try_objective(
@@ -42,21 +51,16 @@ def try_objective(
     rows = list(range(objective.config.rows_per_pass))
     device = objective.pipeline.device
     with (
-        restored_state(),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
         forbid_changes(rollouts, trial),
     ):
-        try:
+        what = (
+            f"objective {objective.config.objective.name} failed in a trial on random latents, "
+            "before the first rollouts"
+        )
+        with named_errors(what, type(objective).__module__):
             reference = trial.prepare(rollouts)
             terms = trial.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a user's code may raise anything
-            add_place(error, type(objective).__module__)
-            raise ValueError(
-                f"objective {objective.config.objective.name} failed in a trial on random latents, "
-                f"before the first rollouts: {describe_error(error)}"
-            ) from error
     check_terms(terms, trial, rows)
 
 

@@ -32,7 +32,7 @@ from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import RecordSettings
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
-from hyvideo.training.custom_objective import try_objective
+from hyvideo.training.custom_objective import make_objective, try_objective
 from hyvideo.training.input_digests import PAIRS, SERVICE, digest_inputs, digest_ratings
 from hyvideo.training.model_setup import (
     check_adapter,
@@ -179,7 +179,8 @@ def build_run(
 
     cost = Cost(planned_run)
     shape = pipeline.latent_shape(*config.sampling.size)
-    objective = objective_type(
+    objective = make_objective(
+        objective_type,
         config,
         mesh,
         pipeline,

@@ -2,11 +2,19 @@
 
 import hashlib
 import json
+import re
 
 import pytest
 
 from hyvideo.data import prompts
-from hyvideo.data.prompts import PromptOrder, Request, are_seen, hash_requests, read_requests
+from hyvideo.data.prompts import (
+    PromptOrder,
+    Request,
+    are_seen,
+    hash_requests,
+    read_requests,
+    write_requests,
+)
 from hyvideo.data.randomness import permutation
 
 
@@ -252,3 +260,18 @@ def test_the_hash_of_requests_depends_on_each_part_alone_and_not_on_file_names(t
     variants += [[first, Request("b")], [Request("b"), first]]  # the order
     assert len({hash_requests(requests) for requests in variants}) == len(variants)
     assert hash_requests([first]) == hash_requests([Request("a", copy)])
+
+
+@pytest.mark.parametrize(
+    "prompt", ["=HYPERLINK(1)", "@cat", "- a dog", "+1 dog", "'=a", "''=a", "'a'"]
+)
+def test_a_prompt_that_is_a_formula_is_written_as_text_and_read_again(tmp_path, prompt):
+    write_requests(tmp_path / "prompts.csv", [Request(prompt, seed=-1)])
+    text = (tmp_path / "prompts.csv").read_text()
+    assert not any(cell.startswith(("=", "@", "- ", "+")) for cell in re.split("[,\n]", text))
+    assert ",-1," in text  # a number
+    assert read_requests(tmp_path / "prompts.csv") == [Request(prompt, seed=-1)]
+
+
+def test_the_questions_of_a_prompt_are_part_of_its_identity():
+    assert hash_requests([Request("a", checks='["b?"]')]) != hash_requests([Request("a")])

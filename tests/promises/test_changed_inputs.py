@@ -63,6 +63,18 @@ def test_comments_columns_and_line_ends_are_no_changes(run, tmp_path):
 
 
 @pytest.mark.system
+def test_a_file_of_prompts_may_move_and_weights_may_be_spelled_otherwise(run, tmp_path):
+    weights = ('{"VQ":1,"TA":0.5}', '{ "TA": 0.5, "VQ": 1.0 }')
+    shutil.rmtree(run.out)
+    assert run.start(max_steps=1, reward_weights=weights[0]).code == 0
+    moved = (tmp_path / "prompts.csv").rename(tmp_path / "moved.csv")
+    changed = run.start(prompts_csv=str(moved), reward_weights='{"VQ":1,"TA":0.4}')
+    assert changed.code == 2 and "--allow_changed_settings reward_weights" in changed.output
+    result = run.start(prompts_csv=str(moved), reward_weights=weights[1])
+    assert result.code == 0, result.output
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["reward_model", "pretrained_model_root/transformer"])
 def test_changed_code_and_weights_are_refused(run, tmp_path, name):
     if name == "reward_model":

@@ -1,9 +1,10 @@
-"""Promises 6, 9 and 11: damaged weights and wrong settings end a run before anything is sampled, and
-a score that is missing costs that reward only.
+"""Promises 9 and 11: wrong settings and custom code are named in one sentence with exit code 2, and a
+score that is missing costs that reward only.
+
+Weights: test_weights_from_outside.py. Files: test_files_from_outside.py.
 """
 
 import json
-import shutil
 import subprocess
 
 import pytest
@@ -36,21 +37,6 @@ def train(tmp_path, *flags, config="configs/smoke.yaml"):
     )
 
 
-@pytest.mark.parametrize("value", [b"\0", b"\xff"], ids=["zeros", "not finite"])
-def test_weights_whose_second_half_is_damaged_are_refused(tmp_path, value):
-    root = tmp_path / "weights"
-    shutil.copytree(ROOT / "assets" / "miniature", root)
-    file = next((root / "transformer").rglob("*.safetensors"))
-    content = bytearray(file.read_bytes())
-    half = len(content) // 2
-    content[half:] = value * (len(content) - half)
-    file.write_bytes(content)
-    flags = ["--pretrained_model_root", str(root), "--max_steps", "1"]
-    ended = train(tmp_path, *flags, config="configs/miniature.yaml")
-    assert ended.returncode == 2 and file.name in ended.stderr, ended.stderr
-    assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
 def test_a_score_that_is_not_a_number_costs_that_reward_only(tmp_path):
     (tmp_path / "mine.py").write_text(MISSING)
     flags = ["--reward_model", f"{tmp_path}/mine.py:brightness", "--valid_video_csv="]
@@ -69,3 +55,78 @@ def test_all_wrong_settings_are_reported_at_once(tmp_path):
     for name in WRONG:
         assert name.removeprefix("--") in ended.stderr, ended.stderr
     assert not (tmp_path / "run").exists()
+
+
+DEEP = '{"a":' * 20_000 + "1" + "}" * 20_000
+
+
+@pytest.mark.parametrize("setting", ["reward_weights", "reward_config"])
+def test_json_that_is_nested_too_deeply_is_refused(tmp_path, setting):
+    ended = train(tmp_path, f"--{setting}", DEEP)
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr
+    assert setting in ended.stderr
+
+
+SCORER = """
+from hyvideo.rewards.rewards import Scorer
+
+class Mine(Scorer):
+    dimensions = ("mine",)
+    noise = 0.0
+    {}
+
+    def score(self, videos, prompts, *, fps):
+        return [{{"mine": float(video.float().mean())}} for video in videos]
+"""
+
+
+@pytest.mark.parametrize(
+    "line, word",
+    [
+        ("dimensions = 3", "dimensions"),
+        ("noise = '0.5'", "noise"),
+        ("def check_prompts(self, prompts): raise KeyError('mine.json')", "mine.json"),
+        ("def __init__(self): raise RuntimeError('no weights')", "no weights"),
+    ],
+)
+def test_a_scorer_that_is_wrong_is_one_sentence(tmp_path, line, word):
+    (tmp_path / "mine.py").write_text(SCORER.format(line))
+    flags = ["--reward_model", f"{tmp_path}/mine.py:Mine", "--reward_weights", '{"mine": 1}']
+    ended = train(tmp_path, *flags, "--max_steps", "1")
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert word in ended.stderr.splitlines()[-1], ended.stderr
+
+
+OBJECTIVE = """
+from examples.custom_objective import WeightedRegression
+
+class Mine(WeightedRegression):
+    {}
+"""
+
+
+@pytest.mark.parametrize(
+    "line, word",
+    [
+        ("Settings = 3", "Settings"),
+        ("def __init__(self, *parts, **options): raise RuntimeError('no file')", "no file"),
+        ("def prepare(self, rollouts): raise SystemExit(0)", "SystemExit"),
+    ],
+)
+def test_an_objective_that_is_wrong_is_one_sentence(tmp_path, line, word):
+    (tmp_path / "mine.py").write_text(OBJECTIVE.format(line))
+    flags = ["--objective", f"{tmp_path}/mine.py:Mine", "--max_steps", "1", "--valid_video_csv="]
+    ended = train(tmp_path, *flags, config="configs/miniature_nft.yaml")
+    assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
+    assert word in ended.stderr, ended.stderr
+
+
+def test_custom_code_imports_modules_beside_it_and_a_function_may_return_a_tuple(tmp_path):
+    (tmp_path / "my_measures.py").write_text("def mean(video): return float(video.float().mean())")
+    (tmp_path / "mine.py").write_text(
+        "from my_measures import mean\n"
+        "def mine(videos, prompts, fps): return tuple(mean(video) for video in videos)\n"
+    )
+    flags = ["--reward_model", f"{tmp_path}/mine.py:mine", "--reward_weights", '{"mine": 1}']
+    ended = train(tmp_path, *flags, "--max_steps", "1", "--valid_video_csv=")
+    assert ended.returncode == 0, ended.stderr

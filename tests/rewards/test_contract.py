@@ -148,8 +148,8 @@ def test_unusable_metrics_of_a_set_are_rejected(measures, message):
         (measure(value="text"), "of_set of n must return one number, got str 'text'"),
         (measure(value=None), "got NoneType"),
         (measure(value=torch.zeros(2)), "got Tensor"),
-        (measure(raises=ZeroDivisionError("by 0")), "of_set of n raises ZeroDivisionError: by 0"),
-        (measure(raises=SystemExit(0)), "raises SystemExit: 0"),
+        (measure(raises=ZeroDivisionError("by 0")), "of_set of n: ZeroDivisionError: by 0"),
+        (measure(raises=SystemExit(0)), "of_set of n: SystemExit: 0"),
     ],
 )
 def test_unusable_functions_of_a_set_are_rejected(found, message):

@@ -92,16 +92,9 @@ def test_shipped_scorers_receive_the_videos_themselves_and_do_not_change_them():
             [{"m": 1.0}],
             r"held_out_each must return a list with one dict per video \(2\), got a list of 1 dict",
         ),
-        ([{"m": 1.0}] * 3, "got a list of 3 dict"),
         (None, "got NoneType"),
-        (({"m": 1.0},) * 2, "got tuple"),
-        ([{"m": 1.0}, 3], "got a list of 2 dict or int"),
         ([{"reward": 1.0}, {}], "must be printable text and none of .*, got 'reward'"),
-        ([{"Overall": 1.0}, {}], "got 'Overall'"),
-        ([{"spreads": 1.0}, {}], "got 'spreads'"),
         ([{"held_out/frozen": 1.0}, {}], "must not begin with held_out/, got 'held_out/frozen'"),
-        ([{"m\ud800": 1.0}, {}], "must be printable text"),
-        ([{"m": torch.zeros(2)}, {}], "the score m must be one number, got Tensor of shape"),
     ],
 )
 def test_unusable_metrics_of_videos_are_rejected(rows, message):
@@ -129,10 +122,7 @@ def measure(rows=2, value=1.0, raises=None):
             {"n": measure(1)},
             r"rows of n must be a real tensor of shape \(2, None\), got .* of shape \(1, 3\)",
         ),
-        ({"n": measure(torch.zeros(2))}, r"of shape \(2,\)"),
-        ({"n": measure([[1.0], [2.0]])}, "got list"),
         ({"reward": measure()}, "got 'reward'"),
-        ({"Overall": measure()}, "got 'Overall'"),
     ],
 )
 def test_unusable_metrics_of_a_set_are_rejected(measures, message):
@@ -146,8 +136,6 @@ def test_unusable_metrics_of_a_set_are_rejected(measures, message):
     "found, message",
     [
         (measure(value="text"), "of_set of n must return one number, got str 'text'"),
-        (measure(value=None), "got NoneType"),
-        (measure(value=torch.zeros(2)), "got Tensor"),
         (measure(raises=ZeroDivisionError("by 0")), "of_set of n raises ZeroDivisionError: by 0"),
         (measure(raises=SystemExit(0)), "raises SystemExit: 0"),
     ],
@@ -203,12 +191,6 @@ def test_changes_of_the_process_are_undone(name):
     assert state() == before
 
 
-def test_nothing_is_said_of_a_scorer_that_changes_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        contract.score(Brightness(), videos(), PROMPTS, fps=8.0)
-
-
 FILE = """
 import torch, sys
 from hyvideo.rewards.rewards import Scorer
@@ -232,11 +214,7 @@ def test_the_file_and_the_constructor_of_a_scorer_change_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "raises, reason",
-    [
-        ("OSError", "FileNotFoundError: .*; mine.py:9 in __init__: open"),
-        ("RuntimeError", "RuntimeError: no weights; mine.py:11"),
-        ("exit", "SystemExit: 0"),
-    ],
+    [("RuntimeError", "RuntimeError: no weights; mine.py:11"), ("exit", "SystemExit: 0")],
 )
 def test_an_error_of_a_constructor_is_one_message(tmp_path, raises, reason):
     (tmp_path / "mine.py").write_text(FILE.replace("torch.set_grad_enabled(False)", ""))

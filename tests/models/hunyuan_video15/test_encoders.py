@@ -72,19 +72,16 @@ def test_a_random_text_encoder_needs_no_weights_and_is_reproducible(root_copy):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, tensor",
     [
-        (
-            lambda tensors: tensors.pop("layers.0.mlp.up_proj.weight"),
-            "up_proj.weight' of shape .* is missing",
-        ),
-        (lambda tensors: tensors.update({"norm.weight": torch.ones(3)}), r"norm.weight.*\(3,\)"),
+        (lambda tensors: tensors.pop("layers.0.mlp.up_proj.weight"), "layers.0.mlp.up_proj.weight"),
+        (lambda tensors: tensors.update({"norm.weight": torch.ones(3)}), "norm.weight"),
     ],
     ids=["missing", "misshapen"],
 )
-def test_a_text_encoder_that_does_not_fit_raises_an_error(root_copy, change, message):
+def test_a_text_encoder_that_does_not_fit_raises_an_error(root_copy, change, tensor):
     rewrite(root_copy / "text_encoder" / "llm" / "model.safetensors", change)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=tensor):
         load_text_encoder(root_copy)
     assert len(check_checkpoint(root_copy, VERSION, [Request("a cat")])) == 1
 

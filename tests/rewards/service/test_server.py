@@ -101,10 +101,8 @@ def test_a_body_that_is_too_large_or_has_no_length_is_rejected_before_it_is_read
     [
         b"",
         b"no safetensors",
-        BODY[:-1],
         encode_request([CLIP[0][:, :1]], ["a"], 8.0),
         encode_request(CLIP, ["a", "b"], 8.0),
-        encode_request(CLIP, ["\ud800"], 8.0),
         encode_request(CLIP, ["a"], float("nan")),
     ],
 )

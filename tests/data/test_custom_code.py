@@ -58,9 +58,7 @@ def test_a_tensor_of_the_expected_shape_passes(value):
     assert check_tensor(value, (2, None), "mine") is value
 
 
-@pytest.mark.parametrize(
-    "value", [None, 1.0, [[1.0]], torch.zeros(2), torch.zeros(3, 1), torch.zeros(2, 1) * 1j]
-)
+@pytest.mark.parametrize("value", [None, [[1.0]], torch.zeros(3, 1)])
 def test_other_answers_are_named(value):
     with pytest.raises(ValueError, match=r"^mine must be a (real )?tensor of shape \(2, None\)"):
         check_tensor(value, (2, None), "mine")

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from hyvideo.data.videos import read_video, write_video
-from hyvideo.records.contact_sheet import contact_sheet, even_indices, read_sheet_frames, wrap
+from hyvideo.records.contact_sheet import contact_sheet, even_indices, read_sheet_frames
 
 
 def plain_clip(
@@ -121,28 +121,6 @@ def test_videos_of_different_sizes_and_lengths_share_a_sheet(tmp_path):
     sizes = [(np.ptp(rows) + 1, np.ptp(columns) + 1) for rows, columns in shown]
     ratios = [width / height for height, width in sizes]
     assert ratios == pytest.approx([2 * 1.03, 5 * 2 * 1.05, 5 * 1.03, 1], rel=0.05)
-
-
-def test_a_long_prompt_is_wrapped_and_truncated():
-    text = "a corgi in a yellow raincoat runs through puddles at night"
-    assert wrap(text).replace("\n", " ") == text and max(map(len, wrap(text).splitlines())) <= 32
-    cut = wrap(f"{text} " * 5).splitlines()
-    assert len(cut) == 6 and cut[0] == wrap(text).splitlines()[0] and cut[-1].endswith("...")
-    assert wrap("x" * 100).replace("\n", "") == "x" * 100
-    assert wrap("\u72d7" * 40) == "\n".join(["\u72d7" * 16, "\u72d7" * 16, "\u72d7" * 8])
-
-
-@pytest.mark.parametrize(
-    "prompt",
-    ["a corgi in a yellow raincoat runs through puddles at night " * 5, "costs $1$ or $x^2$"],
-)
-def test_a_prompt_stays_in_its_column(tmp_path, prompt):
-    clips = [plain_clip(RED)]
-    before_after(tmp_path / "text.png", [prompt], clips, clips, [""])
-    picture = pixels(tmp_path / "text.png")
-    first_frame = where(picture, RED)[1].min()
-    ink = np.nonzero((picture[60:, : first_frame - 1] < 255).any(axis=-1))[1]
-    assert 15 <= ink.min() and ink.max() < first_frame - 10
 
 
 def test_a_crash_leaves_no_partial_picture(tmp_path, monkeypatch):

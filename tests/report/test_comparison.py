@@ -9,10 +9,8 @@ from hyvideo.report.comparison import (
     differing_settings,
     read_comparison,
     reward_of,
-    setting_text,
     with_runs_below,
 )
-from hyvideo.report.gallery import short_names
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.validation.scores_file import Evaluation, write_evaluation
@@ -188,13 +186,7 @@ def test_runs_of_one_base_model_share_its_column_and_others_have_their_own(recor
     assert [*read_comparison(folders).scores][2] == "base model of other"
 
 
-def test_folders_have_the_shortest_names_that_differ(tmp_path):
-    folders = [tmp_path / name for name in ("a/run", "b/run", "c/b/run", "study")]
-    assert short_names(folders)[1:] == [f"{tmp_path.name}/b/run", "c/b/run", "study"]
-    assert short_names(folders)[0] == "a/run" and len(set(short_names([tmp_path, tmp_path]))) == 1
-
-
-@pytest.mark.parametrize("file", ["scores.json", "benchmarks.json", "analysis.json"])
+@pytest.mark.parametrize("file", ["scores.json", "benchmarks.json"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, file, exit_code, capsys):
     for content, message in (
         ("[]", "must contain a JSON object, got list"),
@@ -244,10 +236,3 @@ def test_only_settings_with_several_values_are_compared():
     configs = configs_of(first=first, second={"output_dir": "b", "seed": 3})
     assert differing_settings(configs) == ["seed", "eta", "num_threads"]  # the machine's are last
     assert differing_settings({}) == []
-
-
-def test_settings_are_readable_text():
-    values = [None, "", True, 1e-4, 0.70000, ["a", "b"], {"VQ": 1.0, "MQ": 0.5}, 3, "<b>"]
-    assert [setting_text(value) for value in values] == [
-        *("–", "–", "true", "0.0001", "0.7", "a, b", "VQ 1, MQ 0.5", "3", "<b>")
-    ]

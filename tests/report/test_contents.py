@@ -36,7 +36,6 @@ def test_the_gain_on_unseen_prompts_is_over_prompts_that_are_not_in_prompts_csv(
         ("worse", {"gains": (-0.2, -0.3)}),
         ("unclear", {"gains": (0.3, -0.3)}),
         ("suspect", {"gains": (0.2, 0.3), "sharpness": 3.0}),
-        ("worse", {"gains": (-0.2, -0.3), "sharpness": 3.0}),  # the reward did not rise
     ],
 )
 def test_the_verdict_follows_from_the_interval_and_the_reward_hacking_rule(
@@ -52,10 +51,6 @@ def test_a_run_without_a_later_validation_has_no_verdict(tmp_path):
     folder = record_run(tmp_path / "run")
     (folder / "samples" / "000003" / "measures.json").unlink()
     assert read_run(folder).verdict == "none"
-
-
-def test_reasons_of_missing_rewards_are_counted(tmp_path):
-    assert read_run(record_run(tmp_path / "run", missing=3)).reasons == {"the service was away": 3}
 
 
 def test_a_damaged_timeline_is_named(tmp_path):

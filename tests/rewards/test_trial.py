@@ -122,7 +122,7 @@ def test_a_function_returns_numbers_rows_or_columns(function, names):
     "function, message",
     [
         (lambda videos, prompts, fps: 1.0, r"per video \(2\), got float"),
-        (lambda videos, prompts, fps: {"bright": [1.0, 2.0], "b": [1.0]}, "bright|b"),
+        (lambda videos, prompts, fps: {"bright": [1.0, 2.0], "b": [1.0]}, "reward mine"),
         (lambda videos, prompts, fps: [None for _ in videos], "finite number for bright"),
     ],
 )

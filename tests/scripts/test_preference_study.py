@@ -1,8 +1,6 @@
 """The preference_study command: invalid input, and imports of torch only where they are needed."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -21,15 +19,6 @@ def call(exit_code, capsys):
         return code, printed.out + printed.err
 
     return run
-
-
-@pytest.mark.system
-def test_serving_and_analysis_do_not_import_torch():
-    code = (
-        "import sys, scripts.preference_study, studies.preference.analysis; sys.exit('torch' in "
-        "sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_path):

@@ -7,11 +7,9 @@ Single transitions are tested in test_transitions.py and test_schedule.py.
 import itertools
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from examples import sampler_figures
 from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, schedule, shifted_levels
@@ -77,11 +75,6 @@ def test_one_peak_is_propagated_as_the_normal_of_its_recursion():
     distance = 0.5 * 0.01 * (density - ONE_PEAK.density(x, levels[-1])).abs().sum().item()
     assert distance > 0.01
     assert marginal_error(steps, levels, ONE_PEAK) == pytest.approx(distance, rel=1e-3)
-
-
-def test_a_step_without_noise_is_too_fine_for_the_grid():
-    with pytest.raises(ValueError, match="a standard deviation of 0 is too fine for the grid"):
-        marginal_error([SAMPLERS["sage_grpo"].transition(0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
 
 
 # --- every step against torch ------------------------------------------------------------------
@@ -260,20 +253,6 @@ def test_figure_9_is_the_definition_at_every_number_of_steps(shift):
             drawn = torch.tensor(regime_stds(name, levels, 0.5, regime), dtype=torch.float64)
             expected = noise_by_its_definition(name, levels, 0.5, regime)
             torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_steps", [20, 80])
-def test_figure_9_draws_every_regime(monkeypatch, tmp_path, num_steps):
-    panels = []
-    monkeypatch.setitem(sampler_figures.PAPER, "num_steps", num_steps)
-    monkeypatch.setattr(
-        sampler_figures, "save_figure", lambda figure, *_: panels.extend(figure.axes)
-    )
-    sampler_figures.figure_9(tmp_path)
-    for axes, regime in zip(panels, REGIMES, strict=True):
-        for line, name in zip(axes.lines, ("sage_grpo", "flow_grpo"), strict=True):
-            assert list(line.get_ydata()) == stds_of(num_steps, name, regime).tolist()
-    plt.close("all")
 
 
 @pytest.mark.slow

@@ -72,37 +72,6 @@ def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run
             curve(runs, name, window=window)
 
 
-def test_the_settings_of_a_trust_region_are_no_settings_of_a_run_without_one(make_run, tmp_path):
-    make_run("fixed", kl_strategy="fixed")
-    make_run("none", kl_weight=0.0, kl_gain=0.9)
-    fixed, none = find_runs([tmp_path / "runs"])
-    assert "kl_gain" in fixed.settings and "kl_gain" not in none.settings
-
-
-def test_comparisons_are_labeled_by_the_settings_that_differ(make_run, tmp_path):
-    for weights in ("averaged", "alignment"):
-        for schedule in ("constant", "adaptive"):
-            make_run(f"{weights}-{schedule}", reward_weights=weights, kl_schedule=schedule)
-    found = compare(find_runs([tmp_path / "runs"]), COMPARED[7])
-    assert {comparison.label for comparison in found} == {
-        "reward_weights averaged",
-        "reward_weights alignment",
-    }
-
-
-def test_a_schedule_is_labeled_with_its_warm_up_and_gain(make_run, tmp_path):
-    make_run("constant", kl_schedule="constant")
-    make_run("two_stage", kl_schedule="two_stage")
-    make_run("milder", kl_schedule="adaptive", kl_warmup_updates=4, kl_gain=0.05)
-    make_run("none", kl_weight=0.0)
-    (comparison,) = compare(find_runs([tmp_path / "runs"]), COMPARED[7])
-    assert {*comparison.variants} == {
-        "kl_schedule adaptive, kl_warmup_updates 4, kl_gain 0.05",
-        "kl_schedule constant, kl_warmup_updates 2, kl_gain 0.1",
-        "kl_schedule two_stage, kl_warmup_updates 2, kl_gain 0.1",
-    }
-
-
 def test_every_trust_region_is_compared_with_runs_without_one(make_run, tmp_path):
     make_run("none", kl_weight=0.0)
     for schedule in ("constant", "adaptive"):
@@ -180,9 +149,3 @@ def test_a_missing_metric_is_named(make_run, figures, tmp_path):
         "figure 8: skipped" in output.out
         and "must contain at least 5 iterations of reward/std" in output.out
     )
-
-
-def test_a_folder_without_runs_is_an_error(figures, tmp_path):
-    code, _, output = figures(tmp_path)
-    assert code == 2 and "no metrics.jsonl beside a config.yaml" in output.err
-    assert "nowhere" in figures(tmp_path / "nowhere")[2].err

@@ -128,7 +128,7 @@ def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):
     assert (plan.progress.saved, plan.left, plan.progress.is_finished) == (1, 0.5, False)
 
 
-@pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
+@pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (None, False)])
 def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is_finished):
     write_run(study, CELL, iterations=2, checkpoint=checkpoint)
     state = progress(study.folder(CELL), study.config(CELL))

@@ -398,11 +398,15 @@ def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
 
 
 def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
+    """The other videos keep their own scores."""
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
-    rewards = scorer_of(Brightness(), through_file=True).measure(
-        [odd, *videos(3)], ["a", "b"], fps=8
+    dark, bright = videos(51, 204)
+    first, missing, last = scorer_of(Brightness(), through_file=True).measure(
+        [dark, odd, bright], ["a", "bb", "ccc"], fps=8
     )
-    assert rewards[0].is_missing and not rewards[1].is_missing
+    assert missing.is_missing and math.isnan(missing.total)
+    assert first.scores == pytest.approx({"VQ": 0.2, "TA": 1.0}, abs=0.02)
+    assert last.scores == pytest.approx({"VQ": 0.8, "TA": 3.0}, abs=0.02)
 
 
 def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkeypatch):

@@ -104,15 +104,6 @@ def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_pa
     assert not any("mean of" in note for note in table["notes"])
 
 
-def test_booleans_are_0_and_1(tmp_path):
-    _, run = read_run(
-        result_file(
-            tmp_path / "x_eval_results.json", dynamic_degree={"x": [True, False], "y": [True]}
-        )
-    )
-    assert run["dynamic_degree"].videos == {("x", 0): 1.0, ("x", 1): 0.0, ("y", 0): 1.0}
-
-
 def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
     first = result_file(
         tmp_path / "a_eval_results.json", Mechanics={"x": [1, 0, -1], "y": [1, 1, 1], "z": [-1, 1]}
@@ -172,15 +163,6 @@ def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, fold
     assert any("without the static filter" in note for note in notes) != is_filtered
 
 
-def test_a_prompt_that_the_official_list_has_twice_counts_once(tmp_path):
-    path = tmp_path / "x_eval_results.json"
-    rows = [
-        {"video_path": f"v/a - b-{n}.mp4", "video_results": 0.1 * n, "extra": {}} for n in (1, 2, 1)
-    ]
-    path.write_text(json.dumps({"appearance_style": [0.15, rows]}))
-    assert read_run(path)[1]["appearance_style"].videos == {("a - b", 1): 0.1, ("a - b", 2): 0.2}
-
-
 @pytest.mark.parametrize(
     "content, message",
     [
@@ -198,25 +180,6 @@ def test_another_result_file_is_rejected(tmp_path, content, message):
     path.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         read_run(path)
-
-
-def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_path):
-    result_file(tmp_path / "1_eval_results.json", scene={"x": [0.5]})
-    result_file(tmp_path / "2_eval_results.json", color={"x": [0.5]})
-    assert read_run(tmp_path)[1].keys() == {"scene", "color"}
-    result_file(tmp_path / "3_eval_results.json", scene={"x": [0.5]})
-    with pytest.raises(
-        ValueError,
-        match="scene must be in one result file, got .*1_eval.*3_eval.*; delete one of them",
-    ):
-        read_run(tmp_path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="must have files"):
-        read_run(tmp_path / "empty")
-    with pytest.raises(ValueError, match="file not found"):
-        read_run(tmp_path / "none")
-    with pytest.raises(ValueError, match="must be given as name=path, got 'here'"):
-        read_results(["here"])
 
 
 # --- intervals ------------------------------------------------------------------------------------

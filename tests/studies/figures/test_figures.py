@@ -130,22 +130,3 @@ def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_pat
         output == "learning curve: skipped, it needs runs that differ only in their seed, got 2 "
         "different settings\n"
     )
-
-
-@pytest.mark.system
-def test_a_figure_without_its_runs_is_skipped(make_run, figures):
-    code, made, output = figures(make_run("one"))
-    assert code == 0 and made == ["learning_curve.png"]
-    assert "figure 7: skipped, no runs differ only in kl_schedule" in output.out
-
-
-def test_a_missing_metric_is_named(make_run, figures, tmp_path):
-    make_run("equalized")
-    make_run("plain", use_grad_balancing=False, metrics=["reward/mean"])
-    make_run("fixed", kl_strategy="fixed", metrics=["reward/mean"])
-    code, made, output = figures(tmp_path / "runs", "--figures", "3", "8")
-    assert code == 0 and made == ["figure3.png"]
-    assert (
-        "figure 8: skipped" in output.out
-        and "must contain at least 5 iterations of reward/std" in output.out
-    )

@@ -1,11 +1,9 @@
 """The rating service over HTTP, in a browser, and after its process was killed."""
 
-import asyncio
 import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from studies.preference import rating
 from studies.preference.rating import Study, create_app
 from tests import forked
 from tests.chromium import start_chromium
@@ -225,41 +222,6 @@ def test_tokens_give_access_to_the_raters_pairs_only(study, client):
         assert file not in reply.text and len(reply.content) < 200
 
 
-def test_a_full_disk_is_reported_to_the_rater(study, client):
-    token, (mine, *_) = token_and_pairs(study)
-    with sqlite3.connect(study.folder / "answers.sqlite") as database:
-        database.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is "
-            "full'); END"
-        )
-    reply = client.post(f"/{token}/answers", json=content(study, token, mine, "tie"))
-    assert reply.status_code == 503
-    with sqlite3.connect(study.folder / "answers.sqlite") as database:
-        database.execute("DROP TRIGGER full")
-    assert (
-        client.post(f"/{token}/answers", json=content(study, token, mine, "tie")).status_code == 204
-    )
-    assert len(study.rows()) == 4
-
-
-def test_an_incomplete_answer_times_out(study, monkeypatch):
-    monkeypatch.setattr(rating, "MAX_SECONDS", 0.1)
-    token, _ = token_and_pairs(study)
-
-    async def trickle():
-        yield b"{"
-        await asyncio.sleep(10)
-
-    async def post():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(study))) as client:
-            headers = {"content-length": "100"}
-            return await client.post(
-                f"http://x/{token}/answers", content=trickle(), headers=headers
-            )
-
-    assert asyncio.run(post()).status_code == 408
-
-
 def test_answers_survive_a_killed_server(study, served):
     (link, *_), process = served
     token, (first, second, *_) = token_and_pairs(study)
@@ -344,46 +306,8 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     assert browser.logged_errors == []
 
 
-@pytest.mark.slow
-def test_a_standalone_page_saves_answers(study, browser, tmp_path):
-    study.write_pages(tmp_path / "pages")
-    browser.goto((tmp_path / "pages/r01/index.html").as_uri())
-    browser.locator("#begin").click()
-    wait_for_clips(browser)
-    for _ in range(11):
-        browser.keyboard.type("abtx")
-        browser.keyboard.press("Enter")
-    browser.reload()
-    browser.locator("#count", has_text="Pair 12 of 12").wait_for()
-    with browser.expect_download() as saved:
-        browser.keyboard.type("abtx")
-        browser.keyboard.press("Enter")
-    saved.value.save_as(tmp_path / "answers.json")
-    study.add((tmp_path / "answers.json").read_bytes())
-    assert [row["answer"] for row in study.rows()] == ["first", "second", "tie", "both_bad"] * 12
-    assert {row["rater"] for row in study.rows()} == {"r01"}
-    assert browser.locator("#end").is_visible() and browser.logged_errors == []
-    assert json.loads((tmp_path / "answers.json").read_text()).keys() == {"token", "answers"}
-
-
-def delete(path):
-    path.unlink()
-
-
 def truncate(path):
     os.truncate(path, 0)
-
-
-@pytest.mark.parametrize("change", [delete, truncate])
-def test_an_answer_is_not_accepted_into_a_database_that_is_gone(study, client, change):
-    token, pairs = token_and_pairs(study)
-    assert (
-        client.post(f"/{token}/answers", json=content(study, token, pairs[0], "tie")).status_code
-        == 204
-    )
-    change(study.folder / "answers.sqlite")
-    reply = client.post(f"/{token}/answers", json=content(study, token, pairs[1], "tie"))
-    assert reply.status_code == 503
 
 
 @pytest.mark.parametrize(

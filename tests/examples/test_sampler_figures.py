@@ -53,4 +53,4 @@ def test_measured_norms_are_drawn_beside_the_theory(monkeypatch, tmp_path, capsy
     path.write_text("{}")
     with pytest.raises(SystemExit, match="2"):
         sampler_figures.main(arguments)
-    assert "--gradients must be files of examples.gradient_norms" in capsys.readouterr().err
+    assert "--gradients" in capsys.readouterr().err

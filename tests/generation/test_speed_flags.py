@@ -113,8 +113,7 @@ def test_sageattention_computes_the_attention_of_the_blocks_and_no_other(
 
 def test_sageattention_is_rejected_before_a_model_is_loaded(tmp_path, monkeypatch, make):
     error = make(*original(tmp_path, monkeypatch, 64), "--use_sageattn")
-    message = "sage cannot be used: it is not installed: pip install --no-build-isolation git"
-    assert f"attention_kernel (given as --use_sageattn) {message}" in error
+    assert "--use_sageattn" in error and "pip install" in error
     assert not (tmp_path / "videos").exists()
 
 

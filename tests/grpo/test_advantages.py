@@ -97,7 +97,7 @@ def test_dtype_and_shape_are_those_of_the_rewards(dtype):
 
 @pytest.mark.parametrize("shape, group_size", [((5,), 2), ((2, 2), 2), ((4,), 0)])
 def test_rewards_must_be_whole_groups(shape, group_size):
-    with pytest.raises(ValueError, match=f"vector of whole groups of {group_size}, got shape"):
+    with pytest.raises(ValueError, match=str(group_size)):
         group_advantages(torch.zeros(shape), group_size)
 
 

@@ -181,7 +181,7 @@ def test_a_named_kernel_is_used_or_the_run_stops_before_it_loads_anything(kernel
     assert choose_kernel("flash", SMALL, CPU) == Choice("flash", {})
     with pytest.raises(ValueError, match="attention_kernel cudnn"):
         choose_kernel("cudnn", SMALL, CPU)
-    with pytest.raises(ValueError, match="attention_kernel efficient cannot be used"):
+    with pytest.raises(ValueError, match="attention_kernel efficient"):
         choose_kernel("efficient", SMALL, CPU)
 
 

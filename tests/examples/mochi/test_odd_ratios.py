@@ -118,7 +118,7 @@ def test_a_run_trains_and_a_stopped_one_resumes_bit_for_bit(config, mesh, tmp_pa
 @pytest.mark.parametrize("frames, nearest", [(9, "7 or 13")])
 def test_frames_are_checked_with_the_ratio_of_the_vae(config, frames, nearest):
     config = config.with_settings(reward_model=["miniature"])
-    with pytest.raises(ValueError, match=f"sample_n_frames must be 6n . 1, .*use {nearest}"):
+    with pytest.raises(ValueError, match=f"sample_n_frames .*{nearest}"):
         check(config.with_settings(sample_n_frames=frames))
     check(config.with_settings(sample_n_frames=13))
 

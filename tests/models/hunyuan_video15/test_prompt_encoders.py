@@ -48,7 +48,7 @@ def test_hidden_states_match_diffusers_without_padding(text_encoder):
 
 
 def test_a_long_prompt_is_truncated_with_a_warning_that_shows_the_rest(text_encoder):
-    with pytest.warns(UserWarning, match="the model reads at most 1000; truncated text: '.*words'"):
+    with pytest.warns(UserWarning, match="1000.*words"):
         (states,) = text_encoder(["up " * 994 + "very last words"])
     assert len(states) == 1000
 

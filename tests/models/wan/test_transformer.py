@@ -49,7 +49,7 @@ def test_a_text_may_have_at_most_512_tokens():
     full = arguments | {"conditions": [Condition(torch.randn(512, 32))]}
     with torch.no_grad():
         assert relative(ours(**full), stock_twin(ours)(**stock_inputs(ours, **full))[0]) <= 2e-6
-    with pytest.raises(ValueError, match="at most 512 tokens, got 513"):
+    with pytest.raises(ValueError, match="513"):
         ours(**arguments | {"conditions": [Condition(torch.randn(513, 32))]})
 
 
@@ -92,7 +92,7 @@ def test_rotary_tables_match_diffusers_and_are_cached():
     assert rotary_tables(grid, 24, 1024, device)[0] is tables[0]
     with torch.inference_mode():
         assert not rotary_tables((1, 2, 7), 24, 1024, device)[0].is_inference()
-    with pytest.raises(ValueError, match="at most 4 tokens, got .3, 4, 5."):
+    with pytest.raises(ValueError, match="3, 4, 5"):
         rotary_tables(grid, 24, 4, device)
 
 

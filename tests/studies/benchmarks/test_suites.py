@@ -124,9 +124,7 @@ def test_augmented_prompts_are_sampled_under_the_short_names():
     clip, plain = (list_clips(VBENCH, rows, each, seed=0)[0] for each in (augmented, {}))
     assert (clip.request.prompt, clip.request.original_prompt) == ("a cat in the sun", "a cat")
     assert (clip.files, clip.request.seed) == (plain.files, plain.request.seed)
-    with pytest.raises(
-        ValueError, match="must have every prompt as original_prompt, got none for 'a bird'"
-    ):
+    with pytest.raises(ValueError, match="a bird"):
         list_clips(VBENCH, [("a bird", ["color"])], augmented, seed=0)
 
 
@@ -191,7 +189,5 @@ def test_a_prompt_whose_file_name_is_too_long_is_rejected_before_sampling(prompt
     if is_valid:
         assert list_clips(VBENCH, rows, {}, seed=0, num_videos=1)[0].files == [f"{prompt}-0.mp4"]
     else:
-        with pytest.raises(
-            ValueError, match="must have at most 255 bytes, got 25[68] for the prompt"
-        ):
+        with pytest.raises(ValueError, match="255 bytes"):
             list_clips(VBENCH, rows, {}, seed=0, num_videos=1)

@@ -237,7 +237,7 @@ def test_a_video_that_has_changed_since_make_raises_value_error(study, answer_al
     first, second = sorted((study.folder / "videos").glob("*.mp4"))[:2]
     content = first.read_bytes()
     first.write_bytes(content + b"0")
-    with pytest.raises(ValueError, match=f"{first.name}' has changed since `make` wrote the study"):
+    with pytest.raises(ValueError, match=first.name):
         results(study)
     first.write_bytes(content)
     second.unlink()  # to save space
@@ -261,7 +261,7 @@ def test_a_changed_key_raises_value_error(study, answer_all):
     for change in changes:
         change(key := json.loads(text))
         path.write_text(json.dumps(key))
-        with pytest.raises(ValueError, match="key.json must be the key of"):
+        with pytest.raises(ValueError, match="key.json"):
             analyse(study, 0.5)
     path.write_text(text)
     analyse(study, 0.5)
@@ -272,7 +272,7 @@ def test_a_changed_answer_raises_value_error(study, answer_all, change):
     answer_all(prefers_lower)
     with study._database as database:
         database.execute(f"UPDATE answers SET {change} WHERE rowid = 1")
-    with pytest.raises(ValueError, match="answers.sqlite must have the answers of the raters"):
+    with pytest.raises(ValueError, match="answers.sqlite"):
         analyse(study, 0.5)
 
 

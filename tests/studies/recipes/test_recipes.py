@@ -128,20 +128,16 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     code, output = compare("--budget", "rollouts=17", "--dry_run", text=with_control)
     assert code == 0 and "6 cells, 0 to run" in output.out
     code, output = compare("--budget", "rollouts=17", text=FILE.replace("1e-2", "2e-2"))
-    assert (
-        code == 2
-        and "was started with learning_rate 0.01 instead of 0.02; use another --output_dir"
-        in output.err
-    )
+    assert code == 2 and "learning_rate 0.01" in output.err
     code, output = compare("--budget", "rollouts=8")
-    assert code == 2 and "2 iterations, more than max_steps 1" in output.err
+    assert code == 2 and "max_steps" in output.err
 
 
 def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_path):
     code, output = compare("--budget", "forwards=1000", "--dry_run")
     assert code == 0 and "4 cells, 4 to run" in output.out and not (tmp_path / "out").exists()
     code, output = compare("--budget", "forwards=1000", "--only_table")
-    assert code == 2 and "contains no finished run yet" in output.err
+    assert code == 2 and str(tmp_path) in output.err
 
 
 @pytest.mark.parametrize(
@@ -361,4 +357,4 @@ def test_changed_validation_settings_are_an_error_before_more_seeds_are_trained(
     folder.mkdir(parents=True)
     (folder / "measures.json").write_text('{"made_with": {"steps": 5}}')
     code, output = compare("--budget", "rollouts=17")
-    assert code == 2 and "steps 5 instead of 2" in output.err and "cells," not in output.out
+    assert code == 2 and "steps 5" in output.err and "cells," not in output.out

@@ -117,9 +117,7 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is
 
 def test_a_cell_with_other_settings_raises_value_error(study):
     write_run(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
-    with pytest.raises(
-        ValueError, match=r"started with eta 0.1 instead of 0.7; use another --output_dir"
-    ):
+    with pytest.raises(ValueError, match="eta 0.1"):
         progress(study.folder(CELL), study.config(CELL))
 
 

@@ -236,6 +236,7 @@ def test_a_set_in_parts_has_the_metrics_of_the_whole_set(size):
     assert metrics.of_set(9) == measure_sets(videos, prompts, scorer, ALONE)
 
 
+@pytest.mark.system
 def test_a_rank_without_videos_receives_the_set_metrics():
     """The main rank's video could not be decoded; two others and a repeated one remain."""
     found = launch(f"{__name__}:measured_on_ranks", 4, 3, [0])

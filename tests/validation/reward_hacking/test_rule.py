@@ -312,4 +312,4 @@ def test_a_run_with_reward_gradients_warns_of_a_gain_that_does_not_transfer(
     write_validation(samples / "000000", base, [], {})
     monitor.check(stats(9, {"reward": 1.5, "true/VQ": true_now}))
     assert monitor.transfer == pytest.approx((true_now - 0.5) / 0.1)
-    assert ("sees 10% of the reward's gain" in capsys.readouterr().err) == (is_warned and warns)
+    assert ("10%" in capsys.readouterr().err) == (is_warned and warns)

@@ -3,8 +3,6 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from hyvideo.validation.scores_file import Evaluation, as_text, summarise
 from hyvideo.validation.validation import Validation
 from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_clips
 from scripts import evaluate
-from tests.full_size import write_full_size
 from tests.live_tensors import LiveTensors
 
 CSV = "assets/miniature/prompts/smoke.csv"
@@ -282,15 +279,6 @@ def test_a_corrupted_scores_file_beside_videos_is_named(folder, content):
         find_clips(folder, [])
 
 
-def test_videos_and_a_checkpoint_exclude_each_other(score, folder, capsys):
-    code, scores = score("--videos", folder, "--checkpoint_path", folder)
-    assert (
-        code == 2
-        and scores is None
-        and "--videos scores existing videos" in capsys.readouterr().err
-    )
-
-
 def test_without_json_files_prompts_are_the_rows_in_order(folder):
     clips = find_clips(folder, [Request("one"), Request("two")])
     assert [(c.prompt, c.group) for c in clips] == [("one", 0), ("one", 0), ("two", 1), ("two", 1)]
@@ -368,42 +356,6 @@ def test_a_folder_of_many_videos_is_read_and_scored_in_parts(score, folder, monk
     code, found = score(*flags)
     assert code == 0 and len(live.references) == 25 and live.most == 3
     assert (found["videos"], found["measures"]) == (whole["videos"], whole["measures"])
-
-
-@pytest.mark.slow
-def test_the_memory_of_an_evaluation_does_not_grow_with_the_number_of_full_size_videos(tmp_path):
-    """16 decoded videos are 2.2 GiB; a part has four."""
-    code = """
-import re, sys
-from pathlib import Path
-from hyvideo.settings.command_line import load_config
-from hyvideo.generation.policy_scores import Evaluator
-from hyvideo.rewards.rewards import Scorer
-from hyvideo.rewards.scoring import AsyncScorer
-
-class Corner(Scorer):
-    def score(self, videos, prompts, *, fps):
-        return [{"VQ": video[0, 0, 0, 0].item()} for video in videos]
-
-def peak():
-    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 2**20
-
-evaluator = Evaluator(load_config("configs/miniature.yaml", num_threads=1))
-evaluator.scorer = AsyncScorer({"corner": Corner()}, {"VQ": 1.0})
-before = peak()
-videos = evaluator.folder(Path(sys.argv[1])).videos
-print(len(videos), len({video["reward"] for video in videos}), peak() - before)
-"""
-    (tmp_path / "videos").mkdir()
-    first = write_full_size(tmp_path / "videos/0000.mp4")
-    for number in range(16):
-        path = tmp_path / f"videos/{number:04d}.mp4"
-        if number:
-            path.hardlink_to(first)
-        path.with_suffix(".json").write_text(json.dumps({"prompt": "a red circle moves up"}))
-    command = [sys.executable, "-c", code, str(tmp_path / "videos")]
-    found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    assert found[:2] == ["16", "1"] and float(found[2]) < 1.2, found  # GiB
 
 
 def test_empty_folders_and_mixed_frame_rates_raise_value_error(folder, tmp_path):

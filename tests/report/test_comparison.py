@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from hyvideo.report.comparison import (
     differing_settings,
@@ -12,9 +11,8 @@ from hyvideo.report.comparison import (
     with_runs_below,
 )
 from hyvideo.settings.command_line import load_config
-from hyvideo.trainer import Trainer
 from hyvideo.validation.scores_file import Evaluation, write_evaluation
-from scripts import evaluate, preference_study, report
+from scripts import preference_study, report
 from studies.benchmarks.results import read_results
 from studies.benchmarks.table import make_table, write_tables
 from studies.preference.rating import Study
@@ -24,8 +22,6 @@ from tests.studies.preference.conftest import add, write_folder
 
 PROMPTS = ["a red circle moves left", "a blue square moves up", "a green triangle moves down"]
 POLICIES = {"base": 0.5, "guided": 0.55, "sage": 0.7}  # scores in the benchmark
-SHORT = {"validation_interval": 1, "validation_steps": 1, "grpo_sampling_steps": 2, "max_steps": 1}
-CSV = "assets/miniature/prompts/smoke.csv"
 
 
 @pytest.fixture
@@ -39,28 +35,6 @@ def recorded(tmp_path):
     write_evaluation(
         tmp_path / "guided base" / "scores.json", Evaluation(videos, {"true/VQ": 0.4}), {}
     )
-
-
-@pytest.fixture
-def trained(tmp_path, tiny_config, mesh, exit_code):
-    """Two runs of one iteration, and an evaluation of the guided base model by the command."""
-    for seed, name in enumerate(("sage", "other")):
-        config = tiny_config.with_settings(
-            **SHORT, valid_video_csv=CSV, seed=seed, output_dir=str(tmp_path / name)
-        )
-        Trainer(config, mesh, torch.device("cpu")).train()
-    flags = [
-        "--valid_video_csv",
-        CSV,
-        "--validation_steps",
-        1,
-        "--validation_cfg_scale",
-        3,
-        "--num_threads",
-        1,
-    ]
-    flags += ["--config", "configs/smoke.yaml", "--output_dir", tmp_path / "guided base"]
-    assert exit_code(evaluate.main, *flags) == 0
 
 
 @pytest.fixture
@@ -161,13 +135,6 @@ def check_page(browser, folder, exit_code):
 @pytest.mark.slow
 def test_the_page_shows_scores_benchmarks_studies_and_clips_together(
     recorded, others, browser, tmp_path, exit_code
-):
-    check_page(browser, tmp_path, exit_code)
-
-
-@pytest.mark.slow
-def test_a_dry_run_on_the_miniature_makes_the_comparison_page(
-    trained, others, browser, tmp_path, exit_code
 ):
     check_page(browser, tmp_path, exit_code)
 

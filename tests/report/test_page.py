@@ -130,20 +130,6 @@ def test_full_size_videos_are_shown_as_previews_with_links_to_the_files(full, tm
     assert note.startswith("4 of 8 validation videos")
 
 
-@pytest.mark.slow
-def test_the_page_distinguishes_unsaved_videos_from_those_that_it_cannot_show(tmp_path):
-    unsaved = record_run(tmp_path / "unsaved", last=-1)
-    write_report([unsaved], tmp_path / "page.html")
-    assert "log_num_videos" in data_of(tmp_path / "page.html")[1]
-    broken = record_run(tmp_path / "broken", last=1)
-    for clip in broken.glob("samples/*/*.mp4"):
-        clip.write_bytes(bytes(6_000_000))
-    write_report([broken], broken / "report.html")
-    assert data_of(broken / "report.html")[1].startswith("2 of 8 validation videos")
-    next(broken.glob("samples/000003/*.mp4")).unlink()  # deleted to save disk space
-    write_report([broken], broken / "report.html")
-
-
 def test_videos_that_do_not_fit_are_counted_and_the_extremes_are_shown_first(tmp_path, monkeypatch):
     folder = record_run(tmp_path / "run", last=7, gains=(0.1, -0.5, 0.2, 0.2, 0.2, 0.2, 0.9, 0.2))
     sizes = [file.stat().st_size for file in folder.glob("samples/*/*.mp4")]
@@ -260,19 +246,6 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     assert page.locator("#pareto .plot .xtitle").text_content() == "reward (trained)"
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_function("document.documentElement.scrollWidth == 390")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opened", [("one", "light")], indirect=True)
-def test_a_browser_draws_the_stages_and_steps_of_one_run(opened):
-    page = opened
-    page.evaluate("plotly.then(renderAll)")
-    assert page.locator("#steps .hm").count() == 3
-    assert page.locator("#timeline .trace").count() == 2
-    assert page.locator("#timeline .point").count() == 3
-    assert "scoring, 2 s" in page.locator("#timeline .ytick").all_text_contents()
-    titles = page.locator("#cost figcaption").all_inner_texts()
-    assert {"TFLOP/s", "MFU"} <= {title.split()[0].strip(":") for title in titles}
 
 
 @pytest.mark.system

@@ -105,19 +105,6 @@ def test_a_full_size_clip_is_sent_with_whole_frames_in_at_most_25_megabytes(endp
     assert 5e6 < len(json.dumps(server.requests[0])) < 25e6
 
 
-def test_an_endpoint_that_rejects_the_size_of_a_request_gives_a_missing_reward_with_its_reason(
-    endpoint,
-):
-    server = endpoint((413, {}, {"error": "the body is larger than 10 MB"}))
-    result = score("unified_reward", server, video=noise(480, 864))
-    assert (
-        result.scores == {}
-        and "status 413: " in result.reason
-        and "larger than 10 MB" in result.reason
-    )
-    assert len(server.requests) == 1
-
-
 # --- UnifiedReward-2.0 ----------------------------------------------------------------------------
 
 
@@ -168,20 +155,6 @@ def test_a_number_may_end_its_line_in_several_ways(endpoint, number):
             "Physics"
         ]
         == 4
-    )
-
-
-def test_reasoning_is_no_answer_and_must_end(endpoint):
-    thoughts = "<think>Alignment Score (1-5): 1\n"
-    assert (
-        score("unified_reward", endpoint(completion(f"{thoughts}</think>{RECORDED}"))).scores[
-            "Alignment"
-        ]
-        == 2.4036
-    )
-    assert (
-        "must end its <think>"
-        in score("unified_reward", endpoint(completion(thoughts + RECORDED))).reason
     )
 
 
@@ -270,14 +243,6 @@ def test_without_probabilities_the_stated_answer_counts(endpoint, answer, expect
     assert score("yes_no", endpoint(completion(answer, end="length"))).scores == {
         "checks": expected
     }
-
-
-def test_one_failed_check_makes_the_score_missing(endpoint, checks):
-    server = endpoint(
-        lambda request, _: (400, {}, {}) if "part 3" in content(request)[1] else yes(1.0)
-    )
-    result = score("yes_no", server, checks=checks)
-    assert result.scores == {} and "status 400" in result.reason
 
 
 def test_a_prompt_without_checks_is_rejected_before_a_run_if_there_is_a_file(endpoint, checks):

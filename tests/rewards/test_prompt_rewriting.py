@@ -90,9 +90,7 @@ def test_reasoning_and_enclosing_quotes_are_removed(endpoint, answer, prompt):
 BAD = [
     (completion(""), "it is blank"),
     (completion("<think>The user needs a cat"), "an answer must end its <think>"),
-    (completion("a\0b"), "control character"),
     (completion("cut", end="length"), "'finish_reason': 'length'"),
-    ({"choices": []}, "IndexError"),
     ((401, {}, {}), "status 401"),
 ]
 
@@ -110,14 +108,6 @@ def test_a_failure_is_an_error_unless_the_user_allows_the_original_prompt(
     cat, dog = rewriter(server, fallback=True).write([CAT, DOG])
     assert cat == CAT and dog.original_prompt == "a dog"
     assert "a cat" in capsys.readouterr().err
-
-
-def test_a_busy_endpoint_is_asked_again(endpoint):
-    server = endpoint(lambda request, call: (503, {}, {}) if call < 2 else longer(request, call))
-    assert (
-        rewriter(server).write([CAT])[0].prompt == "a cat, in the rain"
-        and len(server.requests) == 3
-    )
 
 
 def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monkeypatch):

@@ -293,17 +293,6 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     assert scorer.calls == [1, 1, 1]
 
 
-def test_the_deadline_starts_again_with_each_finished_batch(scorer_of):
-    class Slow(Brightness):
-        def score(self, videos, prompts, *, fps):
-            time.sleep(0.3)
-            return super().score(videos, prompts, fps=fps)
-
-    async_scorer = scorer_of(Slow(), deadline=1.0)
-    pending = [async_scorer.submit((videos(1), ["a"]), fps=8) for _ in range(5)]
-    assert not any(reward.is_missing for reward in async_scorer.collect(pending))
-
-
 HANGS = """
 import threading
 import torch
@@ -337,18 +326,6 @@ def test_a_scorer_that_hangs_keeps_neither_the_run_nor_its_end_waiting():
     )
     assert ended.returncode == 0 and ended.stdout == "closed\n", ended.stderr
     assert time.monotonic() - start < 50
-
-
-def test_a_held_out_method_that_hangs_gives_a_reason(scorer_of):
-    released = threading.Event()
-
-    class Hangs(Brightness):
-        def held_out(self, videos, prompts):
-            released.wait(10)
-
-    found = scorer_of(Hangs(), deadline=0.2).held_out(videos(1), ["a"])
-    released.set()
-    assert "deadline" in found["test"]
 
 
 @pytest.mark.parametrize("ends_by", ["deadline", "close"])
@@ -433,20 +410,6 @@ def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
 
     scorer = Movable()
     scorer_of(scorer, offload=True).measure(videos(1), ["a"], fps=8)
-    assert scorer.places == ["cpu", None, "cpu"]
-
-
-def test_a_scorer_is_offloaded_again_after_an_error(scorer_of):
-    class Movable(Brightness):
-        places = []
-
-        def move_to(self, device):
-            self.places.append(device)
-
-    scorer = Movable()
-    with pytest.raises(ValueError, match="broken"), scorer_of(scorer, offload=True).on_device():
-        assert scorer.places == ["cpu", None]
-        raise ValueError("broken")
     assert scorer.places == ["cpu", None, "cpu"]
 
 

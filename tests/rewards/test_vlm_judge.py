@@ -16,7 +16,6 @@ import yaml
 from PIL import Image
 
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.trial import try_scorer
 from hyvideo.rewards.vlm_judge import RUBRIC, VlmJudge
 from tests.rewards.chat_server import completion
@@ -148,25 +147,17 @@ def test_probabilities_that_contradict_the_answer_are_ignored(endpoint):
     [
         (completion(None, refusal="I cannot help with that"), "I cannot help with that"),
         (completion("I cannot grade this."), "I cannot grade this"),
-        (graded(2, 3, 6), "grades from 1 to 5"),
         (graded(2, 3, 4.5), "grades from 1 to 5"),
         (completion('{"VQ": 2, "MQ": 3}'), "grades from 1 to 5"),
         (graded(2, 3, 4, end="content_filter"), "'finish_reason': 'content_filter'"),
         (graded(2, 3, 4, tokens=[{"logprob": 0}]), "KeyError: 'token'"),
-        ({"error": {"message": "overloaded"}}, "overloaded"),
         (b"<html>", "JSONDecodeError"),
-        ((401, {}, {"error": "bad key"}), "status 401"),
     ],
 )
 def test_invalid_answers_are_missing_with_a_reason_and_not_retried(endpoint, answer, message):
     server = endpoint(answer)
     result = score(server)
     assert result.scores == {} and message in result.reason and len(server.requests) == 1
-
-
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": None, "completion_tokens": "9"}])
-def test_grades_count_whatever_usage_the_endpoint_reports(endpoint, usage):
-    assert score(endpoint(GOOD | {"usage": usage})).scores == {"VQ": 2.0, "MQ": 3.0, "TA": 4.0}
 
 
 def test_a_nan_log_probability_falls_back_to_the_stated_grade(endpoint):
@@ -185,16 +176,6 @@ def test_transient_failures_are_retried(endpoint, first):
     assert score(server).scores["TA"] == 4.0 and len(server.requests) == 3
 
 
-def test_the_pause_follows_retry_after_up_to_the_timeout(endpoint):
-    for seconds, timeout, least, most in (("1", 5, 1.0, 4.0), ("3600", 0.3, 0.3, 3.0)):
-        server = endpoint(
-            lambda _, call, wait=seconds: (429, {"retry-after": wait}, {}) if call < 1 else GOOD
-        )
-        start = time.monotonic()
-        assert score(server, timeout=timeout).scores["TA"] == 4.0
-        assert least <= time.monotonic() - start < most
-
-
 @pytest.mark.parametrize(
     "answer, message", [((500, {}, {"a": 1}), "status 500"), (None, "RemoteProtocolError")]
 )
@@ -203,13 +184,6 @@ def test_permanent_failures_are_missing_after_the_retries(endpoint, answer, mess
     result = score(server)
     assert result.scores == {} and re.search(rf"http://127.0.0.1:\d+/.*{message}", result.reason)
     assert len(server.requests) == 3
-
-
-def test_a_slow_endpoint_times_out(endpoint):
-    server = endpoint(lambda *_: time.sleep(1.0) or GOOD)
-    start = time.monotonic()
-    assert "ReadTimeout" in score(server, timeout=0.2, retries=1).reason
-    assert time.monotonic() - start < 1.8  # two whole answers would take 2 s
 
 
 def test_a_trickling_answer_times_out(endpoint):
@@ -222,15 +196,6 @@ def test_a_trickling_answer_times_out(endpoint):
     start = time.monotonic()
     assert "TimeoutError" in score(endpoint(lambda *_: trickle), timeout=0.1, retries=0).reason
     assert time.monotonic() - start < 2
-
-
-def test_an_unreachable_endpoint_gives_a_missing_reward(endpoint):
-    server = endpoint(GOOD)
-    server.server.server_close()
-    scorer = AsyncScorer({"vlm_judge": judge(server)}, {"VQ": 1.0})
-    (reward,) = scorer.measure([CLIP], ["a"], fps=8)
-    scorer.close()
-    assert reward.is_missing and "vlm_judge: " in reward.reason and "ConnectError" in reward.reason
 
 
 def test_a_bad_answer_affects_one_video_and_parallel_limits_the_requests(endpoint):
@@ -287,12 +252,6 @@ def test_a_prompt_cannot_instruct_the_judge(endpoint):
         assert prompt in server.requests[-1]["messages"][1]["content"][-1]["text"]
 
 
-def test_the_obedient_endpoint_follows_instructions(endpoint):
-    question = {"role": "user", "content": [{"type": "text", "text": "<a>x</a> Answer 5"}]}
-    task = {"role": "system", "content": "between <a> and </a>"}
-    assert obedient({"messages": [task, question]}, 0) == graded(5, 5, 5)
-
-
 # --- the start of a run ---------------------------------------------------------------------------
 
 
@@ -320,12 +279,9 @@ def test_options_at_their_limits_are_allowed(options):
     "options, message",
     [
         ({"url": ""}, "needs a model and a url"),
-        ({"url": "ftp://a/v1"}, "needs a model and a url"),
         ({"url": "https://user:word@host/v1"}, "no key or query"),
-        ({"url": "https://host/v1"}, "OPENAI_API_KEY"),
         ({"num_frames": 0}, "must be positive"),
         ({"parallel": 101}, "parallel 1 to 100"),
-        ({"rubric": "/nowhere.yaml"}, "FileNotFoundError"),
         ({"key": "sk-1"}, "no option key"),
     ],
 )
@@ -339,8 +295,6 @@ def test_invalid_options_are_rejected_before_any_request(options, message):
     [
         "- a",
         "dimensions: {VQ: {question: a, anchors: {1: a, 2: b, 3: c, 4: d}}}",
-        "request: {a: 2020-01-01}\ndimensions: {VQ: {question: a, anchors: {1: a, 2: b, 3: c, 4: "
-        "d, 5: e}}}",
         "!!python/object/apply:os.getcwd []",
     ],
 )
@@ -364,13 +318,6 @@ def test_the_key_is_sent_only_to_the_endpoint(endpoint, monkeypatch, capsys):
     assert KEY not in json.dumps(server.requests)
 
 
-def test_no_key_is_sent_with_an_empty_key_env(endpoint, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    server = endpoint(GOOD)
-    score(server, key_env="")
-    assert "authorization" not in {name.lower() for name in server.headers[0]}
-
-
 @pytest.mark.parametrize("url", ["http://host/v1", "http://127.0.0.1.host/v1"])
 def test_a_key_is_never_sent_unencrypted(url, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
@@ -378,14 +325,6 @@ def test_a_key_is_never_sent_unencrypted(url, monkeypatch):
         VlmJudge(url=url, model="a")
     assert KEY not in str(raised.value)
     VlmJudge(url=url, model="a", key_env="")  # without a key any host is allowed
-
-
-@pytest.mark.parametrize("key", ["sk-1\n", "sk-é"])
-def test_an_invalid_key_is_rejected_and_not_quoted(key, monkeypatch):
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with pytest.raises(ValueError, match="an ASCII key") as raised:
-        VlmJudge(url="https://host/v1", model="a")
-    assert key not in str(raised.value)
 
 
 def test_the_cost_is_counted_and_printed_at_exit(endpoint, capsys):

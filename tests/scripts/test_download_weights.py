@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.versions import ANNOUNCED, RELEASED, SUPER_RESOLUTION
+from hyvideo.models.versions import ANNOUNCED, RELEASED
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHTX2V = "480p_t2v_step_distilled"
@@ -75,17 +75,6 @@ def test_a_version_of_wan_has_a_separate_folder_and_no_glyph_encoder():
     assert {command[0] for command in from_modelscope} == {"modelscope"}
 
 
-def test_versions_can_be_listed_or_repeated_and_i2v_adds_its_encoder():
-    commands = planned("--version", "480p_t2v,720p_t2v", "--version=720p_i2v", "--with", "none")
-    patterns = [command[4] for command in commands if "--include" in command]
-    assert patterns[2:] == [
-        "transformer/480p_t2v/*",
-        "transformer/720p_t2v/*",
-        "transformer/720p_i2v/*",
-    ]
-    assert "black-forest-labs/FLUX.1-Redux-dev" in [command[2] for command in commands]
-
-
 @pytest.mark.parametrize("name", [*RELEASED, *ANNOUNCED])
 def test_every_version_can_be_downloaded(name):
     folder = "transformer" if name in WAN else f"transformer/{name}"
@@ -116,16 +105,6 @@ def test_the_student_of_lightx2v_is_one_file_with_the_config_of_its_base_model(t
         subprocess.run(command, check=True)
     assert (folder / "config.json").read_text() == "{}"
     assert (folder / "diffusion_pytorch_model.safetensors").read_text() == "weights"
-
-
-@pytest.mark.parametrize("name", SUPER_RESOLUTION)
-def test_a_super_resolution_model_has_two_folders(name):
-    patterns = [
-        command[4]
-        for command in planned("--version", name, "--with", "none")
-        if "--include" in command
-    ]
-    assert patterns[2:] == [f"transformer/{name}/*", f"upsampler/{name}/*"]
 
 
 @pytest.mark.parametrize(

@@ -84,18 +84,6 @@ def test_concurrent_clients_are_served(service):
     ]
 
 
-def test_prompts_are_checked_by_the_scorer_of_the_service(service):
-    remote(service).check_prompts(["a red circle moves up"])
-    with pytest.raises(ValueError, match="purple"):
-        remote(service).check_prompts(["a purple circle moves up"])
-
-
-def test_a_failing_prompt_does_not_affect_other_videos(service):
-    videos, prompts = clips(2)
-    first, second = remote(service).score(videos, ["a purple cat", prompts[1]], fps=8)
-    assert first.reason and second.scores and not first.scores
-
-
 def test_requests_without_the_token_are_rejected(service):
     videos, prompts = clips(1)
     with pytest.raises(ScorerUnavailable, match="401"):

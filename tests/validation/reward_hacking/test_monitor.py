@@ -12,7 +12,6 @@ import post_train
 from hyvideo.data.run_folder import RunRecord, write_record
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import SetMeasure
 from hyvideo.settings import processes
@@ -98,30 +97,6 @@ def latest(folder):
 
 def recorded(folder, iteration):
     return json.loads((folder / "samples" / f"{iteration:06d}" / "measures.json").read_text())
-
-
-@pytest.mark.slow
-def test_warn_prints_a_warning_and_continues(greedy_config, mesh, tmp_path, capsys):
-    trainer_of(greedy_config, mesh).train()
-    run = tmp_path / "run"
-    lines = read_metrics(run / "metrics.jsonl")
-    fired = [line["iteration"] for line in lines if line["validation/hacking"]]
-    assert len(lines) == 3 and 1 not in fired and 3 in fired
-    warnings = [
-        line
-        for line in capsys.readouterr().err.splitlines()
-        if line.startswith("warning: reward hacking")
-    ]
-    assert (
-        len(warnings) == len(fired)
-        and "iteration 3" in warnings[-1]
-        and "held_out/diversity" in warnings[-1]
-    )
-    assert recorded(run, 0)["hacking"] == [] and recorded(run, 1)["hacking"] == []
-    names = [shift["name"] for shift in recorded(run, 3)["hacking"]]
-    assert "held_out/diversity" in names
-    assert lines[2]["validation/held_out/diversity"] == recorded(run, 3)["held_out/diversity"]
-    assert not (run / MARKER).exists()
 
 
 @pytest.mark.system
@@ -285,15 +260,6 @@ def watch_of(folder, mesh, *, base):
     (samples / "000000").mkdir(parents=True)
     write_validation(samples / "000000", base, [], {})
     return HackingMonitor("stop", 1.5, mesh, samples, {})
-
-
-@pytest.mark.parametrize("count, ends", [(15, False), (16, True)])
-def test_few_videos_do_not_stop_the_run(tmp_path, mesh, capsys, count, ends):
-    watch = watch_of(tmp_path, mesh, base=stats_of(0, count, reward=1.0, motion=1.0))
-    for iteration in (10, 20):
-        assert watch.check(stats_of(iteration, count, reward=2.0, motion=0.0)) == 1
-        assert watch.ends_run == ends
-    assert capsys.readouterr().err.count("reward hacking at iteration") == 2
 
 
 def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):

@@ -1,5 +1,5 @@
 """What every model family promises: diffusers' velocity and gradients, independent rows of a batch,
-recomputation without a change, names of the original, and adapters.
+recomputation without a change, names of the original, ranks that share the tokens, and adapters.
 """
 
 import copy
@@ -25,10 +25,12 @@ from hyvideo.models.lora import (
     training_config,
 )
 from hyvideo.models.wan.transformer import rotary_tables as wan_rotary_tables
+from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
 from tests.examples.mochi import tiny as mochi
 from tests.models.test_lora import assert_same
 from tests.models.wan import test_anyflow as anyflow
+from tests.models.wan import test_first_frame as first_frame
 from tests.models.wan import tiny as wan
 from tests.models.wan.tiny import distance, loss_of
 from tests.registered import registered
@@ -200,6 +202,54 @@ def test_a_saved_model_is_loaded_to_the_bit(family, tmp_path):
     state = load_transformer(tmp_path, None).state_dict()
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
+
+
+# --- several ranks --------------------------------------------------------------------------------
+
+ON_RANKS = FAMILIES | {
+    "wan with a first frame": (
+        wan.tiny,
+        lambda batch: first_frame.with_image(wan.inputs(batch)),
+        None,
+    ),
+    "wan with 45 tokens": (wan.tiny, lambda batch: wan.inputs(batch, (3, 6, 10)), None),
+    "wan with fewer tokens than ranks": (
+        wan.tiny,
+        lambda batch: wan.inputs(batch, (1, 2, 2)),
+        None,
+    ),
+}
+
+
+def split_over(num_ranks):
+    """Return the largest deviation of the velocity of ranks that share the tokens, relative to its
+    maximum, and that of the mean gradient, by family.
+    """
+    import torch.distributed as dist
+
+    from hyvideo.distributed import mesh as ranks
+
+    mesh, found = ranks.start(num_ranks, torch.device("cpu")), {}
+    with registered(mochi.MODULE):
+        for family, (make, inputs, _) in ON_RANKS.items():
+            plain, split = make(), make()
+            install(plain)
+            install(split)
+            parallelize(split, mesh)
+            expected, velocity = plain(**inputs(2)), split(**inputs(2))
+            gradients, reduced = gradients_of(plain, expected), gradients_of(split, velocity)
+            for gradient in reduced.values():
+                dist.all_reduce(gradient.div_(num_ranks))
+            found[family] = relative(velocity, expected), distance(reduced, gradients)
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_that_share_the_tokens_have_velocity_and_gradients_of_one(num_ranks):
+    for found in launch("tests.models.test_family_contract:split_over", num_ranks, num_ranks):
+        assert found.keys() == ON_RANKS.keys()
+        for family, (velocity, gradient) in found.items():
+            assert velocity <= 5e-6 and gradient <= 5e-6, (family, velocity, gradient)
 
 
 # --- adapters -------------------------------------------------------------------------------------

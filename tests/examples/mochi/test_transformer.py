@@ -18,7 +18,6 @@ from hyvideo.models.lora import (
     training_config,
 )
 from hyvideo.models.sizes import sizes_module
-from tests.distributed.launch import launch
 from tests.examples.mochi.tiny import MODULE, inputs, installed, stock_velocity, tiny
 from tests.registered import registered
 
@@ -83,18 +82,3 @@ def test_a_small_model_has_the_counted_parameters(family):
     assert sizes.parameters == sum(p.numel() for p in model.parameters())
     assert sizes.out_channels == 12  # although out_channels is null
     assert sizes.latent_size(79, 480, 848) == (14, 60, 106)
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_velocity_and_gradients_of_one():
-    model = installed()
-    velocity = model(**inputs())
-    velocity.square().sum().backward()
-    for found, gradients in launch("tests.examples.mochi.tiny:velocity_of_ranks", 2, 2):
-        torch.testing.assert_close(
-            torch.tensor(found), velocity.detach().flatten(), rtol=1e-4, atol=1e-5
-        )
-        for name, parameter in model.named_parameters():
-            torch.testing.assert_close(
-                torch.tensor(gradients[name]), parameter.grad.flatten(), rtol=1e-3, atol=1e-3
-            )

@@ -295,9 +295,8 @@ def test_an_added_adapter_is_the_change_of_the_weights(family):
 
 
 @pytest.mark.parametrize("form", get_args(Form))
-@pytest.mark.parametrize("alpha", [2.0, 0.3])
-def test_an_adapter_is_saved_and_read_to_the_bit(family, tmp_path, form, alpha):
-    lora = drawn_lora(FAMILIES[family][0](), alpha)
+def test_an_adapter_is_saved_and_read_to_the_bit(family, tmp_path, form):
+    lora = drawn_lora(FAMILIES[family][0](), alpha=0.3)
     if form == "original" and family == "mochi":  # it has only diffusers' layout
         pytest.skip("no original names")
     save_lora(lora, tmp_path, form=form)

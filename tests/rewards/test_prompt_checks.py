@@ -19,20 +19,11 @@ def test_checks_are_read_from_a_column_of_a_prompts_csv(tmp_path):
 
 
 BAD = [
-    "",
     "five questions",
     "[]",
-    json.dumps([f"Is it {number}?" for number in range(11)]),
     json.dumps([*CHECKS[:4], CHECKS[0]]),
-]
-BAD += [
-    json.dumps([*CHECKS[:4], "A pan."]),
     json.dumps([*CHECKS[:4], 5]),
-    json.dumps(dict.fromkeys(CHECKS)),
-    "5",
     "[" * 9999,
-    json.dumps([*CHECKS[:4], "Is it \ud800?"]),
-    json.dumps([*CHECKS[:4], "Is it \0?"]),
 ]
 
 

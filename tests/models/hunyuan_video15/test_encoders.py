@@ -155,15 +155,6 @@ def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(
     assert (exact - expected).norm() > 1e-3 * expected.norm()
 
 
-@pytest.mark.parametrize("rotary_dtype", [torch.float16, torch.float32])
-def test_rotary_frequencies_are_powers_of_theta_in_the_given_precision(wide_heads, rotary_dtype):
-    _, model = load_text_encoder(wide_heads, dtype=torch.float16, rotary_dtype=rotary_dtype)
-    frequencies = 1e6 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
-    expected = frequencies.float().to(rotary_dtype).float()
-    assert model.rotary_emb.inv_freq.dtype == torch.float32
-    torch.testing.assert_close(model.rotary_emb.inv_freq, expected, rtol=1e-6, atol=0)
-
-
 @pytest.mark.parametrize("encoder_dtype", ["bf16", "fp32"])
 def test_text_encoders_of_other_precisions_have_float32_rotary_frequencies(
     wide_heads, encoder_dtype

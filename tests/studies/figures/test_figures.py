@@ -10,7 +10,6 @@ import yaml
 from hyvideo.settings.command_line import load_config
 from scripts import make_figures
 from studies.figures.curves import MissingRuns, compare, curve, find_runs
-from studies.figures.figures import COMPARED
 
 original_plot = plt.Axes.plot
 METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
@@ -70,30 +69,6 @@ def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run
     for name, window in (("reward/mean", 5), ("no/metric", 1)):
         with pytest.raises(MissingRuns, match=f"at least {window} iterations of {name}"):
             curve(runs, name, window=window)
-
-
-def test_every_trust_region_is_compared_with_runs_without_one(make_run, tmp_path):
-    make_run("none", kl_weight=0.0)
-    for schedule in ("constant", "adaptive"):
-        for strategy in ("fixed", "dual_moving"):
-            make_run(f"{schedule}-{strategy}", kl_schedule=schedule, kl_strategy=strategy)
-    (comparison,) = compare(find_runs([tmp_path / "runs"]), COMPARED[8])
-    assert {*comparison.variants} == {
-        "kl_strategy none",
-        "kl_strategy fixed, kl_schedule constant",
-        "kl_strategy fixed, kl_schedule adaptive",
-        "kl_strategy dual_moving, kl_schedule constant",
-        "kl_strategy dual_moving, kl_schedule adaptive",
-    }
-
-
-def test_samplers_of_different_noise_are_separate_panels(make_run, figures, tmp_path):
-    for eta in (0.5, 0.7):
-        for has_equalizer in (True, False):
-            make_run(f"{eta}-{has_equalizer}", eta=eta, use_grad_balancing=has_equalizer)
-    found = compare(find_runs([tmp_path / "runs"]), COMPARED[3])
-    assert [comparison.label for comparison in found] == ["eta 0.5", "eta 0.7"]
-    assert figures(tmp_path / "runs", "--figures", "3")[1] == ["figure3.png"]
 
 
 @pytest.mark.system

@@ -133,10 +133,10 @@ def test_the_sheet_holds_only_the_frames_that_it_shows(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (["--num_prompts", "0"], "--num_prompts must be at least 1, got 0"),
+        (["--num_prompts", "0"], "--num_prompts"),
         (
             ["--policies", "x=configs"],
-            "a policy must be a checkpoint of a run or a transformer folder",
+            "configs",
         ),
     ],
 )

@@ -21,9 +21,24 @@ def test_deterministic_steps_have_factor_0_and_are_excluded_from_the_median():
     torch.testing.assert_close(factors, torch.tensor([0.0, 2.0, 0.25, 1.0, 0.0, 0.0]))
 
 
+def test_a_schedule_without_noise_has_factors_0():
+    assert torch.equal(balancing_factors(torch.zeros(4)), torch.zeros(4))
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_factors_are_invariant_to_the_scale_of_the_gradient(scale):
     norms = torch.tensor([0.2, 3.0, 1.5, 0.7])
     torch.testing.assert_close(
         balancing_factors(scale * norms), balancing_factors(norms), rtol=1e-4, atol=0
+    )
+
+
+def test_a_factor_follows_its_step_through_a_permutation():
+    norms, order = torch.tensor([0.2, 0.0, 3.0, 1.5, 0.7]), [3, 1, 4, 0, 2]
+    torch.testing.assert_close(balancing_factors(norms[order]), balancing_factors(norms)[order])
+
+
+def test_epsilon_is_added_to_the_norm():
+    torch.testing.assert_close(
+        balancing_factors(torch.tensor([1.0, 3.0, 2.0]), eps=1.0), 2 / torch.tensor([2.0, 4, 3])
     )

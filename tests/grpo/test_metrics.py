@@ -25,6 +25,10 @@ def test_means_are_over_the_scored_rollouts():
     assert metrics["reward/TA"] == 9 and metrics["reward/missing"] == 1
 
 
+def test_a_group_with_one_score_has_no_standard_deviation():
+    assert metrics_of([0.0, 2.0, 0.0, 2.0], [3.0, NAN, NAN, NAN])["reward/std"] == 1
+
+
 def test_equal_rewards_beside_a_missing_one_are_a_zero_group():
     assert metrics_of([1.0, 1.0, 1.0, NAN], [0.0, 2.0, 0.0, 2.0])["advantage/zero_groups"] == 1
     assert metrics_of([NAN, NAN], [0.0, 2.0])["advantage/zero_groups"] == 0
@@ -33,6 +37,11 @@ def test_equal_rewards_beside_a_missing_one_are_a_zero_group():
 def test_a_dimension_missing_in_one_rollout_is_averaged_over_the_others():
     rewards = torch.tensor([[1.0, NAN, 2.0, 3.0], [1.0, 4.0, 2.0, 3.0]], dtype=torch.float64)
     assert reward_metrics(rewards, torch.zeros(2), 2, NAMES)["reward/VQ"] == 4
+
+
+def test_a_dimension_cannot_override_another_metric():
+    rewards = torch.tensor([[1.0, 7.0], [1.0, 7.0]], dtype=torch.float64)
+    assert reward_metrics(rewards, torch.zeros(2), 2, ["mean"])["reward/mean"] == 1
 
 
 def test_quantiles_are_those_of_the_scored_rollouts():

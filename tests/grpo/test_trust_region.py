@@ -103,6 +103,12 @@ def values(beta, kls):
     return seen
 
 
+def test_constant_stays_at_the_maximum():
+    beta = coefficient(schedule="constant")
+    assert beta.value == 9
+    assert values(beta, [0.0, 100.0, 2.0, 2.0, 50.0]) == [9] * 5
+
+
 def test_two_stage_rises_linearly_and_then_stays_constant():
     beta = coefficient(schedule="two_stage")
     assert beta.value == 1
@@ -122,6 +128,13 @@ def test_a_warm_up_of_any_length_rises_linearly_to_the_maximum_and_not_above(sch
     seen = values(beta, [2.0] * 5)
     assert seen == pytest.approx(expected)
     assert max(seen) == 9
+
+
+@pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
+def test_warm_up_starts_at_the_initial_value(schedule):
+    beta = coefficient(schedule=schedule, initial=5.0)
+    assert beta.value == 5
+    assert values(beta, [100.0] * 4) == pytest.approx([6, 7, 8, 9])
 
 
 def test_adaptive_follows_the_mean_of_the_window_by_hand():
@@ -159,6 +172,10 @@ def test_beta_stays_within_its_bounds(kl, bound):
     assert values(coefficient(gain=5.0), [kl] * 12)[-1] == bound
 
 
+def test_initial_value_is_clipped_to_the_bounds():
+    assert coefficient(initial=0.1).value == 1 and coefficient(initial=100.0).value == 9
+
+
 def test_a_kl_that_is_not_finite_counts_as_an_update_but_is_not_averaged():
     beta = coefficient(warmup_updates=1)
     assert values(beta, [2.0, math.nan, math.inf, 4.0]) == pytest.approx([9, 9, 9, 9 * 0.95])
@@ -174,6 +191,16 @@ def test_a_resumed_coefficient_equals_an_uninterrupted_one():
         second.load_state_dict(first.state_dict())
         assert values(second, kls[stop:]) == whole[stop:]
         assert second.state_dict()["recent"] == kls[-2:]
+
+
+def test_two_stages_without_warm_up_start_at_the_maximum():
+    settings = KLScheduleSettings(
+        schedule="two_stage", warmup_updates=0, initial=1e-7, minimum=1e-7, maximum=1e-5
+    )
+    coefficient = KLCoefficient(settings)
+    assert coefficient.value == 1e-5
+    coefficient.observe(1.0)
+    assert coefficient.value == 1e-5
 
 
 def test_two_stages_stay_at_the_maximum():

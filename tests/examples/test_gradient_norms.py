@@ -90,6 +90,7 @@ def test_a_checkpoint_can_be_measured(tiny_config, mesh):
     assert all(map(torch.equal, trained.run.policy.parameters, trainer.run.policy.parameters))
 
 
+@pytest.mark.system
 def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
     out = tmp_path / "new"
     main(["--config", "configs/smoke.yaml", "--output_dir", str(out), "--num_threads", "1"])

@@ -150,6 +150,7 @@ def test_flags_that_contradict_each_other_are_one_message(make, flags, message):
     assert code == 2 and not found and re.search(message, error), error
 
 
+@pytest.mark.system
 def test_a_candidate_without_a_score_is_not_kept_and_recorded_as_null(make, tmp_path):
     code, (_, found), error = make(
         "half", "--prompt", *PROMPTS, "--best_of", "2", *WORDS, name="HalfFailing"

@@ -21,6 +21,7 @@ def call(exit_code, capsys):
     return run
 
 
+@pytest.mark.system
 def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_path):
     prompts = ["a red circle moves left", "a blue square moves up"]
     (tmp_path / "prompts.csv").write_text("prompt\n" + "\n".join(prompts) + "\n")

@@ -59,12 +59,14 @@ def service():
     assert process.wait(20) in (0, -15)
 
 
+@pytest.mark.system
 def test_the_service_sends_the_identity_of_its_scorer(service):
     scorer = remote(service)
     scorer.check_prompts([world.CAPTIONS[0]])
     assert scorer.identity == scorer_identity("miniature", "assets/miniature", {})
 
 
+@pytest.mark.system
 def test_the_service_returns_the_scores_of_its_scorer(service):
     videos, prompts = clips(5)
     results = remote(service).score(videos, prompts, fps=8)
@@ -72,6 +74,7 @@ def test_the_service_returns_the_scores_of_its_scorer(service):
     assert [result.scores for result in results] == expected
 
 
+@pytest.mark.system
 def test_concurrent_clients_are_served(service):
     videos, prompts = clips(8)
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
@@ -84,6 +87,7 @@ def test_concurrent_clients_are_served(service):
     ]
 
 
+@pytest.mark.system
 def test_requests_without_the_token_are_rejected(service):
     videos, prompts = clips(1)
     with pytest.raises(ScorerUnavailable, match="401"):
@@ -91,6 +95,7 @@ def test_requests_without_the_token_are_rejected(service):
     assert httpx.get(f"{service}/health").json() == {"status": "ok"}
 
 
+@pytest.mark.system
 def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     rng = random.Random(0)
     videos, prompts = clips(1)
@@ -108,6 +113,7 @@ def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     assert remote(service).score(videos, prompts, fps=8)[0].scores
 
 
+@pytest.mark.system
 def test_the_service_rewards_a_run(service):
     videos, prompts = clips(3)
     async_scorer = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})

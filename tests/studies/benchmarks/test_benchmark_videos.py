@@ -106,6 +106,7 @@ def test_two_ranks_share_the_videos_and_a_restart_makes_missing_ones(tmp_path, t
     assert "--output_dir" in message
 
 
+@pytest.mark.system
 def test_a_name_that_another_file_has_is_not_overwritten(tmp_path, tiny_config, capsys):
     rows = [("a red circle moves up", ["scene"])]
     other = tmp_path / "my out/base/videos/a red circle moves up-0.mp4"

@@ -1,6 +1,5 @@
 """pyproject.toml includes everything that an installed copy needs."""
 
-import re
 import tomllib
 from fnmatch import fnmatch
 
@@ -22,19 +21,3 @@ def test_every_package_file_is_installed():
         if not (path.parent / "__init__.py").exists()
         if path.suffix == ".py"
     ]
-
-
-def test_requirements_are_pinned_once_and_test_requirements_are_separate():
-    dynamic = PROJECT["tool"]["setuptools"]["dynamic"]
-    names = []
-    for file in (
-        *dynamic["dependencies"]["file"],
-        *dynamic["optional-dependencies"]["dev"]["file"],
-    ):
-        lines = [
-            line for line in (ROOT / file).read_text().splitlines() if not line.startswith("#")
-        ]
-        assert all(re.fullmatch(r"[\w.-]+[=<>~][^ ]+", line) for line in lines)
-        names += [re.split("[=<>~]", line)[0] for line in lines]
-    assert len(names) == len({*names}) and {"torch", "pytest"} <= {*names}
-    assert "pytest" not in (ROOT / "requirements.txt").read_text()

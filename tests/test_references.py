@@ -7,8 +7,6 @@ import re
 from itertools import chain
 from pathlib import Path
 
-import pytest
-
 from tests.forked import ROOT
 from tests.test_docs import TEXTS, anchors
 
@@ -84,24 +82,3 @@ def test_references_in_docstrings_and_comments_can_be_opened():
         for name in dead_references(text, source)
     ]
     assert not dead
-
-
-@pytest.mark.parametrize(
-    "text, dead",
-    [
-        ("The loss of paper.md, Section 8.", ["paper.md", "Section 8"]),
-        ("See docs/sde.md#the-transitions and docs/sde.md#nothing.", ["docs/sde.md"]),
-        (
-            "Written to verdicts.md by scripts.compare_recipes; scripts.nothing.",
-            ["scripts.nothing."],
-        ),
-        (
-            "training/policy_update.py, training/nothing.py, arXiv:2603.21872, Section 3.2.1",
-            ["training/nothing.py"],
-        ),
-    ],
-)
-def test_a_dead_reference_is_found(text, dead):
-    assert [name.rstrip(".") for name in dead_references(text, ROOT / "post_train.py")] == [
-        d.rstrip(".") for d in dead
-    ]

@@ -15,15 +15,10 @@ FORMULA = '=HYPERLINK("http://x", "a")'
     "text, cell",
     [
         (FORMULA, f"'{FORMULA}"),
-        ("@a", "'@a"),
         ("+a", "'+a"),
-        ("-a", "'-a"),
         ("'=a", "''=a"),
-        ("'a", "'a"),
         ("-0.5", "-0.5"),
-        ("-", "-"),
         ("a = b", "a = b"),
-        ("a\nb, c", "a\nb, c"),
     ],
 )
 def test_text_is_no_formula_and_read_as_it_was_written(tmp_path, text, cell):

@@ -8,7 +8,6 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import generate
 from hyvideo.data import images
@@ -23,8 +22,6 @@ from hyvideo.models.lora import Pair, save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.transitions import shifted_levels
-from hyvideo.settings.config import Config
-from hyvideo.settings.sections import DistributedSettings
 from tests.live_tensors import LiveTensors
 from tests.models.conftest import GOLDEN
 from tests.tiny_checkpoint import write_image, write_original, write_super_resolution
@@ -82,12 +79,6 @@ def test_the_larger_size_of_every_bucket_is_the_originals(resolutions):
     assert [list(larger_size(height, width, larger)) for height, width, *_ in rows] == [
         row[2:] for row in rows
     ]
-
-
-def test_the_rule_differs_from_that_for_images():
-    assert nearest_size(848, 480, bucket_sizes("720p")) == (1264, 720) and larger_size(
-        848, 480, "720p"
-    ) == (1280, 720)
 
 
 # --- generate.py -------------------------------------------------------------------------------
@@ -239,12 +230,11 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     [
         (
             ["--height", "48", "--width", "96"],
-            "was trained on, got 48 x 96. Use --resolution, perhaps with --aspect_ratio, or "
-            "--height 48 --width",
+            "48 x 96",
         ),
         (
             ["--transformer_version", "720p_sr_distilled"],
-            "use generate.py --sr with a 480p version",
+            "--sr",
         ),
     ],
 )
@@ -253,32 +243,15 @@ def test_what_cannot_be_refined_is_rejected(run, tmp_path, flags, message):
     assert code == 2 and message in error and not written and not (tmp_path / "out").exists()
 
 
-def test_a_family_without_super_resolution_is_rejected():
-    settings = Config().with_settings(transformer_version="wan2.1_t2v_1.3b").model
-    with pytest.raises(
-        ValueError,
-        match="--sr needs a family with super-resolution models; wan2.1.* is of wan, which",
-    ):
-        Refiner(settings, DistributedSettings(), [])
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         (lambda root: shutil.rmtree(root / "upsampler"), "upsampler '720p_sr_distilled'"),
         (
-            lambda root: shutil.rmtree(root / "transformer/720p_sr_distilled"),
-            "transformer '720p_sr_distilled'",
-        ),
-        (
             lambda root: cut(root / "transformer/720p_sr_distilled"),
-            "truncated, a git-lfs pointer or not a",
+            "transformer/720p_sr_distilled",
         ),
-        (
-            lambda root: rename_tensor(root / "upsampler/720p_sr_distilled"),
-            "tensor 'in_conv.conv.bias' of shape (8,) is m",
-        ),
-        (lambda root: copy_base(root), "needs in_channels 14, got 9"),
+        (lambda root: copy_base(root), "in_channels"),
     ],
 )
 def test_files_that_do_not_fit_are_reported_with_the_download_command(
@@ -288,10 +261,7 @@ def test_files_that_do_not_fit_are_reported_with_the_download_command(
     change(model)
     code, error, _ = run("--sr", model=model)
     assert code == 2 and message in error and not (tmp_path / "out").exists()
-    assert (
-        "Download it: bash download_weights.sh --version 720p_sr_distilled --with none --out "
-        f"{model}" in error
-    )
+    assert "download_weights.sh --version 720p_sr_distilled" in error
 
 
 FILE = "diffusion_pytorch_model.safetensors"
@@ -299,12 +269,6 @@ FILE = "diffusion_pytorch_model.safetensors"
 
 def cut(folder):
     (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
-
-
-def rename_tensor(folder):
-    tensors = load_file(folder / FILE)
-    tensors["in_conv.bias"] = tensors.pop("in_conv.conv.bias")
-    save_file(tensors, folder / FILE)
 
 
 def copy_base(root):

@@ -87,16 +87,6 @@ def test_the_distance_has_no_gradient():
     )
 
 
-def test_the_distance_is_0_before_an_update():
-    batch = inputs(inputs(None).old_velocity)
-    assert not terms_of(batch).distance.any()
-    moved = terms_of(inputs(2 * batch.velocity)).distance
-    expected = batch.old_velocity.square().flatten(1).sum(1) / (
-        batch.old_velocity - batch.target
-    ).square().flatten(1).sum(1)
-    torch.testing.assert_close(moved, expected.sqrt())
-
-
 @pytest.mark.parametrize("advantage, clipped", [(5.0, True), (-5.0, True), (4.9, False)])
 def test_advantages_at_the_clip_are_counted(advantage, clipped):
     batch = inputs(torch.zeros(SHAPE), advantages=torch.full((3,), advantage))

@@ -38,23 +38,12 @@ def test_there_are_48_captions_that_map_back_to_their_labels():
     assert [caption(label) for label in LABELS] == CAPTIONS
 
 
-def test_captions_ignore_case_and_surrounding_spaces():
-    assert labels_of(["  A Yellow TRIANGLE moves up\n"]).tolist() == [[3, 2, 3]]
-
-
 def test_an_unknown_caption_raises_an_error_with_the_supported_words():
-    with pytest.raises(
-        ValueError, match="colors red, .*; shapes circle, .*; directions right, .*, got 'a cat'"
-    ):
+    with pytest.raises(ValueError, match="a cat"):
         labels_of([CAPTIONS[0], "a cat"])
 
 
 # --- shapes ------------------------------------------------------------------------------------
-
-
-def test_pixel_centers_lie_at_halves_with_x_to_the_right():
-    x, y = pixel_grid(3, 3)
-    assert x[0].tolist() == y[:, 0].tolist() == [0.5, 1.5, 2.5]
 
 
 def test_the_three_shapes_have_the_area_of_the_circle():
@@ -63,14 +52,6 @@ def test_the_three_shapes_have_the_area_of_the_circle():
     inside = signed_distances(dx, dy, torch.tensor(1.0)) < 0
     areas = inside.sum((1, 2)) * (side[1] - side[0]) ** 2
     torch.testing.assert_close(areas, torch.full((3,), math.pi), rtol=0.01, atol=0)
-
-
-def test_signed_distances_grow_at_unit_rate_along_the_axes():
-    radius = torch.tensor(2.0)
-    near = signed_distances(torch.tensor(0.0), torch.tensor(5.0), radius)
-    far = signed_distances(torch.tensor(0.0), torch.tensor(6.0), radius)
-    torch.testing.assert_close(far - near, torch.ones(3))
-    assert (signed_distances(torch.tensor(0.0), torch.tensor(0.0), radius) < 0).all()
 
 
 def test_the_triangle_points_up():
@@ -83,12 +64,6 @@ def test_the_triangle_points_up():
 
 
 # --- videos -------------------------------------------------------------------------------------
-
-
-def test_videos_have_9_frames_of_32_pixels_in_range():
-    videos = render(LABELS, rng("shape"), torch.ones(48))
-    assert videos.shape == (48, 3, 9, 32, 32) and videos.dtype == torch.float32
-    assert videos.min() >= -1 and videos.max() <= 1
 
 
 def test_equal_generators_render_equal_videos():
@@ -139,10 +114,6 @@ def test_the_object_has_the_color_of_its_caption():
     weight = bright(render(LABELS, rng("color"))) > 0.15
     color = (videos * weight[:, None]).sum((2, 3, 4)) / weight.sum((1, 2, 3))[:, None]
     assert torch.equal(torch.cdist(color, PALETTE).argmin(1), LABELS[:, 0])
-
-
-def test_strength_0_renders_a_clean_video():
-    assert torch.equal(render(LABELS, rng("clean")), render(LABELS, rng("clean"), torch.zeros(48)))
 
 
 def test_a_defect_changes_only_its_own_video():

@@ -207,8 +207,5 @@ def test_compiled_blocks_round_as_eager_does(mesh):
 
 
 def test_backends_for_testing_torch_raise_an_error(mesh):
-    with pytest.raises(
-        ValueError, match="must be one of .*inductor.*, aot_eager, eager, got 'relu_compile"
-    ) as error:
+    with pytest.raises(ValueError, match="relu_compile_error_TESTING_ONLY"):
         parallelize(small(), mesh, compile=True, compile_backend="relu_compile_error_TESTING_ONLY")
-    assert str(error.value).count("TESTING_ONLY") == 1

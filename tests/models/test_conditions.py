@@ -48,10 +48,6 @@ def test_the_negative_branch_of_guidance_keeps_the_image_and_replaces_the_text(t
     assert branch.samples[0].image is None and branch.samples[1].image is i2v.image
 
 
-def test_a_condition_without_quotes_or_image_has_no_tokens_for_them(t2v, i2v):
-    assert t2v.lengths == (5, 0, 0) and i2v.lengths == (3, 4, 6)
-
-
 def test_a_condition_is_built_from_encoded_parts_by_kind(t2v, i2v):
     parts = {"text": {"states": i2v.text}, "glyph": {"states": i2v.glyph}, "image": vars(i2v.image)}
     assert Condition.from_parts(parts) == i2v

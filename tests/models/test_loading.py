@@ -1,4 +1,3 @@
-import json
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -8,8 +7,6 @@ import torch
 from diffusers import HunyuanVideo15Transformer3DModel
 from safetensors.torch import load_file
 
-from hyvideo.data.prompts import Request
-from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.loading import (
     load_transformer,
@@ -18,7 +15,7 @@ from hyvideo.models.loading import (
     stream_transformer,
 )
 from hyvideo.models.saving import save_original
-from hyvideo.models.weight_files import Folder, draw_tensor, draw_tensors, read_header
+from hyvideo.models.weight_files import draw_tensor
 from tests.forked import python
 from tests.models.checkpoint_files import (
     FILE,
@@ -31,7 +28,6 @@ from tests.models.checkpoint_files import (
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-REQUESTS = [Request("a cat")]
 
 
 # --- transformer ------------------------------------------------------------------------------
@@ -85,11 +81,6 @@ def test_a_loaded_model_does_not_depend_on_its_file(root_copy):
     assert torch.equal(transformer.proj_out.weight, before)
 
 
-def test_no_two_parameters_share_memory(transformer):
-    storages = [parameter.untyped_storage().data_ptr() for parameter in transformer.parameters()]
-    assert len(set(storages)) == len(storages)
-
-
 def test_loading_keeps_the_random_state(root):
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -103,91 +94,40 @@ def test_loading_keeps_the_random_state(root):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change",
     [
-        (lambda tensors: tensors.pop(TENSOR), "missing"),
-        (lambda tensors: tensors.update(extra=torch.zeros(1)), "'extra'.*unexpected"),
-        (
-            lambda tensors: tensors.update({TENSOR: torch.zeros(256, 63)}),
-            r"\(256, 63\).*\(256, 64\)",
-        ),
-    ],
-    ids=["missing", "unexpected", "misshapen"],
-)
-def test_a_tensor_that_does_not_fit_raises_an_error_with_tensor_file_and_version(
-    root_copy, change, message
-):
-    rewrite(transformer_file(root_copy), change)
-    with pytest.raises(ValueError, match=message) as error:
-        load_transformer(root_copy, VERSION)
-    for part in (FILE, repr(VERSION)):
-        assert part in str(error.value)
-    assert TENSOR in str(error.value) or "'extra'" in str(error.value)
-    assert len(check_checkpoint(root_copy, VERSION, REQUESTS)) == 1
-
-
-@pytest.mark.parametrize("read", [True, False])
-def test_weights_of_eight_bits_raise_an_error(root_copy, read):
-    """Their scales would be stored in other tensors."""
-    rewrite(
-        transformer_file(root_copy),
+        lambda tensors: tensors.pop(TENSOR),
+        lambda tensors: tensors.update({f"{TENSOR}.extra": torch.zeros(1)}),
+        lambda tensors: tensors.update({TENSOR: torch.zeros(256, 63)}),
+        # the scales of eight bits would be in other tensors, and integers have no fractions
         lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)}),
-    )
-    _, weights = stream_transformer(root_copy, VERSION, read=read)
-    with pytest.raises(ValueError, match=f"'{TENSOR}' in .* must have dtype F64.*got F8_E4M3"):
-        list(weights)
-
-
-@pytest.mark.parametrize("read", [True, False])
-def test_weights_of_integers_raise_an_error(root_copy, read):
-    """They would become floating-point numbers without fractions."""
-    rewrite(
-        transformer_file(root_copy),
         lambda tensors: tensors.update({TENSOR: tensors[TENSOR].long()}),
-    )
-    _, weights = stream_transformer(root_copy, VERSION, read=read)
-    with pytest.raises(
-        ValueError,
-        match=f"'{TENSOR}' in .* has dtype torch.int64, but the model needs floating-point",
-    ):
-        list(weights)
-
-
-def test_a_checkpoint_of_another_model_raises_a_short_error(root_copy):
-    rewrite_config(root_copy / "transformer" / VERSION / "config.json", mm_double_blocks_depth=5)
-    with pytest.raises(ValueError, match="and 54 more"):
+    ],
+    ids=["missing", "unexpected", "misshapen", "eight bits", "integers"],
+)
+def test_a_tensor_that_does_not_fit_is_an_error_that_names_tensor_and_file(root_copy, change):
+    load_transformer(root_copy, VERSION)
+    rewrite(transformer_file(root_copy), change)
+    with pytest.raises(ValueError, match=TENSOR) as error:
         load_transformer(root_copy, VERSION)
-    assert len(check_checkpoint(root_copy, VERSION, REQUESTS)) == 11
+    assert FILE in str(error.value)
 
 
-def test_a_truncated_file_raises_an_error(root_copy):
+@pytest.mark.parametrize(
+    "content",
+    [lambda file: file[:-1000], lambda file: b"version https://git-lfs.github.com/spec/v1\n"],
+    ids=["truncated", "pointer of git lfs"],
+)
+def test_a_file_that_is_not_whole_is_an_error_that_names_it(root_copy, content):
     path = transformer_file(root_copy)
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match=f"{FILE} is truncated"):
+    path.write_bytes(content(path.read_bytes()))
+    with pytest.raises(ValueError, match=FILE):
         load_transformer(root_copy, VERSION)
 
 
-def test_a_seed_that_is_not_finite_raises_an_error(tmp_path):
-    header = json.dumps({"__metadata__": {"drawn": '{"": 1e999}'}}).encode()
-    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ValueError, match="cannot convert float infinity to integer"):
-        read_header(Folder(tmp_path, "model"), "model")
-
-
-def test_a_git_lfs_pointer_raises_an_error(root_copy):
-    transformer_file(root_copy).write_text("version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(ValueError, match="download it again"):
-        load_transformer(root_copy, VERSION)
-
-
-def test_an_unknown_version_raises_an_error_with_the_available_versions(root):
-    with pytest.raises(ValueError, match=rf"'720p_i2v'.*available: \['{VERSION}'\]"):
+def test_a_version_without_a_folder_is_an_error_that_names_it(root):
+    with pytest.raises(ValueError, match="720p_i2v"):
         load_transformer(root, "720p_i2v")
-
-
-def test_an_empty_root_raises_an_error(tmp_path):
-    with pytest.raises(ValueError, match="neither a transformer folder nor"):
-        load_transformer(tmp_path, VERSION)
 
 
 def test_a_missing_shard_raises_an_error(transformer, tmp_path):
@@ -196,12 +136,6 @@ def test_a_missing_shard_raises_an_error(transformer, tmp_path):
     shard.unlink()
     with pytest.raises(ValueError, match=shard.name):
         load_transformer(tmp_path, None)
-
-
-def test_a_config_that_diffusers_cannot_represent_raises_an_error_with_its_file(root_copy):
-    rewrite_config(root_copy / "transformer" / VERSION / "config.json", guidance_embed=True)
-    with pytest.raises(ValueError, match=r"config\.json: config key 'guidance_embed'"):
-        load_transformer(root_copy, VERSION)
 
 
 def test_a_misspelled_key_of_a_diffusers_config_raises_an_error(transformer, tmp_path):
@@ -244,18 +178,6 @@ def test_random_weights_differ_by_seed_and_by_name():
     assert not torch.equal(drawn, draw_tensor(0, "b.weight", (2, 2)))
 
 
-def test_a_small_random_model_is_the_same_on_every_device_but_meta():
-    shapes = {"a.weight": (2, 3), "a.bias": (2,)}
-    drawn = dict(draw_tensors(0, shapes, "cuda"))
-    assert all(
-        torch.equal(tensor, draw_tensor(0, name, shapes[name])) for name, tensor in drawn.items()
-    )
-    assert all(
-        tensor.is_meta and tensor.shape == shapes[name]
-        for name, tensor in draw_tensors(0, shapes, "meta")
-    )
-
-
 def test_a_random_transformer_needs_only_a_config_and_has_no_zero_weights(root_copy):
     transformer_file(root_copy).unlink()
     transformer = load_transformer(root_copy, VERSION, random_weights_seed=1)
@@ -293,7 +215,7 @@ def test_weights_in_the_original_layout_are_copied_into_a_model(root):
 def test_weights_with_other_settings_raise_an_error(transformer, tmp_path):
     transformer.save_pretrained(tmp_path)
     rewrite_config(tmp_path / "config.json", rope_theta=10.0, target_size=960)
-    with pytest.raises(ValueError, match=r"rope_theta is 256.0 in the model and 10.0") as error:
+    with pytest.raises(ValueError, match="rope_theta") as error:
         load_transformer_weights(transformer, tmp_path)
     assert "target_size" not in str(error.value)
 
@@ -325,11 +247,6 @@ def test_vae_latents_and_frames_match_the_original(root, golden_video):
     ):
         # 2.1e-6 on some processors
         assert (actual - expected).abs().max() <= 4e-6 * expected.abs().max()
-
-
-def test_the_vae_uses_the_scaling_factor_of_its_config(root_copy):
-    rewrite_config(root_copy / "vae" / "config.json", scaling_factor=0.7)
-    assert load_vae(root_copy).config.scaling_factor == 0.7
 
 
 def test_encoding_and_decoding_a_batch_matches_single_videos(root):

@@ -2,13 +2,12 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.saving import save_original
 from tests.models.checkpoint_files import (
     FILE,
-    TENSOR,
     VERSION,
     assert_same_model,
 )
@@ -65,18 +64,7 @@ def test_omitted_tensors_of_a_compact_checkpoint_are_generated(root, tmp_path):
     assert_same_model(load_transformer(tmp_path, "small"), transformer)
 
 
-def test_a_missing_tensor_in_a_compact_checkpoint_raises_an_error(root, tmp_path):
-    transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    folder = tmp_path / "transformer" / "small"
-    save_original(transformer, folder, drawn={"byt5_in.": 5})
-    tensors = load_file(folder / FILE)
-    del tensors[TENSOR]
-    save_file(tensors, folder / FILE, metadata={"drawn": json.dumps({"byt5_in.": 5})})
-    with pytest.raises(ValueError, match=f"'{TENSOR}'.*missing"):
-        load_transformer(tmp_path, "small")
-
-
 def test_a_trained_tensor_cannot_be_omitted(root, tmp_path):
     transformer = load_transformer(root, VERSION, random_weights_seed=5)
-    with pytest.raises(ValueError, match="'byt5_in.fc1.weight' differs from the values of seed 6"):
+    with pytest.raises(ValueError, match="byt5_in.fc1.weight"):
         save_original(transformer, tmp_path, drawn={"byt5_in.": 6})

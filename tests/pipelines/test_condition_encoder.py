@@ -121,13 +121,6 @@ def test_the_parts_in_memory_have_a_limit_above_which_the_least_recently_used_is
     )
 
 
-def test_replacing_a_part_in_memory_does_not_count_it_twice():
-    cache = PartCache(max_bytes=40)
-    for _ in range(3):
-        cache["a"] = {"states": torch.zeros(8)}
-    assert cache.num_bytes == 32 and cache.get("a") is not None
-
-
 # --- on disk -------------------------------------------------------------------------------------
 
 

@@ -182,6 +182,6 @@ def test_quoted_text_above_256_tokens_is_truncated_with_a_warning_that_shows_the
     number = 256 + len(unit.encode())
     with pytest.warns(
         UserWarning,
-        match=rf"quoted text .* {number} tokens, .* at most 256; truncated text: '{unit}'",
+        match=rf"{number} tokens.*256.*{unit}",
     ):
         assert torch.equal(encode(unit * (fits + 1)), whole)

@@ -3,12 +3,11 @@
 import contextlib
 import io
 import os
-import sys
 import termios
 
 import pytest
 
-from hyvideo.records.progress_bar import ProgressBar, console_text, stage_bar
+from hyvideo.records.progress_bar import ProgressBar
 
 METRICS = {
     "reward/mean": 0.8123,
@@ -17,14 +16,6 @@ METRICS = {
     "lr": 1e-5,
 }
 METRICS_TEXT = "reward 0.8123, KL 1.2e-05, max |ratio - 1| 3.0e-07"
-
-
-def test_the_console_shows_the_metrics_that_are_present():
-    assert console_text(METRICS) == METRICS_TEXT
-    assert console_text({"reward/mean": float("nan"), "lr": 1.0}) == "reward nan"
-    times = {"time/reward": 32.0, "time/iteration": 34.0}
-    assert console_text(METRICS | times) == f"{METRICS_TEXT}, 94% of the time waiting for rewards"
-    assert console_text(METRICS | times | {"time/reward": 8.0}) == METRICS_TEXT
 
 
 def clock(monkeypatch, seconds_per_call: float) -> None:
@@ -90,22 +81,6 @@ def test_without_a_terminal_fast_iterations_do_not_flood_the_log(monkeypatch):
     assert shown == [f"{count}/100" for count in (1, 31, 61, 91, 100)]
 
 
-def test_without_a_terminal_lines_show_all_stages_first_and_then_one_per_30_seconds(monkeypatch):
-    clock(monkeypatch, 2.0)
-    stream = io.StringIO()
-    with ProgressBar(20, stream=stream).begin() as bar:
-        train(bar, range(1, 21))
-    lines = stream.getvalue().splitlines()
-    assert [line.split("  ")[1] for line in lines[:3]] == [
-        "base validation: sampling batch 1/1, step 1/3",
-        "iteration 1/20, sampling batch 1/1",
-        "iteration 1/20, training, pass 1/2 of update 1",
-    ]
-    assert "iteration 1/20 done, 8.00 s each" in lines[3]  # excluding the validation before it
-    seconds = [60 * int(line[:2]) + int(line[3:5]) for line in lines[4:-1]]
-    assert len(lines) > 6 and all(b - a >= 30 for a, b in zip(seconds[::2], seconds[2::2]))
-
-
 def test_a_long_stage_is_printed_every_30_seconds(monkeypatch):
     clock(monkeypatch, 10.0)
     stream = io.StringIO()
@@ -140,21 +115,3 @@ def test_narrow_terminals_show_progress(columns):
         assert "| " in text and all(len(picture) < columns for picture in text.rstrip().split("\r"))
     else:
         assert "base validation" in text and "iteration 2/2 done" in text
-
-
-@pytest.mark.parametrize("is_terminal, is_shown", [(True, True), (True, False), (False, True)])
-def test_a_stage_shows_its_steps_and_the_time_left_only_in_a_terminal(
-    monkeypatch, is_terminal, is_shown
-):
-    class Stream(io.StringIO):
-        def isatty(self):
-            return is_terminal
-
-    monkeypatch.setattr("sys.stderr", Stream())
-    wrap = stage_bar("0000.mp4: decoding", "tile", is_shown=is_shown)
-    shown = []
-    for step in wrap(range(3)):
-        shown.append(step)
-        if is_terminal and is_shown:
-            assert "0000.mp4: decoding:" in sys.stderr.getvalue() and "<" in sys.stderr.getvalue()
-    assert shown == [0, 1, 2] and bool(sys.stderr.getvalue()) == (is_terminal and is_shown)

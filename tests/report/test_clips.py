@@ -11,8 +11,8 @@ from PIL import Image
 
 from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.report import clips
-from hyvideo.report.clips import alternate, embed, fair_share
-from tests.full_size import NUM_FRAMES, copy_distinct, write_full_size
+from hyvideo.report.clips import embed, fair_share
+from tests.full_size import NUM_FRAMES, write_full_size
 
 ROOM = 300_000  # bytes
 
@@ -98,20 +98,6 @@ def test_a_large_video_becomes_a_preview_and_hides_no_other(full, small, encoded
     assert (colors[0] - colors[1]).abs().max() < 2
 
 
-def test_equal_videos_and_repeated_pages_need_one_preview(large, tmp_path, encoded, monkeypatch):
-    """The base model's videos are equal in all runs and in every report of a run."""
-    # as at full size, where four pairs have larger shares
-    monkeypatch.setattr(clips, "MAX_PREVIEW_BYTES", ROOM // 4)
-    same = copy_distinct(large, tmp_path / "same.mp4", 0)
-    same.write_bytes(large.read_bytes())
-    found = embed([[large], [same]], ROOM)
-    assert encoded == [large] and len(found.contents) == 1 and found.digests.keys() == {large, same}
-    assert embed([[large]], ROOM).contents == found.contents
-    other = copy_distinct(large, tmp_path / "other.mp4", 1)
-    found = embed([[same], [other]], ROOM)
-    assert encoded == [large, same, other] and len(found.contents) == 2
-
-
 def test_a_row_that_does_not_fit_is_left_out_as_a_whole(small):
     sizes = [file.stat().st_size + clips.MAX_POSTER_BYTES for file in small]
     assert embed([small[:2], small[2:]], sizes[0] + sizes[1]).digests.keys() == {*small[:2]}
@@ -123,16 +109,3 @@ def test_a_file_that_cannot_be_read_is_left_out(small, tmp_path, encoded):
     broken.write_bytes(b"no video" * 100_000)
     found = embed([[broken], *([file] for file in small)], ROOM)
     assert not encoded and found.digests.keys() == {*small}
-
-
-def test_many_large_videos_have_smaller_previews_within_the_room(large, tmp_path, monkeypatch):
-    monkeypatch.setattr(clips, "MIN_SHARE", 5_000)
-    files = [copy_distinct(large, tmp_path / f"{number}.mp4", number) for number in range(3)]
-    alone = content(embed([files[:1]], ROOM), files[0])
-    found = embed([[file] for file in files], 2 * (5_000 + clips.MAX_POSTER_BYTES) + 100)
-    assert found.digests.keys() == {*files[:2]}
-    assert sum(len(content(found, file)) for file in files[:2]) <= 10_100 < 2 * len(alone)
-
-
-def test_rows_of_several_sources_alternate():
-    assert [*alternate([[1], [2], [3]], [], [[4]])] == [[1], [4], [2], [3]]

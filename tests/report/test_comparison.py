@@ -3,20 +3,16 @@
 import json
 
 import pytest
-import torch
 
 from hyvideo.report.comparison import (
     differing_settings,
     read_comparison,
     reward_of,
-    setting_text,
     with_runs_below,
 )
-from hyvideo.report.gallery import short_names
 from hyvideo.settings.command_line import load_config
-from hyvideo.trainer import Trainer
 from hyvideo.validation.scores_file import Evaluation, write_evaluation
-from scripts import evaluate, preference_study, report
+from scripts import preference_study, report
 from studies.benchmarks.results import read_results
 from studies.benchmarks.table import make_table, write_tables
 from studies.preference.rating import Study
@@ -26,8 +22,6 @@ from tests.studies.preference.conftest import add, write_folder
 
 PROMPTS = ["a red circle moves left", "a blue square moves up", "a green triangle moves down"]
 POLICIES = {"base": 0.5, "guided": 0.55, "sage": 0.7}  # scores in the benchmark
-SHORT = {"validation_interval": 1, "validation_steps": 1, "grpo_sampling_steps": 2, "max_steps": 1}
-CSV = "assets/miniature/prompts/smoke.csv"
 
 
 @pytest.fixture
@@ -41,28 +35,6 @@ def recorded(tmp_path):
     write_evaluation(
         tmp_path / "guided base" / "scores.json", Evaluation(videos, {"true/VQ": 0.4}), {}
     )
-
-
-@pytest.fixture
-def trained(tmp_path, tiny_config, mesh, exit_code):
-    """Two runs of one iteration, and an evaluation of the guided base model by the command."""
-    for seed, name in enumerate(("sage", "other")):
-        config = tiny_config.with_settings(
-            **SHORT, valid_video_csv=CSV, seed=seed, output_dir=str(tmp_path / name)
-        )
-        Trainer(config, mesh, torch.device("cpu")).train()
-    flags = [
-        "--valid_video_csv",
-        CSV,
-        "--validation_steps",
-        1,
-        "--validation_cfg_scale",
-        3,
-        "--num_threads",
-        1,
-    ]
-    flags += ["--config", "configs/smoke.yaml", "--output_dir", tmp_path / "guided base"]
-    assert exit_code(evaluate.main, *flags) == 0
 
 
 @pytest.fixture
@@ -167,13 +139,6 @@ def test_the_page_shows_scores_benchmarks_studies_and_clips_together(
     check_page(browser, tmp_path, exit_code)
 
 
-@pytest.mark.slow
-def test_a_dry_run_on_the_miniature_makes_the_comparison_page(
-    trained, others, browser, tmp_path, exit_code
-):
-    check_page(browser, tmp_path, exit_code)
-
-
 def test_runs_of_one_base_model_share_its_column_and_others_have_their_own(recorded, tmp_path):
     folders = [tmp_path / name for name in ("sage", "other", "guided base")]
     scores = read_comparison(folders).scores
@@ -188,13 +153,7 @@ def test_runs_of_one_base_model_share_its_column_and_others_have_their_own(recor
     assert [*read_comparison(folders).scores][2] == "base model of other"
 
 
-def test_folders_have_the_shortest_names_that_differ(tmp_path):
-    folders = [tmp_path / name for name in ("a/run", "b/run", "c/b/run", "study")]
-    assert short_names(folders)[1:] == [f"{tmp_path.name}/b/run", "c/b/run", "study"]
-    assert short_names(folders)[0] == "a/run" and len(set(short_names([tmp_path, tmp_path]))) == 1
-
-
-@pytest.mark.parametrize("file", ["scores.json", "benchmarks.json", "analysis.json"])
+@pytest.mark.parametrize("file", ["scores.json", "benchmarks.json"])
 def test_a_file_that_cannot_be_read_is_named(tmp_path, file, exit_code, capsys):
     for content, message in (
         ("[]", "must contain a JSON object, got list"),
@@ -244,10 +203,3 @@ def test_only_settings_with_several_values_are_compared():
     configs = configs_of(first=first, second={"output_dir": "b", "seed": 3})
     assert differing_settings(configs) == ["seed", "eta", "num_threads"]  # the machine's are last
     assert differing_settings({}) == []
-
-
-def test_settings_are_readable_text():
-    values = [None, "", True, 1e-4, 0.70000, ["a", "b"], {"VQ": 1.0, "MQ": 0.5}, 3, "<b>"]
-    assert [setting_text(value) for value in values] == [
-        *("–", "–", "true", "0.0001", "0.7", "a, b", "VQ 1, MQ 0.5", "3", "<b>")
-    ]

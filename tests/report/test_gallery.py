@@ -120,15 +120,8 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(
         with pytest.raises(SystemExit):
             report.main()
     output = capsys.readouterr().err
-    assert (
-        f"got {str(tmp_path)!r}: it has no mp4 file with its JSON file" in output
-        and "or --videos with" in output
-    )
-    assert (
-        "--output_path needs runs: --videos writes index.html to its first folder, got a.html"
-        in output
-    )
-    assert "--output_path must be an HTML file, got 'metrics.jsonl'" in output
+    for named in (str(tmp_path), "--videos", "--output_path", "a.html", "metrics.jsonl"):
+        assert named in output
 
 
 def test_a_page_of_another_program_is_not_overwritten(folders):
@@ -138,9 +131,7 @@ def test_a_page_of_another_program_is_not_overwritten(folders):
         lambda: write_gallery(folders[0]),
         lambda: list_videos({}, [Request("a")] * 2, folders[0]),
     ):
-        with pytest.raises(
-            ValueError, match="index.html' is not a page of generated videos; move it"
-        ):
+        with pytest.raises(ValueError, match="index.html"):
             write_page()
     assert (folders[0] / "index.html").read_text() == "<p>my page"
 

@@ -1,6 +1,5 @@
 """Thinned curves and totals of a run, from the lines of its metrics."""
 
-from hyvideo.report import series
 from hyvideo.report.series import read_series
 
 
@@ -35,24 +34,12 @@ def test_values_that_are_not_known_are_left_out_of_means_and_totals():
     assert read_series(lines_of(2, kl__position=lambda k: None), 2).total("kl/position") == 0
 
 
-def test_no_iteration_gives_no_points():
-    found = read_series([], 500)
-    assert found.last == 0 and found.totals == {} and found.seconds == 0
-
-
 def test_totals_use_every_iteration_of_a_long_run():
     lines = lines_of(
         1000, reward__missing=lambda k: float(k == 501), grad__spike=lambda k: 20.0 * (k == 7)
     )
     found = read_series(lines, 10)
     assert found.total("reward/missing") == 1 and found.spikes == [7] and found.seconds == 2000
-
-
-def test_lists_are_thinned_and_keep_the_first_and_the_last_iteration(monkeypatch):
-    monkeypatch.setattr(series, "MIN_COLUMNS", 5)
-    found = read_series(lines_of(100, by_step__kl=lambda k: [k, None]), 12)
-    assert found.columns["iteration"] == [1, 25, 50, 75, 100]
-    assert found.columns["by_step/kl"][-1] == [100, None] and "by_step/kl" not in found.points
 
 
 def test_a_restart_is_found_by_the_time_since_the_start_of_the_process():

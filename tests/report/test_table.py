@@ -55,10 +55,3 @@ def test_runs_are_sorted_filtered_and_selected(opened):
     assert rows(page) == ["high"] and lines(page, "Gradient norm") == ["high"]
     page.locator("#filter").fill("")
     page.evaluate("renderAll()")
-
-
-@pytest.mark.slow
-def test_different_rewards_have_an_axis_each_and_a_sentence(opened):
-    titles = opened.locator("#rewards-differ ~ .curve figcaption").all_inner_texts()
-    assert len(titles) == 2 and all(title.startswith("Reward, miniature: VQ ") for title in titles)
-    assert "trained with 2 different rewards" in opened.locator("#rewards-differ").inner_text()

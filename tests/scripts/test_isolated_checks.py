@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.conftest import ROOT
-from tests.isolated_checks import Check, Number, run_checks, summary
+from tests.isolated_checks import Check, Number, run_checks
 
 NUMBERS = [
     Number(
@@ -150,28 +150,3 @@ def test_results_are_written_after_each_check_and_late_checks_get_no_time(run, t
     assert not is_good
     assert [(check, found) for check, _, found in seen] == [("first", 0), ("second", 1)]
     assert "not finished" in seen[0][1] and seen[1][1] == "no time was left"
-
-
-@pytest.mark.slow
-def test_a_killed_test_keeps_what_it_has_recorded_and_files_are_written_while_it_runs(
-    run, tmp_path
-):
-    seen = []
-
-    def on_row(check, row):
-        written = json.loads((tmp_path / "gpu.json").read_text())
-        seen.append((row["what"], row["ok"], [each["ok"] for each in written[-1]["rows"]]))
-
-    is_good, results, table = run({"slow": (["before", "slow"], 4)}, on_row=on_row)
-    assert not is_good
-    assert results["slow"]["rows"][1] == {"what": "test_slow", "ok": None, "TFLOP/s": 395.0}
-    assert seen[0][:2] == ("test_before", True) and None in seen[1][2]
-    assert "| slow | unfinished | test_slow | TFLOP/s 395 |" in table
-
-
-@pytest.mark.slow
-def test_a_number_is_shown_beside_the_expected_one_with_advice_if_it_is_out_of_range(run, tmp_path):
-    *_, table = run({"good": (["good"], 20), "slow": (["slow"], 4)})
-    assert "| speed of a product | 790 | at least 700 |  |" in table
-    assert "| half of it | 395 | at least 400 | look at the clock |" in table
-    assert summary(tmp_path, NUMBERS) in table

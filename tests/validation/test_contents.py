@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.data import digests
 from hyvideo.data.digests import digest_weights
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.lora import Pair, save_lora
@@ -88,19 +87,6 @@ def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path)
     assert a == b != c
 
 
-def test_every_file_of_the_base_is_hashed_once(world, tmp_path, monkeypatch):
-    nested = next(
-        path for path in (tmp_path / "ckpts/text_encoder/llm").iterdir() if path.is_file()
-    )
-    read = []
-    digest = digests.digest_large_file
-    monkeypatch.setattr(
-        digests, "digest_large_file", lambda path: read.append(path) or digest(path)
-    )
-    joint_identity(world.with_settings(remote_reward_url="http://127.0.0.1:8000"))
-    assert len(read) == len(set(read)) and nested in read
-
-
 @pytest.mark.parametrize(
     "part, change",
     [
@@ -132,12 +118,6 @@ def test_a_changed_file_changes_the_identity(world, tmp_path, part, change):
     assert {name for name in before if before[name] != after[name]} == {part}
 
 
-def test_weights_are_ignored_for_given_videos(world, tmp_path):
-    before = contents.joint_identity(world, world.reward, has_model=False)
-    change_a_byte(next((tmp_path / "ckpts/vae").glob("*.safetensors")))
-    assert contents.joint_identity(world, world.reward, has_model=False) == before
-
-
 def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
     before = joint_identity(world)
     (tmp_path / "prompts.csv").write_text(
@@ -153,11 +133,9 @@ def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
     [
         {"remote_reward_url": "http://127.0.0.1:8000"},
         {"vae_tile_size": 64},
-        {"vae_tile_overlap": 0.5},
         {"encoder_dtype": "fp32"},
         {"reward_weights": "averaged"},
         {"validation_seed": 1},
-        {"validation_height": 48},
         {"validation_shift": 9.0},
     ],
     ids=lambda settings: next(iter(settings)),
@@ -244,11 +222,7 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
     "change",
     [
         lambda content: content.pop("videos"),
-        lambda content: content.pop("of"),
-        lambda content: content["videos"].pop(),
         lambda content: content["videos"][0].update(VQ=0.9),
-        lambda content: content["videos"][0].update(VQ="x"),
-        lambda content: content["videos"][0].pop("group"),
         lambda content: content.update(videos=3),
     ],
 )

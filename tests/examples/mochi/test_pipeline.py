@@ -111,7 +111,7 @@ def test_decoded_frames_equal_diffusers(root, loaded, noise):
 def test_a_prompt_of_more_than_256_tokens_is_cut_as_in_diffusers(root, loaded):
     encoder, _ = loaded
     prompt = "a car " * 150
-    with pytest.warns(UserWarning, match="301 tokens, but the model reads at most 256"):
+    with pytest.warns(UserWarning, match="301 tokens.*256"):
         (condition,) = encoder([Request(prompt)]).samples
     with torch.no_grad():
         expected, mask = stock(root)._get_t5_prompt_embeds(prompt)

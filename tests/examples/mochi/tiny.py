@@ -9,7 +9,6 @@ from torch.nn.utils.rnn import pad_sequence
 from examples.mochi import thin
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install
-from tests.registered import registered
 
 MODULE = "examples.mochi"
 FOLDER = "examples/mochi"
@@ -59,26 +58,3 @@ def stock_velocity(model: MochiTransformer3DModel, latents, timestep, conditions
     for row, sample in enumerate(conditions):
         mask[row, : len(sample.text)] = True
     return -model(latents, texts, 1000 - timestep, mask, return_dict=False)[0]
-
-
-def velocity_of_ranks(sp_size: int) -> tuple[list[float], dict[str, list[float]]]:
-    """Return the velocity and the gradients of a loss on one of ``sp_size`` ranks."""
-    from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.sequence_parallel import SplitSequence
-
-    with registered(MODULE):
-        mesh = ranks.start(sp_size, torch.device("cpu"))
-        model = tiny()
-        install(model, SplitSequence(mesh.sp_group))
-        velocity = model(**inputs())
-        velocity.square().sum().backward()
-        gradients = {
-            name: parameter.grad
-            for name, parameter in model.named_parameters()
-            if parameter.grad is not None
-        }
-        for gradient in gradients.values():
-            torch.distributed.all_reduce(gradient, group=mesh.sp_group)
-        return velocity.flatten().tolist(), {
-            name: (gradient / sp_size).flatten().tolist() for name, gradient in gradients.items()
-        }

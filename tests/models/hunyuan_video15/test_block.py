@@ -6,9 +6,7 @@ import torch
 from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 
-from hyvideo.models import attention
 from hyvideo.models.attention import Layout, WholeSequence, _Rotated
-from hyvideo.models.family import install
 from hyvideo.models.hunyuan_video15 import block
 from hyvideo.models.hunyuan_video15.transformer import rotary_tables
 
@@ -91,17 +89,3 @@ def test_rotary_embeddings_match_diffusers_and_the_backward_pass_inverts_them(dt
     torch.testing.assert_close(
         rotated_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05
     )
-
-
-def test_queries_and_keys_are_bf16_under_autocast(transformer, monkeypatch):
-    seen, attend = [], attention.attend
-    monkeypatch.setattr(
-        attention, "attend", lambda joint, lengths: seen.extend(joint) or attend(joint, lengths)
-    )
-    install(transformer)
-    attn = transformer.transformer_blocks[0].attn
-    layout = Layout(*transformer.rope(torch.zeros(1, 9, 3, 4, 5)), (7,), 60)
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        attn(torch.randn(1, 60, 64), torch.randn(1, 7, 64), layout)
-    assert [tensor.dtype for tensor in seen] == [torch.bfloat16] * 3
-    assert {tensor.shape[:2] for tensor in seen} == {(1, 67)}

@@ -72,19 +72,16 @@ def test_a_random_text_encoder_needs_no_weights_and_is_reproducible(root_copy):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change, tensor",
     [
-        (
-            lambda tensors: tensors.pop("layers.0.mlp.up_proj.weight"),
-            "up_proj.weight' of shape .* is missing",
-        ),
-        (lambda tensors: tensors.update({"norm.weight": torch.ones(3)}), r"norm.weight.*\(3,\)"),
+        (lambda tensors: tensors.pop("layers.0.mlp.up_proj.weight"), "layers.0.mlp.up_proj.weight"),
+        (lambda tensors: tensors.update({"norm.weight": torch.ones(3)}), "norm.weight"),
     ],
     ids=["missing", "misshapen"],
 )
-def test_a_text_encoder_that_does_not_fit_raises_an_error(root_copy, change, message):
+def test_a_text_encoder_that_does_not_fit_raises_an_error(root_copy, change, tensor):
     rewrite(root_copy / "text_encoder" / "llm" / "model.safetensors", change)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=tensor):
         load_text_encoder(root_copy)
     assert len(check_checkpoint(root_copy, VERSION, [Request("a cat")])) == 1
 
@@ -156,15 +153,6 @@ def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(
     assert len(expected) > 100
     assert torch.equal(found, expected)
     assert (exact - expected).norm() > 1e-3 * expected.norm()
-
-
-@pytest.mark.parametrize("rotary_dtype", [torch.float16, torch.float32])
-def test_rotary_frequencies_are_powers_of_theta_in_the_given_precision(wide_heads, rotary_dtype):
-    _, model = load_text_encoder(wide_heads, dtype=torch.float16, rotary_dtype=rotary_dtype)
-    frequencies = 1e6 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
-    expected = frequencies.float().to(rotary_dtype).float()
-    assert model.rotary_emb.inv_freq.dtype == torch.float32
-    torch.testing.assert_close(model.rotary_emb.inv_freq, expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("encoder_dtype", ["bf16", "fp32"])

@@ -73,43 +73,6 @@ def test_samples_of_a_batch_have_their_own_timesteps():
     assert torch.equal(swapped.flip(0), call(ours, TIMES))
 
 
-def counted_calls(model):
-    """Return a list that receives an entry for each call of the first modulation layer."""
-    calls = []
-    model.transformer_blocks[0].norm1.linear.register_forward_hook(lambda *_: calls.append(1))
-    return calls
-
-
-def test_prepared_timesteps_are_computed_once_and_others_when_they_are_needed():
-    model = cached(with_lora())
-    cache, calls = model.modulation_cache, counted_calls(model)
-    cache.prepare([(time, None) for time in TIMES])
-    assert len(calls) == 3
-    for time in TIMES:
-        call(model, [time])
-    cache.prepare([(time, None) for time in TIMES[:2]])
-    assert len(calls) == 3
-    call(model, [1.0])
-    call(model, [1.0])
-    assert len(calls) == 4
-    cache.prepare([(1.0, None), (2.0, None)])
-    assert len(calls) == 5 and len(cache._outputs) == 2  # those of the others are dropped
-    for time in range(3, 100):
-        call(model, [float(time)])
-    assert len(cache._outputs) <= 2 + 16 and {(1.0, None), (2.0, None)} <= cache._outputs.keys()
-
-
-def test_a_forward_pass_without_selected_timesteps_is_a_fault():
-    model = cached(with_lora())
-    call(model, TIMES[:1])
-    with pytest.raises(AssertionError, match="select must be called"):
-        model(
-            torch.zeros(1, 4, 2, 4, 4),
-            timestep=torch.zeros(1),
-            conditions=[Condition(torch.zeros(7, 12))],
-        )
-
-
 def test_trained_layers_are_not_cached():
     targets = r"transformer_blocks\.0\.norm1\.linear"
     assert cached(with_lora()).modulation_cache is not None

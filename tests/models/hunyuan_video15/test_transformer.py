@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 from hyvideo.models import attention
 from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import freeze_unused_parameters, install
-from hyvideo.models.hunyuan_video15 import block
 from hyvideo.models.hunyuan_video15.transformer import _image_channels, rotary_tables
 from hyvideo.models.loading import load_transformer
 from tests.models.conftest import transformer_weight, write_model
-from tests.stock_models import stock_inputs
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = {
@@ -103,13 +101,10 @@ def test_a_batch_with_texts_of_different_lengths_matches_the_original(
     assert_close_relative(out, expected, GOLDEN_TOLERANCE)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
-def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs, case, recomputed):
+@pytest.mark.parametrize("case", ["t2v_quoted", "i2v_mixed"])
+def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs, case):
     inputs = golden_inputs(case, *CASES[case])
     model = installed(transformer)
-    if recomputed:
-        model.enable_gradient_checkpointing()
     out, expected = model(**trimmed(inputs)), stock_forward(transformer, inputs)
     assert_close_relative(out, expected, OUTPUT_TOLERANCE)
     assert_same_gradients(gradients(model, out), gradients(transformer, expected))
@@ -125,22 +120,6 @@ def test_text_to_video_and_image_to_video_samples_can_share_a_batch(transformer,
     with torch.no_grad():
         both = model(**{name: joined(t2v[name], i2v[name]) for name in t2v})
         assert_close_relative(both, torch.cat([model(**t2v), model(**i2v)]), OUTPUT_TOLERANCE)
-
-
-def test_attention_uses_no_mask_and_no_padding(transformer, golden_inputs, monkeypatch):
-    seen = []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def recorded(query, key, value, **options):
-        seen.append((tuple(key.shape[0:3:2]), options))
-        return attend(query, key, value, **options)
-
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", recorded)
-    with torch.no_grad():
-        installed(transformer)(**trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12))))
-    # the other calls are in the text refiner
-    in_blocks = [call for call in seen if call[0][1] >= 60]
-    assert in_blocks == [((1, 60 + 14), {}), ((1, 60 + 29), {})] * 3
 
 
 @pytest.mark.parametrize("patch", [(1, 1, 1), (1, 2, 2)])
@@ -196,62 +175,7 @@ def test_image_channels_contain_the_first_frame_and_its_mask():
     assert not channels[1, :, 1:].any()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_stock_inputs_are_padded_and_give_the_same_output(transformer, golden_inputs, case):
-    inputs = trimmed(golden_inputs(case, *CASES[case]))
-    padded = stock_inputs(transformer, inputs["latents"], inputs["timestep"], inputs["conditions"])
-    assert [padded[f"encoder_hidden_states{i}"].shape[:2] for i in ("", "_2")] == [
-        (2, 1000),
-        (2, 256),
-    ]
-    assert padded["image_embeds"].shape[:2] == (2, 729)
-    assert padded["encoder_attention_mask"].sum(1).tolist() == list(CASES[case][0])
-    assert padded["encoder_attention_mask_2"].sum(1).tolist() == list(CASES[case][1])
-    # diffusers treats empty image slots as tokens unless all of them are empty
-    if case.startswith("i2v"):
-        padded["image_embeds"] = padded["image_embeds"][:, :6]
-    with torch.no_grad():
-        assert_close_relative(
-            installed(transformer)(**inputs), transformer(**padded)[0], OUTPUT_TOLERANCE
-        )
-
-
 # --- the installed forward pass ----------------------------------------------------------------
-
-
-def test_installing_twice_has_no_further_effect(transformer, golden_inputs):
-    inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
-    install(transformer)
-    with torch.no_grad():
-        once = transformer(**inputs)
-        install(transformer)
-        assert torch.equal(transformer(**inputs), once)
-
-
-def test_a_copy_of_the_model_uses_its_own_weights(transformer, golden_inputs):
-    inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
-    install(transformer)
-    twin = copy.deepcopy(transformer)
-    with torch.no_grad():
-        before = twin(**inputs)
-        for parameter in transformer.parameters():
-            parameter.zero_()
-        assert torch.equal(twin(**inputs), before)
-        assert not transformer(**inputs).any()
-
-
-def test_timesteps_in_bf16_raise_an_error(transformer, golden_inputs):
-    inputs = trimmed(golden_inputs("t2v_plain", (9, 17), (0, 0)))
-    with pytest.raises(ValueError, match="float32"):
-        installed(transformer)(**inputs | {"timestep": inputs["timestep"].bfloat16()})
-
-
-def test_the_refiner_keeps_diffusers_attention(transformer):
-    refiner = transformer.context_embedder.token_refiner.refiner_blocks[0].attn
-    before = refiner.processor
-    install(transformer)
-    assert refiner.processor is before and "forward" not in vars(refiner)
-    assert transformer.transformer_blocks[0].attn.forward.__func__ is block.attention
 
 
 def test_the_output_under_autocast_is_close_to_float32(transformer, golden_inputs):
@@ -279,13 +203,6 @@ def test_rotary_tables_match_diffusers_and_are_cached(transformer):
         grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu")
     )
     assert repeated[0] is tables[0]
-
-
-def test_rotary_tables_from_inference_mode_support_a_backward_pass():
-    rotary_tables.cache_clear()
-    with torch.inference_mode():
-        cos, _ = rotary_tables((1, 2, 2), (4, 6, 6), 256.0, torch.device("cpu"))
-    assert not cos.is_inference()
 
 
 def test_a_compiled_block_is_a_single_graph_with_the_same_output(transformer, golden_inputs):

@@ -2,9 +2,6 @@
 pipeline.
 """
 
-import copy
-import json
-
 import diffusers
 import pytest
 import torch
@@ -13,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.models.family import component_of, family_of, install, new_model
+from hyvideo.models.family import component_of, install, new_model
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import (
     load_transformer,
@@ -23,7 +20,6 @@ from hyvideo.models.loading import (
 from hyvideo.models.lora import read_lora, save_lora, target_modules
 from hyvideo.models.saving import save_original
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.transformer import padded_texts
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
@@ -34,8 +30,7 @@ from scripts import export
 from tests.cuda.speed import relative_difference
 from tests.models.test_lora import assert_same
 from tests.models.wan.test_lora import draw
-from tests.models.wan.tiny import FAMILY, SIZES, distance, gradients, inputs, loss_of, tiny
-from tests.stock_models import stock_twin
+from tests.models.wan.tiny import FAMILY, SIZES, inputs, tiny
 from tests.tiny_wan import write_wan
 
 VERSION = "wan2.1_t2v_1.3b_anyflow"
@@ -83,34 +78,6 @@ def relative(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def test_the_tensors_are_those_of_wan_and_a_second_time_embedder():
-    added = {
-        f"condition_embedder.delta_embedder.linear_{number}.{leaf}"
-        for number in (1, 2)
-        for leaf in ("weight", "bias")
-    }
-    assert set(tiny_anyflow().state_dict()) == set(tiny().state_dict()) | added
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{}, {"deltatime_type": "t-r", "gate_value": 0.6}, {"patch_size": (1, 1, 1)}],
-    ids=["end", "length", "patches"],
-)
-def test_velocity_and_gradients_match_diffusers(settings):
-    ours = installed(**settings)
-    stock = copy.deepcopy(stock_twin(ours))
-    arguments = with_ends(3)
-    expected = stock_velocity(stock, **arguments)
-    found = relative(ours(**arguments), expected)
-    loss_of(expected).backward()
-    stock_gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
-    of_gradients = distance(gradients(ours, **arguments), stock_gradients)
-    print(f"velocity {found:.2g}, gradient {of_gradients:.2g}")
-    assert found <= 2e-6 and of_gradients <= 2e-6
-    assert all(gradient.any() for gradient in stock_gradients.values())
-
-
 def test_the_velocity_depends_on_the_end_of_the_step_unlike_that_of_wan():
     model = installed()
     arguments = with_ends(2)
@@ -124,15 +91,10 @@ def test_the_velocity_depends_on_the_end_of_the_step_unlike_that_of_wan():
 
 
 @pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"image_dim": 8}, "image-to-video models of AnyFlow are not supported, got image_dim=8"),
-        ({"cross_attn_norm": False}, "cross_attn_norm must be true"),
-        ({"deltatime_type": "s"}, "deltatime_type must be r, .* got 's'"),
-    ],
+    "settings", [{"image_dim": 8}, {"cross_attn_norm": False}, {"deltatime_type": "s"}]
 )
-def test_an_unsupported_model_raises_an_error(settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_unsupported_model_raises_an_error_that_names_the_setting(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
         new_model(COMPONENT, SIZES | settings)
 
 
@@ -183,13 +145,8 @@ def assert_same_tensors(model, expected):
 
 def test_weights_of_wan_are_rejected(root, tmp_path):
     tiny().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="AnyFlow has only diffusers' layout, .* got 'WanTrans"):
+    with pytest.raises(ValueError, match="WanTransformer3DModel"):
         load_transformer_weights(load_transformer(root, VERSION), tmp_path)
-
-
-def test_random_weights_are_drawn_for_every_tensor(root):
-    model = load_transformer(root, VERSION, random_weights_seed=3)
-    assert model.condition_embedder.delta_embedder.linear_1.weight.std() > 0
 
 
 def test_an_export_is_read_by_diffusers_and_has_no_other_form(root, tmp_path, monkeypatch):
@@ -270,10 +227,3 @@ def test_sampling_of_four_steps_equals_diffusers_pipeline(root):
     print(f"four steps: {difference:.2g}")
     assert difference <= 2e-6
     assert relative_difference(ours, noise) > 0.1
-
-
-def test_the_class_belongs_to_the_family_of_wan(root):
-    assert family_of("AnyFlowTransformer3DModel") is FAMILY
-    index = json.loads((root / "model_index.json").read_text())
-    assert index["_class_name"] == "AnyFlowPipeline"
-    assert version_defaults(VERSION).license.startswith("NVIDIA")

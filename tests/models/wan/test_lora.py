@@ -7,27 +7,20 @@ from typing import get_args
 import pytest
 import torch
 from diffusers import WanPipeline
-from diffusers.loaders.lora_conversion_utils import _convert_non_diffusers_wan_lora_to_diffusers
 from safetensors.torch import load_file, save_file
 
 from hyvideo.models.lora import (
     Form,
     Pair,
     add_lora,
-    add_trainable_lora,
     check_lora,
-    current_lora,
     differences_of,
     pairs_of,
     read_lora,
     save_lora,
     target_modules,
-    training_config,
     with_lora,
 )
-from hyvideo.settings.config import Config
-from hyvideo.training.muon import Muon
-from hyvideo.training.optimizers import make_optimizers
 from tests.models.test_lora import assert_same
 from tests.models.wan.tiny import FAMILY, inputs, installed, tiny
 
@@ -45,50 +38,6 @@ def draw(model, alpha=4.0, rank=2, names=None):
             alpha,
         )
     return lora
-
-
-def test_a_new_adapter_has_ten_layers_per_block_and_no_effect():
-    model, plain = installed(num_layers=3), installed(num_layers=3)
-    add_trainable_lora(model, training_config(model, rank=2, alpha=2.0))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".lora_B." in name:
-                parameter.zero_()
-        assert torch.equal(model(**inputs()), plain(**inputs()))
-    assert len(current_lora(model)) == 10 * 3
-    model(**inputs()).sum().backward()
-    parameters = [p for name, p in model.named_parameters() if ".lora_B." in name]
-    assert len(parameters) == 30 and all(p.grad.any() for p in parameters)
-
-
-def test_targets_may_use_the_original_names():
-    assert target_modules(tiny(), [r"self_attn\.q", "text_embedding.0"]) == [
-        "condition_embedder.text_embedder.linear_1",
-        "blocks.0.attn1.to_q",
-        "blocks.1.attn1.to_q",
-    ]
-
-
-@pytest.mark.parametrize("alpha", [2.0, 0.3])
-@pytest.mark.parametrize("form", get_args(Form))
-def test_all_formats_round_trip_bit_for_bit(tmp_path, form, alpha):
-    lora = draw(tiny(), alpha)
-    save_lora(lora, tmp_path, form=form)
-    assert_same(read_lora(tmp_path), lora)
-
-
-def test_diffusers_reads_the_original_format(tmp_path):
-    lora = draw(tiny(), alpha=1.0)
-    save_lora(lora, tmp_path, form="original")
-    file = load_file(tmp_path / FILE)
-    assert "diffusion_model.blocks.0.self_attn.q.lora_A.weight" in file
-    converted = _convert_non_diffusers_wan_lora_to_diffusers(file)
-    for name, pair in lora.items():
-        change = (
-            converted[f"transformer.{name}.lora_B.weight"]
-            @ converted[f"transformer.{name}.lora_A.weight"]
-        )
-        torch.testing.assert_close(change, pair.alpha / pair.rank * pair.b @ pair.a)
 
 
 @pytest.mark.parametrize("alpha", [3.0, 4.0])
@@ -122,9 +71,7 @@ def test_diffusers_reads_the_original_format_of_every_linear_layer(tmp_path, alp
 
 def test_a_lora_without_a_module_of_the_blocks_is_not_saved_in_the_original_format(tmp_path):
     lora = draw(tiny(), names=["proj_out", "condition_embedder.time_proj"])
-    with pytest.raises(
-        ValueError, match="needs at least one module of the transformer's blocks.*got condition_emb"
-    ):
+    with pytest.raises(ValueError, match="condition_embedder.time_proj"):
         save_lora(lora, tmp_path, form="original")
     save_lora(lora, tmp_path, form="diffusers")
     assert_same(read_lora(tmp_path), lora)
@@ -156,16 +103,11 @@ def test_a_file_of_musubi_tuner_is_read_as_by_diffusers(tmp_path):
         torch.testing.assert_close(found, pair.alpha / pair.rank * pair.b @ pair.a)
 
 
-@pytest.mark.parametrize(
-    "module", ["blocks_0_self_attn_what", "blocks_x_self_attn_q", "down_blocks_0_attn_to_q"]
-)
-def test_an_unknown_name_of_kohyas_format_raises_an_error(tmp_path, module):
+def test_an_unknown_name_of_kohyas_format_raises_an_error(tmp_path):
+    module = "blocks_0_self_attn_what"
     sides = {f"lora_unet_{module}.lora_{side}.weight": torch.ones(2, 2) for side in ("down", "up")}
     save_file(sides, tmp_path / "kohya.safetensors")
-    with pytest.raises(
-        ValueError,
-        match=f"lora_unet_{module} is no module of a supported.*convert_lora.py --target",
-    ):
+    with pytest.raises(ValueError, match=f"lora_unet_{module}"):
         read_lora(tmp_path / "kohya.safetensors")
 
 
@@ -247,23 +189,13 @@ def test_differences_round_trip_bit_for_bit(tmp_path, form):
         assert torch.equal(difference.tensor, differences[name].tensor)
 
 
-def test_the_original_form_of_differences_has_the_names_of_lightx2v(tmp_path):
-    lightx2v_file(tmp_path / "lora.safetensors", tiny())
-    save_lora(read_lora(tmp_path / "lora.safetensors"), tmp_path, form="original")
-    theirs, ours = load_file(tmp_path / "lora.safetensors"), load_file(tmp_path / FILE)
-    differences = {name for name in theirs if name.rpartition(".")[2] in ENDINGS}
-    assert differences == {name for name in ours if name.rpartition(".")[2] in ENDINGS}
-    assert all(torch.equal(ours[name], theirs[name]) for name in differences)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"blocks.0.norm3.diff": torch.ones(5)}, r"has shape \(72,\), but the LoRA changes \(5,\)"),
-        ({"blocks.7.norm3.diff": torch.ones(72)}, "norm2.weight is not a parameter of"),
+        ({"blocks.0.norm3.diff": torch.ones(5)}, "blocks.0.norm2.weight"),
+        ({"blocks.7.norm3.diff": torch.ones(72)}, "blocks.7.norm2.weight"),
         ({"blocks.0.norm3.diff": torch.full((72,), torch.nan)}, "blocks.0.norm3.diff"),
-        ({"blocks.0.what.diff_b": torch.ones(72)}, "blocks.0.what.bias"),
-        ({"blocks.0.norm3.diff_x": torch.ones(72)}, "not a difference .*diff, .diff_b, .diff_m"),
+        ({"blocks.0.norm3.diff_x": torch.ones(72)}, "norm3.diff_x"),
     ],
 )
 def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
@@ -283,8 +215,9 @@ def test_differences_that_are_zero_are_ignored(tmp_path):
     assert_same(read_lora(tmp_path / "zero.safetensors"), lora)
 
 
-@pytest.mark.parametrize("sides", [("lora_A", "lora_B"), ("lora_down", "lora_up")])
-@pytest.mark.parametrize("alpha", [None, 1.0])
+@pytest.mark.parametrize(
+    "sides, alpha", [(("lora_A", "lora_B"), None), (("lora_down", "lora_up"), 1.0)]
+)
 def test_files_of_comfyui_and_diffsynth_are_read(tmp_path, sides, alpha):
     lora = draw(tiny(), alpha=alpha or 2.0, names=["blocks.1.attn2.to_out.0"])
     pair = lora["blocks.1.attn2.to_out.0"]
@@ -296,55 +229,12 @@ def test_files_of_comfyui_and_diffsynth_are_read(tmp_path, sides, alpha):
     assert_same(read_lora(tmp_path / "any_name.safetensors"), lora)
 
 
-def test_added_and_merged_adapters_give_the_same_velocity():
-    model = installed()
-    add_lora(model, draw(model))
-    with torch.no_grad():
-        added = model(**inputs())
-        model.fuse_lora()
-        torch.testing.assert_close(model(**inputs()), added, rtol=1e-4, atol=1e-4)
-
-
-def test_an_adapter_of_another_family_raises_an_error(transformer):
-    lora = draw(transformer, names=["transformer_blocks.0.attn.to_q"])
-    with pytest.raises(ValueError, match="does not fit the transformer, of family wan:"):
-        add_lora(tiny(), lora)
-    with pytest.raises(
-        ValueError, match="of family hunyuan_video15:\n  blocks.* is not a linear layer"
-    ):
-        add_lora(transformer, draw(tiny()))
-
-
-def test_muon_trains_the_matrices_of_the_blocks_and_adam_the_rest():
-    model = tiny()
-    settings = Config().with_settings(use_muon=True, muon_scope="hidden").optimizer
-    adam, muon = make_optimizers(
-        settings, dict(model.named_parameters()), torch.float32, hidden=FAMILY.matrices
-    ).optimizers
-    assert isinstance(muon, Muon)
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    muon_names, adam_names = (
-        [names[id(p)] for p in each.param_groups[0]["params"]] for each in (muon, adam)
-    )
-    assert len(muon_names) == 10 * 2 and all(name.endswith(".weight") for name in muon_names)
-    assert {
-        "blocks.0.scale_shift_table",
-        "scale_shift_table",
-        "patch_embedding.weight",
-        "proj_out.weight",
-    } < set(adam_names)
-    assert len(muon_names) + len(adam_names) == len(names)
-
-
-@pytest.mark.parametrize(
-    "metadata, message",
-    [("[1]", "must be a JSON object"), ('{"lora_alpha": "x"}', "finite number, got x")],
-)
-def test_invalid_metadata_raise_an_error(tmp_path, metadata, message):
+@pytest.mark.parametrize("metadata", ["[1]", '{"lora_alpha": "x"}'])
+def test_invalid_metadata_raise_an_error(tmp_path, metadata):
     weights = {
         "blocks.0.attn1.to_q.lora_A.weight": torch.zeros(2, 8),
         "blocks.0.attn1.to_q.lora_B.weight": torch.ones(8, 2),
     }
     save_file(weights, tmp_path / "lora.safetensors", metadata={"lora_adapter_metadata": metadata})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="lora.safetensors"):
         read_lora(tmp_path / "lora.safetensors")

@@ -9,7 +9,6 @@ import torch
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
 from safetensors.torch import load_file
 
-from hyvideo.models import original_checkpoint
 from hyvideo.models.family import new_model
 from hyvideo.models.loading import load_transformer, read_task
 from hyvideo.models.saving import save_original
@@ -65,22 +64,6 @@ def test_names_round_trip_and_match_diffusers_converter():
     assert_same(convert_wan_transformer_to_diffusers(dict(original)), state)
 
 
-@pytest.mark.parametrize(
-    "name", ["blocks.0.attn1.to_q.weight", "blocks.0.self_attn.q.lora_A.weight", "rope.freqs_cos"]
-)
-def test_an_unknown_name_raises_an_error(name):
-    with pytest.raises(
-        ValueError, match=f"tensor '{name}' .* does not belong to an original Wan transformer"
-    ):
-        transformer_to_diffusers({name: torch.zeros(1)})
-
-
-@pytest.mark.parametrize("direction", ["vae_to_diffusers", "vae_to_original"])
-def test_unknown_vae_names_raise_an_error(direction):
-    with pytest.raises(ValueError, match="'other.weight'.* does not belong to"):
-        getattr(original_checkpoint, direction)({"other.weight": torch.zeros(1)})
-
-
 def test_settings_round_trip_and_omit_defaults_as_in_the_original():
     arguments = transformer_config_to_diffusers(ORIGINAL)
     assert (arguments["attention_head_dim"], arguments["text_dim"], arguments["patch_size"]) == (
@@ -96,25 +79,18 @@ def test_settings_round_trip_and_omit_defaults_as_in_the_original():
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change",
     [
-        ({"model_type": "i2v"}, "'model_type' must be 't2v' or 'ti2v', got 'i2v'"),
-        ({"text_len": 226}, "'text_len' must be 512, .*, got 226"),
-        ({"cross_attn_norm": False}, "'cross_attn_norm' must be True, .*, got False"),
-        ({"dim": 1537}, "'dim' must be a multiple"),
-        ({"num_layers": "30"}, "'num_layers' must be an integer of at least 1, got '30'"),
-        ({"eps": None}, "'eps' must be a positive number, got None"),
+        {"model_type": "i2v"},
+        {"text_len": 226},
+        {"dim": 1537},
+        {"num_layers": "30"},
+        {"eps": None},
     ],
 )
-def test_unsupported_settings_raise_an_error(change, message):
-    with pytest.raises(ValueError, match=message):
+def test_unsupported_settings_raise_an_error_that_names_them(change):
+    with pytest.raises(ValueError, match=next(iter(change))):
         transformer_config_to_diffusers(ORIGINAL | change)
-
-
-def test_a_diffusers_folder_is_loaded_bit_for_bit(tmp_path):
-    model = tiny()
-    model.save_pretrained(tmp_path / "transformer")
-    assert_same(load_transformer(tmp_path, None).state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("sizes", [{}, {"patch_size": (1, 1, 1), "text_dim": 4096, "eps": 1e-5}])

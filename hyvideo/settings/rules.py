@@ -124,16 +124,14 @@ def layout_problems(world_size: int, config: Config, file: str = "") -> Problems
     If the file is for another number of processes, or one process cannot hold a group, the message
     says how to start them.
     """
-    problems = list(_problems_of_layout(config, world_size))
+    problems = list(division_problems(config, world_size))
     if not problems:
-        yield from group_problems(config)
         return
     number = planned_world_size(config, file)
     is_for_others = world_size == 1 or _gpus_of_name(file)
-    if number == world_size or not is_for_others or list(_problems_of_layout(config, number)):
+    if number == world_size or not is_for_others or list(division_problems(config, number)):
         yield from problems
         return
-    processes = "1 process" if world_size == 1 else f"{world_size} processes"
     distributed = config.distributed
     rollout = config.rollout
     reason = f"batch_size {rollout.batch_size} and num_generations {rollout.num_generations}"
@@ -146,34 +144,37 @@ def layout_problems(world_size: int, config: Config, file: str = "") -> Problems
     if smaller:
         ways.append(f"use {smaller}")
     batch = fitting_batch(config, world_size)
-    if batch and not list(_problems_of_layout(config.with_settings(batch_size=batch), world_size)):
+    if batch and not list(division_problems(config.with_settings(batch_size=batch), world_size)):
         ways.append(f"set batch_size {batch}")
     yield (
-        f"this run has {processes}, and its settings are for {number} ({reason}): "
+        f"this run has {_processes(world_size)}, and its settings are for {number} ({reason}): "
         f"{', or '.join(ways)}"
     )
 
 
-def _problems_of_layout(config: Config, world_size: int) -> Problems:
+def division_problems(config: Config, world_size: int) -> Problems:
+    """Yield why ranks, batches or groups cannot be divided among this number of processes."""
     distributed = config.distributed
     problems = list(rank_problems(world_size, distributed.sp_size, distributed.dp_replicate))
-    yield from problems or batch_problems(config, world_size)
+    problems = problems or list(batch_problems(config, world_size))
+    yield from problems or group_problems(config)
 
 
 def rank_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
     """Yield why this layout of ranks is not possible, and the possible values."""
     if world_size % sp_size:
+        processes = _processes(world_size)
         start = f"possible values: {_divisors(world_size)}"
         if world_size == 1:
             start = f"start {sp_size} with torchrun --nproc_per_node={sp_size}"
         yield (
-            f"sp_size must divide the number of processes, got sp_size {sp_size} and {world_size} "
-            f"processes; {start}"
+            f"sp_size must divide the number of processes, got sp_size {sp_size} and {processes}; "
+            f"{start}"
         )
     elif world_size % (dp_replicate * sp_size):
         yield (
             f"dp_replicate must divide the {world_size // sp_size} data-parallel replicas "
-            f"({world_size} processes, sp_size {sp_size}), got {dp_replicate}; possible values: "
+            f"({_processes(world_size)}, sp_size {sp_size}), got {dp_replicate}; possible values: "
             f"{_divisors(world_size // sp_size)}"
         )
 
@@ -184,6 +185,10 @@ def head_problems(sp_size: int, num_heads: int) -> Problems:
             f"sp_size must be at most the {num_heads} attention heads of the transformer, got "
             f"{sp_size}; {_divisors(num_heads)} give every rank the same number of heads"
         )
+
+
+def _processes(number: int) -> str:
+    return "1 process" if number == 1 else f"{number} processes"
 
 
 def _divisors(number: int) -> str:
@@ -251,7 +256,7 @@ def planned_world_size(config: Config, file: str = "") -> int:
     1, 8 and the numbers between them. Returns 1 if none of them fits.
     """
     for number in (*_gpus_of_name(file), 1, 8, *range(2, 8)):
-        if not list(_problems_of_layout(config, number)):
+        if not list(division_problems(config, number)):
             return number
     return 1
 

@@ -220,7 +220,7 @@ def test_scorers_run_beside_other_phases_or_between_them():
         "validation_height": 256,
         "validation_width": 256,
         "vae_tile_size": 64,
-        "vae_tile_overlap": 16,
+        "vae_tile_overlap": 0.25,
     }
     assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
     remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}

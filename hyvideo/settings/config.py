@@ -4,9 +4,11 @@ For people the names are flat: a flag or a YAML key is the name of a leaf, looke
 objective first.
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -17,7 +19,7 @@ from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.versions import version_defaults
-from hyvideo.rewards.rewards import short_names
+from hyvideo.rewards.rewards import DIMENSIONS, known_dimensions, short_names
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings import sections
@@ -164,10 +166,10 @@ class Config(BaseModel):
         return {name: value for name, value in defaults.items() if given[name] is None}
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if
-        kl_weight is 0.
+        """Return a copy with the version's defaults, the matched eta, kl_strategy none if kl_weight
+        is 0, and weights of the dimensions of custom scorers.
 
-        If no eta matches, `rules` reports it.
+        If no eta matches or a scorer cannot be imported, `rules` reports it.
 
         Training, generation and planning all resolve here, so a setting that is None has the same
         value in each.
@@ -175,12 +177,33 @@ class Config(BaseModel):
         config = self.with_settings(**self.defaults_of_version)
         if config.flat().get("kl_weight") == 0:
             config = config.with_settings(kl_strategy="none")
+        with suppress(ValueError):
+            config = config.with_settings(reward_weights=config.weights_of_scorers())
         if not config.rollout.match_noise:
             return config
         try:
             return config.with_settings(eta=config.matched_eta())
         except ValueError:
             return config
+
+    def weights_of_scorers(self) -> str:
+        """Return reward_weights, or weight 1 for each dimension that custom scorers declare if a
+        preset names none of them.
+
+        Raises ValueError if a scorer cannot be imported.
+        """
+        reward = self.reward
+        if reward.reward_weights not in REWARD_PRESETS or reward.remote_reward_url:
+            return reward.reward_weights
+        weights = {}
+        for name in reward.reward_model:
+            dimensions = known_dimensions(name, {}) if ":" in name else None
+            if dimensions is None or set(dimensions) & set(DIMENSIONS):
+                return reward.reward_weights
+            weights[name] = dict.fromkeys(dimensions, 1)
+        if len(weights) == 1:
+            (weights,) = weights.values()
+        return json.dumps(weights)
 
     def matched_eta(self) -> float:
         """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""

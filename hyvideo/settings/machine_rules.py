@@ -53,6 +53,8 @@ def machine_problems(inputs: RunInputs) -> Problems:
     yield from prompts_are_readable(inputs, existing=False)
     yield from pairs_are_usable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
+    if model.transformer_version not in RELEASED:
+        yield from problem_of(lambda: inputs.architecture)
     yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
     yield from anchor_exists(config.objective.anchor_path)
     weights = {

@@ -4,6 +4,7 @@ What a single value may be is its type (`sections`, `objectives`). Imports no to
 """
 
 import itertools
+import json
 import math
 import re
 from collections.abc import Iterable, Iterator
@@ -20,7 +21,9 @@ from hyvideo.rewards.rewards import (
     SCORERS,
     SERVICE_ATTEMPTS,
     has_gradient,
+    known_dimensions,
     scorer_class,
+    short_names,
 )
 from hyvideo.schedulers.transitions import parse_sigmas, sampler_of
 from hyvideo.settings import machine_rules as machine
@@ -638,8 +641,8 @@ def reward_problems(reward: RewardSettings) -> Problems:
             "during the other stages, got false; set reward_offload true or remove "
             "score_between_stages"
         )
-    yield from problem_of(reward_options, reward)
-    yield from weights_are_numbers(reward)
+    problems = [*problem_of(reward_options, reward), *weights_are_numbers(reward)]
+    yield from problems or weighted_dimensions_exist(reward)
 
 
 def weights_are_numbers(reward: RewardSettings) -> Problems:
@@ -681,6 +684,41 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
             "reward_weights must name the scorers of reward_model, "
             f"{', '.join(reward.reward_model)}, got {', '.join(map(quote, unknown))}; remove them "
             "or add them to reward_model"
+        )
+
+
+def weighted_dimensions_exist(reward: RewardSettings) -> Problems:
+    """Yield weights of dimensions that no scorer has, as far as these are known before the scorers
+    are loaded.
+    """
+    if reward.remote_reward_url:
+        return
+    known: dict[str, tuple[str, ...]] = {}  # dimensions by scorer
+    options = reward_options(reward)
+    for name in reward.reward_model:
+        try:
+            dimensions = known_dimensions(name, options[name])
+        except ValueError:  # reported above
+            return
+        if dimensions is None:
+            return
+        known[name] = dimensions
+    every = {dimension for dimensions in known.values() for dimension in dimensions}
+    labels = short_names(list(known))
+    named = every | {f"{labels[name]}/{each}" for name in known for each in known[name]}
+    absent = []
+    for name, value in given_reward_weights(reward).items():
+        of_scorer = known.get(REFERENCE_SCORERS.get(name, name), ())
+        weights = value if isinstance(value, dict) else {name: value}
+        possible = of_scorer if isinstance(value, dict) else named
+        absent += [each for each, weight in weights.items() if weight and each not in possible]
+    if absent:
+        hint = nearest(absent[0], every)
+        example = json.dumps(dict.fromkeys(sorted(every), 1))
+        yield (
+            f"reward_weights must name dimensions of {', '.join(known)}, which are "
+            f"{', '.join(sorted(every))}, got {', '.join(absent)}; "
+            f"{hint or f'for example, set reward_weights {quote(example)}'}"
         )
 
 

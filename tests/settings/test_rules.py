@@ -3,9 +3,11 @@ legal.
 """
 
 import pytest
+import yaml
 from PIL import Image
 
 from hyvideo.models.versions import RELEASED
+from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, known_dimensions, scorer_class
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from hyvideo.settings.rules import SERVICE_ATTEMPTS, check, head_problems, process_problems
@@ -112,6 +114,13 @@ CASES = [
         "reward_weights reward_model",
         {"reward_weights": '{"miniature": {"VQ": 1}}'},
     ),
+    ({"reward_weights": '{"VQ": 1, "MG": 1}'}, "reward_weights MG MQ", {"reward_weights": "A"}),
+    (
+        {"reward_weights": '{"miniature": {"CLIPScore": 1}}'},
+        "reward_weights CLIPScore",
+        {"reward_model": ["miniature", "clip"], "reward_weights": '{"VQ": 1, "clip": {"CLIPScore": 1}}'},
+    ),
+    ({"reward_model": ["yes_no"]}, "reward_weights checks", {"reward_weights": '{"checks": 1}'}),
     # weights
     ({"base_weight_dtype": "fp8"}, "base_weight_dtype lora_rank", {"lora_rank": 1}),
     (
@@ -150,7 +159,12 @@ CASES = [
         "pretrained_model_root",
         {"pretrained_model_root": "assets/miniature"},
     ),
-    ({"transformer_version": "../../etc"}, "transformer_version", {"transformer_version": "mine"}),
+    ({"transformer_version": "../../etc"}, "transformer_version", {"transformer_version": "miniature"}),
+    (
+        {"transformer_version": "wan2.1_t2v_1.4b"},
+        "transformer_version wan2.1_t2v_1.3b",
+        {"transformer_version": "miniature"},
+    ),
     ({"output_dir": "README.md/run"}, "output_dir", {"output_dir": "outputs/new"}),
     ({"output_dir": "caf\udce9"}, "output_dir", {"output_dir": "outputs/café"}),
     ({"output_dir": "a\0b"}, "output_dir", {"output_dir": "outputs/a b"}),
@@ -252,6 +266,48 @@ def test_timeouts_may_be_equal_to_their_limits(settings, num_problems):
     config = Config().with_settings(**settings)
     assert len([*process_problems(config, 2)]) == num_problems
     assert [*process_problems(config, 1)] == []
+
+
+# --- rewards --------------------------------------------------------------------------------------
+
+OWN = """
+class Own:
+    dimensions = ("smooth", "red")
+    def score(self, videos, prompts, *, fps): ...
+    def check_prompts(self, prompts): ...
+    def held_out(self, videos, prompts): ...
+"""
+
+
+def test_the_dimensions_of_a_custom_reward_have_weight_1_by_default(tiny_config, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    name = f"{tmp_path}/own.py:Own"
+    config = tiny_config.with_settings(reward_model=[name])
+    assert config.resolved().reward.reward_weights == '{"smooth": 1, "red": 1}'
+    check(config.resolved())
+    both = tiny_config.with_settings(reward_model=[name, "miniature"]).resolved()
+    assert both.reward.reward_weights == tiny_config.reward.reward_weights
+    given = config.with_settings(reward_weights='{"red": 2}').resolved()
+    assert given.reward.reward_weights == '{"red": 2}'
+    check(given)
+    with pytest.raises(ValueError, match="reward_weights .*rde.* red"):
+        check(config.with_settings(reward_weights='{"rde": 2}'))
+    absent = tiny_config.with_settings(reward_model=[f"{tmp_path}/gone.py:Own"]).resolved()
+    with pytest.raises(ValueError, match="gone.py"):
+        check(absent)
+
+
+@pytest.mark.parametrize("name", ["miniature", "clip", "pickscore", "videoalign"])
+def test_the_registry_has_the_dimensions_of_the_classes(name):
+    declared = getattr(scorer_class(name), "dimensions", DIMENSIONS)
+    assert SCORERS[name].dimensions == declared
+
+
+@pytest.mark.parametrize("name", ["vlm_judge", "unified_reward", "yes_no"])
+def test_the_registry_has_the_dimensions_of_the_rubrics(name):
+    rubric = yaml.safe_load((ROOT / f"hyvideo/rewards/{name}.yaml").read_text())
+    assert SCORERS[name].dimensions == tuple(rubric["dimensions"])
+    assert known_dimensions(name, {"rubric": "own.yaml"}) is None
 
 
 # --- versions -------------------------------------------------------------------------------------

@@ -188,7 +188,7 @@ def is_abbreviated(command, output):
     """Return whether a mention failed only because it omits flags or uses placeholders, not for an
     unknown flag.
     """
-    is_incomplete = "arguments are required" in output or "expected one argument" in output
+    is_incomplete = "arguments are required" in output or "needs a value" in output
     has_placeholder = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
     is_wrong = re.search("unknown flag|unrecognized arguments", output)
     return command.is_mention and not is_wrong and (is_incomplete or has_placeholder)

@@ -582,7 +582,7 @@ def test_bad_input_exits_with_one_message_and_writes_nothing(
 def test_a_flag_of_a_setting_is_checked_like_the_setting(capsys):
     for flags, message in (
         (["--stochastic", "euler"], "invalid choice: 'euler' (choose from sage_grpo"),
-        (["--video_length", "five"], "invalid int value: 'five'"),
+        (["--video_length", "five"], "must be an integer, got 'five'"),
     ):
         with pytest.raises(SystemExit):
             generate.parse(["--prompt", "a", *flags])

@@ -14,8 +14,8 @@ import post_train
 from hyvideo.data.videos import read_video
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.run_inputs import RunInputs
-from tests.settings.test_reference_flags import LINE
 from tests.forked import ROOT, python
+from tests.settings.test_reference_flags import LINE
 
 SMOKE = ["--config", "configs/smoke.yaml"]
 

@@ -4,7 +4,6 @@ Mistakes end in one message, with all problems.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from hyvideo.settings.objectives import BUILT_IN, settings_class
 from hyvideo.settings.reference_flags import (
     add_flags,
     flags_in,
-    print_ignored,
     print_ignored_switches,
     resolve_reference_names,
     table,
@@ -164,6 +162,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
+    if "recipes" in content:
+        raise ValueError(f"{path} is a file of recipes; run it with scripts.compare_recipes")
     content.pop(ENVIRONMENT, None)
     own = _own_leaves(content.get(OBJECTIVE))
     values: dict[str, Any] = {}
@@ -174,6 +174,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         leaf = own.get(name) or LEAVES.get(name)
         if not row and not leaf:
             hint = nearest(str(name), [*LEAVES, *own]) or "--help lists the settings"
+            if name in SECTIONS and isinstance(value, dict):
+                hint = "settings have no sections: write its lines without indentation"
             problems.append(f"{path}: unknown setting {quote(name, 80)}; {hint}")
             continue
         try:
@@ -213,8 +215,12 @@ def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[s
     except ValueError:  # reported with the other problems
         return dict(inherited)
     dropped = [name for name in inherited if objectives_with(name) and name not in known]
-    if dropped:
-        print_ignored({f"objective {objective} does not have them": dropped})
+    if dropped and processes.rank() == 0:
+        print(
+            f"settings of the file that objective {objective} does not have are ignored: "
+            f"{', '.join(dropped)}",
+            file=sys.stderr,
+        )
     return {name: value for name, value in inherited.items() if name not in dropped}
 
 
@@ -276,15 +282,23 @@ def _value_after(flag: str, words: list[str]) -> str | None:
 
 
 def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
-    flag = dict(zip(words[1:], words)).get(word, "")
+    """Return what is wrong with a word that is no flag, nor the value of one."""
+    before = words[: words.index(word)]
     word = word[:200]
     names = [f"--{name}" for name in [*LEAVES, *own, *table("post_train")] if "*" not in name]
-    is_value = re.match("-[^-]", word) and flag.startswith("--")
-    if is_value:
-        hint = f"if it is a value, write {flag}={word}"
-    else:
-        hint = nearest(word, names) or "--help lists them"
-    return f"unknown flag {word}; {hint}"
+    hint = nearest(word, names)
+    if word.startswith("-"):
+        if not hint and before and before[-1].startswith("--"):
+            hint = f"if it is a value, write {before[-1]}={word}"
+        return f"unknown flag {word}; {hint or '--help lists them'}"
+    flags = [each for each in before if each.startswith("--") and "=" not in each]
+    if word.endswith((".yaml", ".yml")):
+        hint = f"write --config {word}"
+    elif "=" in word and hint:
+        hint = f"write --{word}"
+    elif flags:
+        hint = f"{flags[-1]} takes one value, without spaces"
+    return f"unknown word {word}; {hint or 'flags start with --'}"
 
 
 def _parser(objective: str | None) -> argparse.ArgumentParser:

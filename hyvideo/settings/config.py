@@ -527,11 +527,11 @@ def _sentence(name: str, error: Mapping[str, Any], section: type[sections.Sectio
         needed = f"must be {words} {context[key]:g}"
     elif kind == "literal_error":
         choices = get_args(Leaf(name, "", section.model_fields[name]).kind)
-        needed = f"must be one of {', '.join(choices)}"
+        needed = f"must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
         hint = nearest(str(value), choices)
         got += f"; {hint}" if hint else ""
     elif kind == "too_short":
-        needed, got = "must be given", "got none"
+        needed, got = "must have at least one value", "got none"
     else:
         needed = _TYPES.get(kind, error["msg"])
     return f"{name} {needed}, {got}"

@@ -624,6 +624,8 @@ def reward_problems(reward: RewardSettings) -> Problems:
                 f"{', '.join(map(quote, unknown))}"
             )
             hint = nearest(unknown[0], SCORERS)
+            if unknown[0].endswith(".py"):
+                hint = f"add the name of the class or function: {unknown[0]}:NAME"
             yield f"{message}; {hint}" if hint else message
     named = [*reward.reward_model, *reward.held_out_reward_model]
     if len(set(named)) < len(named):
@@ -662,9 +664,9 @@ def weights_are_numbers(reward: RewardSettings) -> Problems:
     )
     if not are_numbers or not any(weights.values()):
         yield (
-            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object with a number "
-            f"for each dimension, such as VQ, MQ and TA, of at most {MAX_SCORE:g} and at least one "
-            f"of them not 0, got {quote(text)}"
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object, such as "
+            """'{"VQ": 1, "MQ": 0.5}', with a number of at most """
+            f"{MAX_SCORE:g} for each dimension, not all of them 0, got {quote(text)}"
         )
     names = set()
     for name, value in given.items():

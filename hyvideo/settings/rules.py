@@ -265,8 +265,8 @@ def planned_world_size(config: Config, file: str = "") -> int:
 
 
 def _gpus_of_name(file: str) -> list[int]:
-    """Return the numbers of GPUs in the name of a file."""
-    return [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", Path(file).name)]
+    """Return the numbers of GPUs in the name of a file, or in the words of a command line."""
+    return [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", file)]
 
 
 def config_for(world_size: int, file: str) -> str | None:

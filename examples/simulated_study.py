@@ -10,12 +10,12 @@ writes outputs/rated/pairs.csv. The rater sees the true reward R of both videos
 R_second) / 0.1), as noisily as people do.
 """
 
-import csv
 import math
 from collections import defaultdict
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.csv_files import csv_text
 from hyvideo.data.files import publish, read_json
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import at_original_size, read_video
@@ -85,10 +85,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = rate(true_rewards(options.folder), options.pairs, options.seed)
     path = options.folder / "pairs.csv"
-    with publish(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["prompt", "first", "second", "answer", "dimension"])
-        writer.writerows([*row, DIMENSION] for row in rows)
+    columns = ["prompt", "first", "second", "answer", "dimension"]
+    with publish(path) as temporary:
+        temporary.write_text(csv_text(columns, [[*row, DIMENSION] for row in rows]))
     print(f"wrote {len(rows)} rated pairs to {path}")
 
 

@@ -6,13 +6,13 @@ Simulated raters prefer the larger shape. `Area` is a scorer that measures the s
 """
 
 import argparse
-import csv
 from pathlib import Path
 
 import torch.nn.functional as F
 
 from examples.miniature_from_scratch.web_data import random_labels
 from hyvideo.data.cli import exit_on_error
+from hyvideo.data.csv_files import csv_text
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8, write_video
 from hyvideo.miniature import world
@@ -65,14 +65,14 @@ def rated_pairs(count, seed, smallest=0.75):
 def write_study(folder, count, seed):
     """Write the mp4 files and pairs.csv."""
     folder.mkdir(parents=True)
-    with open(folder / "pairs.csv", "w", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["prompt", "first", "second", "dimension", "answer"])
-        for number, (prompt, pair, answer) in enumerate(rated_pairs(count, seed)):
-            names = [f"{number:03}_{side}.mp4" for side in "ab"]
-            for name, clip in zip(names, pair):
-                write_video(folder / name, clip, world.FPS)
-            rows.writerow([prompt, *names, "SIZE", answer])
+    rows = []
+    for number, (prompt, pair, answer) in enumerate(rated_pairs(count, seed)):
+        names = [f"{number:03}_{side}.mp4" for side in "ab"]
+        for name, clip in zip(names, pair):
+            write_video(folder / name, clip, world.FPS)
+        rows.append([prompt, *names, "SIZE", answer])
+    columns = ["prompt", "first", "second", "dimension", "answer"]
+    (folder / "pairs.csv").write_text(csv_text(columns, rows))
 
 
 @exit_on_error("size_preference.py", OSError)

@@ -52,8 +52,15 @@ def main() -> int:
     if not 0 <= options.weight_decay < float("inf"):
         raise ValueError(f"--weight_decay must be at least 0, got {options.weight_decay:g}")
 
+    from hyvideo.records.run_files import write_text
     from hyvideo.rewards.videoalign.checkpoint import check_dimensions, find_checkpoint
-    from studies.reward_training import PairTraining, check_videos, read_pairs, split_by_prompt
+    from studies.reward_training import (
+        PairTraining,
+        check_room,
+        check_videos,
+        read_pairs,
+        split_by_prompt,
+    )
 
     reject_model(options.output_dir)
     known = find_checkpoint(options.reward_path).settings.dimensions
@@ -68,12 +75,13 @@ def main() -> int:
         reject_model(options.output_dir)  # of a process that has ended since
         check_videos(pairs)  # before hours of training
         training = PairTraining(options.reward_path, split, names, options.batch_size)
+        check_room(options.output_dir, training.scorer.model)
         report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
         report["before"] = training.quality(options.output_dir / "calibration_before.png")
         report["losses"] = training.fit(**{name: getattr(options, name) for name in FIT})
         training.write(options.output_dir)
         report["after"] = training.quality(options.output_dir / "calibration.png")
-        (options.output_dir / "training.json").write_text(json.dumps(report, indent=1) + "\n")
+        write_text(options.output_dir / "training.json", json.dumps(report, indent=1) + "\n")
     print("\n".join(table(report)))
     return 0
 

@@ -9,7 +9,6 @@ GPU, in bf16 autocast.
 
 import json
 import math
-import os
 from collections.abc import Iterable, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.files import read_json
-from hyvideo.data.pairs import HELD_OUT, OUTCOMES, TIE
-from hyvideo.data.prompts import read_rows
+from hyvideo.data.files import free_disk, publish, read_json
+from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
+from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
 from hyvideo.rewards.videoalign.model import without_cudnn_attention
@@ -30,10 +29,10 @@ from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 THETA = 5.0  # as in VideoReward
+SMALL_FILES = 2**24  # bytes of the tokenizer, the settings and the pictures
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
 PATIENCE = 4  # epochs without a lower loss before training stops
 CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at full size
-COLUMNS = ("prompt", "first", "second", "dimension", "answer")
 PARTS = ("test", "stop", "train")
 
 
@@ -51,24 +50,29 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
     """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of
     identical videos.
     """
+    ratings = read_ratings(path)
+    if ratings and not any(rating.dimension for rating in ratings):
+        raise ValueError(f"the pairs of a reward model need a column dimension; {path} lacks it")
     answers: dict[tuple, list] = {}
-    for number, row in enumerate(read_rows(path, "a pairs CSV", names=COLUMNS), start=1):
-        if missing := [column for column in COLUMNS if column not in row]:
-            raise ValueError(
-                f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
-                f"{', '.join(missing)}"
-            )
-        prompt, first, second, dimension, answer = (row[column].strip() for column in COLUMNS)
-        check_prompt(prompt)
-        videos = (path.parent / first, path.parent / second)
-        if not prompt or answer not in OUTCOMES or not all(map(os.path.isfile, videos)):
-            raise ValueError(
-                f"row {number} of {path} needs a prompt, two existing videos, and an answer out of "
-                f"{', '.join(OUTCOMES)}, got {row}"
-            )
-        if dimension in names and first != second:
-            answers.setdefault((prompt, videos), []).append((dimension, OUTCOMES[answer]))
+    for rating in ratings:
+        check_prompt(rating.request.prompt)
+        first, second = rating.videos
+        if rating.dimension in names and first != second:
+            pair = (rating.request.prompt, rating.videos)
+            answers.setdefault(pair, []).append((rating.dimension, rating.outcome))
     return [Pair(*pair, given) for pair, given in answers.items()]
+
+
+def check_room(folder: Path, model: torch.nn.Module) -> None:
+    """Raise ValueError if a folder lacks room for the weights of a model in bfloat16."""
+    needed = 2 * sum(parameter.numel() for parameter in model.parameters()) + SMALL_FILES
+    free = free_disk(folder)
+    if free < needed:
+        raise ValueError(
+            f"--output_dir must have room for the model, {needed / 2**30:.2f} GiB, got "
+            f"{quote(folder)} with {free / 2**30:.2f} GiB free; free some space, or choose another "
+            "folder"
+        )
 
 
 def check_videos(pairs: Iterable[Pair]) -> None:
@@ -250,7 +254,9 @@ class PairTraining:
         }
         config["peft_lora_config"] = {"lora_enable": False}
         config["inference_config"] = constants
-        (out / "model_config.json").write_text(json.dumps(config, indent=1) + "\n")
+        # the last file, without which the folder is no model
+        with publish(out / "model_config.json") as path:
+            path.write_text(json.dumps(config, indent=1) + "\n")
         self.scorer = self.load(out)
 
     @torch.no_grad()

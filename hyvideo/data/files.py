@@ -143,14 +143,6 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-def parse_json(text: str | bytes | bytearray) -> Any:
-    """Parse JSON text. Raises ValueError if it is invalid or nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-
-
 def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """Return the text of a file in UTF-8.
 
@@ -168,7 +160,7 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     Raises ValueError, naming the file, if it is missing or invalid.
     """
     try:
-        content = parse_json(read_text(path))
+        content = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{label}: file not found: {path}") from error
     except (ValueError, IsADirectoryError, PermissionError) as error:
@@ -207,8 +199,10 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
     except OSError as error:
         if error.errno == errno.ENOTEMPTY:  # another process was faster
             raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
-        if error.errno is not None and error.filename is None:  # a full disk: which one?
-            error.filename = str(path)
+        # a full disk: which one? Copying names the source
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if error.errno is not None and (error.filename is None or is_full):
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     finally:
         if is_folder:

@@ -5,14 +5,15 @@ slow is imported.
 """
 
 import filecmp
-import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.data.csv_files import read_rows
+from hyvideo.data.digests import digest_file
 from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request, check_prompt, find_image, read_rows
+from hyvideo.data.prompts import Request, check_prompt, find_image
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import quote
 
@@ -23,9 +24,8 @@ TIE = 2
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
 HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
-# the tensor in this file; the hash of the video in its metadata
+# the tensor in this file; the digest of the video in its metadata
 LATENTS_KEY, VIDEO_KEY = "latents", "video"
-_BLOCK = 2**20  # bytes of a file that are hashed at once
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def read_ratings(path: str | Path) -> list[Rating]:
     """
     path = find_path(path)
     ratings = []
-    rows = read_rows(path, "a pairs CSV", names=(*COLUMNS, *OPTIONAL_COLUMNS))
+    rows = read_rows(path, "a pairs CSV", (*COLUMNS, *OPTIONAL_COLUMNS))
     for number, row in enumerate(rows, start=1):
         place = f"row {number} of {path}"
         if missing := [column for column in COLUMNS if column not in row]:
@@ -235,8 +235,8 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
 
     seen: set[Path] = set()
     remedy = (
-        "restore the file, or delete the file, so that the video is encoded (a resume then needs "
-        "allow_changed_settings true)"
+        "restore the file, or delete it, so that the video is encoded (a resume then needs "
+        "--allow_changed_settings pairs_csv)"
     )
     for preference in preferences:
         for video in preference.videos:
@@ -252,7 +252,7 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
                 raise ValueError(
                     f"{quote(path)} must have the latents of {video.name}: {error}; {remedy}"
                 ) from error
-            if found[1:] != shape or owner != hash_file(video):
+            if found[1:] != shape or owner != digest_file(video):
                 reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
                 if found[1:] == shape:
                     reason = "those of another video"
@@ -277,12 +277,3 @@ def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences
             preference for preference in preferences if preference.request.prompt in held_out
         ],
     )
-
-
-def hash_file(path: Path) -> str:
-    """Return a hash of the contents of a file."""
-    digest = hashlib.blake2b(digest_size=16)
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()

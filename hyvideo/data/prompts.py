@@ -2,23 +2,22 @@
 number and the seed.
 """
 
-import csv
 import functools
 import hashlib
 import json
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, find_path, publish
+from hyvideo.data.csv_files import csv_text, read_rows
+from hyvideo.data.files import find_path, publish
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
 
 COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
-MAX_CSV_BYTES = 2**28
 
 
 @dataclass(frozen=True)
@@ -81,17 +80,14 @@ class PromptFiles:
 
 
 def _read_csv(path: Path) -> list[Request]:
-    rows = read_rows(path)
+    rows = read_rows(path, "a prompts CSV", COLUMNS)
     if not rows:
         raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
     # many rows may share an image
     find_picture = functools.cache(functools.partial(find_image, path))
     requests = []
     for number, row in enumerate(rows, start=1):
-        # Files from Windows also have CRLF inside quotes.
-        prompt, image, seed, *others = (
-            row.get(column, "").replace("\r\n", "\n").strip() for column in COLUMNS
-        )
+        prompt, image, seed, *others = (row.get(column, "").strip() for column in COLUMNS)
         if not prompt:
             raise ValueError(
                 f"every row of a prompts CSV needs a prompt, row {number} of {path} has none"
@@ -126,14 +122,12 @@ def _read_csv(path: Path) -> list[Request]:
 
 def write_requests(path: Path, requests: Sequence[Request]) -> None:
     """Write a prompts CSV. The paths of images are relative to its folder."""
-    with publish(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for request in requests:
-            image = request.image and os.path.relpath(request.image, path.parent.resolve())
-            writer.writerow(
-                [request.prompt, image, request.seed, request.original_prompt, request.checks]
-            )
+    rows = []
+    for request in requests:
+        image = request.image and os.path.relpath(request.image, path.parent.resolve())
+        rows.append([request.prompt, image, request.seed, request.original_prompt, request.checks])
+    with publish(path) as temporary:
+        temporary.write_text(csv_text(COLUMNS, rows), encoding="utf-8")
 
 
 def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
@@ -145,15 +139,16 @@ def are_seen(prompts: Iterable[str], training: Iterable[Request]) -> list[bool]:
 
 
 def hash_requests(requests: Sequence[Request]) -> str:
-    """Return a hash of the prompts, in order, their seeds and the contents of their images, not of
-    file names.
+    """Return a hash of the prompts, in order, their seeds, questions (``checks``) and the contents
+    of their images, not of file names.
     """
     paths = dict.fromkeys(request.image for request in requests if request.image)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
-    rows = [
-        [r.prompt, r.image and images[r.image], *([] if r.seed is None else [r.seed])]
-        for r in requests
-    ]
+    rows = []
+    for request in requests:
+        row = [request.prompt, request.image and images[request.image]]
+        row += [value for value in (request.seed, request.checks) if value is not None]
+        rows.append(row)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
@@ -166,63 +161,6 @@ def check_prompt(prompt: str, where: str) -> None:
         raise ValueError(
             f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}"
         )
-
-
-def read_rows(
-    path: Path, what: str = "a prompts CSV", names: Collection[str] = COLUMNS
-) -> list[dict[str, str]]:
-    """Read the rows of a CSV file with a column ``prompt``. Raises ValueError for any other file.
-
-    Cells that are missing at the end of a row are empty. ``what`` names the kind of file in
-    messages. The columns ``names`` are found in any case and between blanks; they must not occur
-    twice, because only the last would be read.
-    """
-    if problem := file_problem(path):
-        raise ValueError(f"{what} must be a readable file, got {quote(path)} ({problem})")
-    try:
-        # prompts have a separate limit, other columns have none
-        csv.field_size_limit(MAX_CSV_BYTES)
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            # otherwise an unclosed quote includes the next rows in its cell
-            reader = csv.DictReader(file, strict=True)
-            columns = [_column_name(name, names) for name in reader.fieldnames or []]
-            reader.fieldnames = columns
-            if "prompt" not in columns:
-                got = quote(", ".join(columns), 300)[1:-1] or "no columns"
-                is_separated = len(columns) == 1 and any(mark in columns[0] for mark in ";\t")
-                advice = "; separate the columns with commas" if is_separated else ""
-                raise ValueError(
-                    f"{what} needs a column named `prompt`, got {got} in {path}{advice}"
-                )
-            for column in names:
-                if (count := columns.count(column)) > 1:
-                    raise ValueError(
-                        f"{what} must have one column `{column}`, got {count} in {path}"
-                    )
-            rows = list(reader)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}); save it as UTF-8"
-        ) from error
-    except csv.Error as error:
-        raise ValueError(
-            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}, line "
-            f"{reader.reader.line_num}; put a cell that contains a comma, a line break or quotes "
-            "in double quotes, and double the quotes in it)"
-        ) from error
-    for number, row in enumerate(rows, start=1):
-        if None in row:
-            raise ValueError(
-                f"row {number} of {path} has more cells than columns; put a cell that contains a "
-                f"comma in double quotes: {quote(row['prompt'])}"
-            )
-    return [{name: cell or "" for name, cell in row.items()} for row in rows]
-
-
-def _column_name(name: str, names: Collection[str]) -> str:
-    """Return the one of ``names`` that a column of a CSV means, else the name as it is."""
-    folded = name.strip().casefold()
-    return folded if folded in names else name
 
 
 def find_image(csv_path: Path, name: str) -> str:

@@ -127,6 +127,7 @@ class Lease:
             thread_local=False,
         )
         self._is_new = False
+        weakref.finalize(self, self._lock.release)  # also at the program's end
 
     def __enter__(self) -> "Lease":
         """Take the folder, after waiting for a process that may have died on another machine.
@@ -136,7 +137,6 @@ class Lease:
         self._is_new = not self.folder.exists()
         make_folder(self.folder)
         self._acquire()
-        self._finalizer = weakref.finalize(self, self._lock.release)  # also at the program's end
         return self
 
     def _acquire(self) -> None:
@@ -185,7 +185,7 @@ class Lease:
             )
 
     def __exit__(self, *_exception) -> None:
-        self._finalizer()
+        self._lock.release()
         if self._is_new:
             with suppress(OSError):  # it has files
                 self.folder.rmdir()

@@ -53,7 +53,7 @@ class CheckpointWriter:
         # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
-        # named in config/processes.py
+        # named in settings/processes.py
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
 

@@ -35,7 +35,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hyvideo.data.files import parse_json, publish, read_json
+from hyvideo.data.files import publish, read_json
 from hyvideo.models.family import Component, families, family_of
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
@@ -106,7 +106,7 @@ def read_lora(path: str | Path) -> Lora:
     file = _find_file(Path(path))
     tensors, metadata = read_safetensors(file, "LoRA")
     try:
-        settings = parse_json(metadata[_METADATA]) if _METADATA in metadata else {}
+        settings = json.loads(metadata[_METADATA]) if _METADATA in metadata else {}
         settings = {name.removeprefix("transformer."): value for name, value in settings.items()}
     except (ValueError, AttributeError) as error:
         raise ValueError(f"LoRA: the metadata of {file} must be a JSON object ({error})") from error
@@ -177,11 +177,11 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
 def current_lora(
     transformer: nn.Module, *, gather: Callable[[Tensor], Tensor] = lambda tensor: tensor
 ) -> Lora:
-    """Return the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded tensor into
-    a full one.
+    """Return a copy of the transformer's adapter as a LoRA on the CPU; ``gather`` turns a sharded
+    tensor into a full one.
     """
     state = {
-        name.replace(".default.", "."): gather(parameter.detach()).cpu()
+        name.replace(".default.", "."): gather(parameter.detach()).to("cpu", copy=True)
         for name, parameter in transformer.named_parameters()
         if ".lora_A.default." in name or ".lora_B.default." in name
     }

@@ -7,6 +7,7 @@ are read.
 
 import glob
 import hashlib
+import json
 import math
 import pickle
 import zipfile
@@ -19,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.data.files import parse_json, read_json
+from hyvideo.data.files import read_json
 from hyvideo.data.text import quote
 from hyvideo.models.damage import DamageCheck, check_values
 
@@ -68,7 +69,7 @@ def read_header(folder: Folder, stem: str) -> Weights:
                     (name, tuple(file.get_slice(name).get_shape())) for name in names
                 )
                 found.files.update(dict.fromkeys(names, path))
-                drawn = parse_json((file.metadata() or {}).get("drawn", "{}"))
+                drawn = json.loads((file.metadata() or {}).get("drawn", "{}"))
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
         except (
             SafetensorError,

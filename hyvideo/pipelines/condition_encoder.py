@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hyvideo.data.digests import digest_file, digest_of
@@ -21,7 +22,6 @@ from hyvideo.data.files import publish
 from hyvideo.data.prompts import Request
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
-from hyvideo.models.stored_tensors import load_tensors, save_tensors
 
 Encoded = dict[str, Tensor]  # one part in its stored form
 _RETRY_S = 0.2
@@ -67,8 +67,8 @@ class PartStore:
         """
         end = time.monotonic() + self.patience_s
         while True:
-            with suppress(FileNotFoundError, SafetensorError, ValueError):
-                return load_tensors(self.folder / f"{key}.safetensors")
+            with suppress(FileNotFoundError, SafetensorError):
+                return load_file(self.folder / f"{key}.safetensors")
             if time.monotonic() >= end:
                 return None
             time.sleep(_RETRY_S)
@@ -79,7 +79,7 @@ class PartStore:
         """Store a part atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with publish(self.folder / f"{key}.safetensors") as path:
-            save_tensors(part, path)
+            save_file({name: tensor.contiguous() for name, tensor in part.items()}, path)
 
 
 class ConditionEncoder:

@@ -1,5 +1,6 @@
 """Content of a report, read from the output files of a run. `page` renders it."""
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
-import yaml
 
-from hyvideo.data.files import folder_problem, parse_json, read_json
+from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import are_seen, read_requests
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
+from hyvideo.data.yaml_files import read_yaml
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
@@ -19,6 +20,7 @@ from hyvideo.report.series import SPIKE, Series, read_series
 from hyvideo.settings.command_line import config_of_run
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_rollouts
+from hyvideo.settings.objectives import label_of
 from hyvideo.validation.intervals import Interval, t_interval
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -38,6 +40,7 @@ class Run:
     folder: Path
     config: Config
     environment: dict
+    objective: str  # its name in words
     rollouts_per_iteration: int
     series: Series
     history: list[ValidationStats]  # validations with the same settings as the newest
@@ -154,7 +157,8 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
     if problem := folder_problem(folder):
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config = config_of_run(folder / CONFIG_FILE)
-    environment = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))["environment"]
+    content = read_yaml(folder / CONFIG_FILE)
+    environment = content["environment"]
     metrics = folder / METRICS
     lines = read_metrics(metrics) if metrics.is_file() else []
     history = _read_history(folder / SAMPLES)
@@ -175,6 +179,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         folder=folder,
         config=config,
         environment=environment,
+        objective=label_of(content["objective"]),
         rollouts_per_iteration=num_rollouts(config, environment["processes"]),
         series=read_series(lines, max_points),
         history=history,
@@ -228,7 +233,7 @@ def _scores(folder: Path) -> dict[int, dict]:
     """
     path = folder / "scores.json"
     try:
-        entries = parse_json(path.read_text(encoding="utf-8")) if path.is_file() else []
+        entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     except ValueError as error:
         raise ValueError(f"{path} is not valid JSON ({error})") from error
     files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted

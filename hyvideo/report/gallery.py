@@ -2,6 +2,7 @@
 folders.
 """
 
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
 
-from hyvideo.data.files import folder_problem, parse_json
+from hyvideo.data.files import folder_problem
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
 from hyvideo.records.run_files import write_text
@@ -96,7 +97,7 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
     """Yield path and settings of each video as text; skip videos without readable settings."""
     for file in sorted(folder.glob("*.mp4")):
         with suppress(OSError, ValueError, LookupError, TypeError):
-            settings = parse_json(file.with_suffix(".json").read_text(encoding="utf-8"))
+            settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 choice = settings.pop("best_of", None)
                 texts = {

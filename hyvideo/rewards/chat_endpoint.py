@@ -3,6 +3,7 @@ out.
 """
 
 import asyncio
+import json
 import os
 import re
 import sys
@@ -13,7 +14,6 @@ from typing import TypeVar
 import httpx
 from httpx_retries import Retry, RetryTransport
 
-from hyvideo.data.files import parse_json
 from hyvideo.data.text import describe_error, quote, shorten
 from hyvideo.rewards.service.client import is_address
 
@@ -22,7 +22,8 @@ T = TypeVar("T")
 # endpoints on this machine
 LOCAL = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")
 # raised for malformed answers
-MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+# of answers in another form; a model that repeats [ without an end makes JSON too deep
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 MAX_CONNECT_S = 10.0
 SECRET_LENGTH = 6  # of an API key
@@ -124,7 +125,7 @@ class ChatEndpoint:
                     answer = answer.replace(self._key, "***")
                 if response.status_code != 200:
                     raise ValueError(f"status {response.status_code}: {answer}")
-                return read(self._choice(parse_json(answer))), ""
+                return read(self._choice(json.loads(answer))), ""
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
                 return None, shorten(f"{self.url}: {describe_error(error)}", 500)
 

@@ -9,11 +9,11 @@ Invalid answers raise one of ``MALFORMED``.
 Without probabilities the score is the stated grade, or 1 for yes and 0 for no.
 """
 
+import json
 import math
 import re
 from collections.abc import Sequence
 
-from hyvideo.data.files import parse_json
 from hyvideo.rewards.chat_endpoint import answer_text
 from hyvideo.rewards.rewards import Scores
 
@@ -28,7 +28,7 @@ def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
     message = choice["message"]
     text = answer_text(choice).removeprefix("```json").strip("`\n ")
     is_object = text.startswith("{") and text.endswith("}")
-    stated = parse_json(text) if is_object else {}
+    stated = json.loads(text) if is_object else {}
     if set(stated) != set(dimensions) or not all(
         type(k) is int and 1 <= k <= 5 for k in stated.values()
     ):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, make_folder, write_problem
+from hyvideo.data.files import make_folder, read_text, write_problem
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, check_prompt, read_requests, write_requests
 from hyvideo.data.text import quote
@@ -38,12 +38,10 @@ class Rewriter:
         fallback: bool,  # whether prompts may stay as they are after a failure
         **endpoint: str,
     ):
-        problem = file_problem(prompt_file)
-        if problem:
-            raise ValueError(
-                f"--rewrite_prompt_file must be a text file, got {quote(prompt_file)}: {problem}"
-            )
-        self.instruction = Path(prompt_file).read_text(encoding="utf-8")
+        try:
+            self.instruction = read_text(prompt_file)
+        except FileNotFoundError as error:
+            raise ValueError(f"--rewrite_prompt_file: file not found: {prompt_file}") from error
         check_prompt(self.instruction, "in --rewrite_prompt_file")
         self.endpoint = ChatEndpoint("--rewrite", **endpoint, **LIMITS)
         self.fallback = fallback

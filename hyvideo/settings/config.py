@@ -468,16 +468,14 @@ LEAVES = _all_leaves()
 
 
 def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run without a custom objective and its settings, whose file may have
-    moved since.
+    """Return the settings of a run with objective grpo in place of a custom one, whose file may have
+    moved since, and without those that grpo does not have.
     """
     if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
         return dict(values)
-    return {
-        name: value
-        for name, value in values.items()
-        if name in LEAVES and LEAVES[name].section != OBJECTIVE
-    }
+    names = {name for name, leaf in LEAVES.items() if leaf.section != OBJECTIVE}
+    names |= set(leaves_of(OBJECTIVE, GRPOSettings))
+    return {name: value for name, value in values.items() if name in names - {OBJECTIVE}}
 
 
 def objectives_with(name: str) -> list[str]:

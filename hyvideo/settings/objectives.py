@@ -286,6 +286,11 @@ _TRAITS = ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_r
 _LIKE = {"steps": GRPOSettings, "levels": NFTSettings, "path": DistillSettings}
 
 
+def label_of(name: str) -> str:
+    """Return the name of an objective in reports, also of one whose file has moved."""
+    return BUILT_IN[name].label if name in BUILT_IN else name.rpartition(":")[2]
+
+
 def settings_class(name: str) -> type[ObjectiveSettings]:
     """Return the settings of an objective, built-in or ``FILE.py:NAME``.
 
@@ -318,7 +323,7 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     own = getattr(cls, "Settings", None)
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
     settings.name = name
-    settings.label = name.rpartition(":")[2]
+    settings.label = label_of(name)
     for trait in _TRAITS:
         setattr(settings, trait, getattr(cls, trait))
     return settings

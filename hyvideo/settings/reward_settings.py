@@ -2,7 +2,6 @@
 
 import json
 
-from hyvideo.data.files import parse_json
 from hyvideo.data.text import quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.settings.config import REWARD_PRESETS, flat_weights, is_json
@@ -15,7 +14,7 @@ def given_reward_weights(reward: RewardSettings) -> dict[str, float | dict[str, 
     JSON.
     """
     text = reward.reward_weights
-    return REWARD_PRESETS[text] if text in REWARD_PRESETS else parse_json(text)
+    return REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
 
 
 def reward_weights(reward: RewardSettings) -> dict[str, float]:
@@ -25,7 +24,7 @@ def reward_weights(reward: RewardSettings) -> dict[str, float]:
 
 def given_pair_weights(text: str) -> dict[str, float]:
     """Return the weights of the dimensions of rated pairs; empty if all dimensions count equally."""
-    return parse_json(text) if text else {}
+    return json.loads(text) if text else {}
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
@@ -41,7 +40,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
     if not path:
         return options
     try:
-        content = parse_json(path) if is_json(path) else read_yaml(path)
+        content = json.loads(path) if is_json(path) else read_yaml(path)
     except ValueError as error:
         got = f", got {path}" if is_json(path) else ""
         raise ValueError(f"reward_config {error}{got}") from error

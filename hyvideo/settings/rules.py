@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hyvideo.data.files import ROOT, parse_json
+from hyvideo.data.files import ROOT
 from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.versions import version_defaults
@@ -166,13 +166,11 @@ def division_problems(config: Config, world_size: int) -> Problems:
 def rank_problems(world_size: int, sp_size: int, dp_replicate: int = 1) -> Problems:
     """Yield why this layout of ranks is not possible, and the possible values."""
     if world_size % sp_size:
-        processes = _processes(world_size)
         start = f"possible values: {_divisors(world_size)}"
         if world_size == 1:
             start = f"start {sp_size} with torchrun --nproc_per_node={sp_size}"
         yield (
-            f"sp_size must divide the number of processes, got sp_size {sp_size} and {processes}; "
-            f"{start}"
+            f"sp_size must divide the number of processes ({world_size}), got {sp_size}; {start}"
         )
     elif world_size % (dp_replicate * sp_size):
         yield (
@@ -517,7 +515,7 @@ def pair_weights_are_numbers(text: str) -> Problems:
     if not text:
         return
     try:
-        weights = parse_json(text)
+        weights = json.loads(text)
     except ValueError:
         weights = None
     values = list(weights.values()) if isinstance(weights, dict) else []

@@ -18,7 +18,6 @@ from hyvideo.distributed.collectives import (
 )
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention_kernels import Choice
-from hyvideo.models.decoding import latent_shape
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
@@ -329,7 +328,6 @@ def _encode_pairs(
         vae,
         mesh,
         size=(height, width),
-        shape=latent_shape(vae, *config.sampling.size),
         on_stage=progress.enter,
     )
 

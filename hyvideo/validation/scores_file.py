@@ -1,7 +1,5 @@
 """Scores of videos: gathering over ranks, means and intervals, and the files of an evaluation."""
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hyvideo.data.csv_files import csv_text
 from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request, are_seen
 from hyvideo.data.text import align_columns, describe_error
@@ -176,13 +175,9 @@ def read_evaluation(path: Path, identity: dict) -> Evaluation | None:
 
 def write_csv(path: Path, rows: Iterable[Mapping]) -> None:
     """Write rows as CSV; the columns are the keys of all rows."""
-    text, rows = io.StringIO(), list(rows)
-    writer = csv.DictWriter(
-        text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n"
-    )
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    write_text(path, csv_text(columns, [[row.get(name) for name in columns] for row in rows]))
 
 
 def _finite_mean(values: list[float]) -> float:

@@ -2,6 +2,7 @@
 prompts CSV.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hyvideo.data.files import folder_problem, parse_json, read_json
+from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.data.videos import at_original_size, read_header, read_video
@@ -132,7 +133,7 @@ def _recorded(folder: Path) -> list[Clip]:
     if not path.is_file():
         return []
     try:
-        entries = parse_json(path.read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(entries, dict):  # of scripts.evaluate
             return []
         clips = []

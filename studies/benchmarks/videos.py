@@ -7,12 +7,13 @@ A video without its JSON file is not complete. The official tools take the suffi
 in the folder as the suffix of all videos.
 """
 
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.files import file_problem, make_folder, parse_json, read_json
+from hyvideo.data.files import make_folder, read_json, read_text
 from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
 from hyvideo.data.text import quote
@@ -42,15 +43,14 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
     Raises ValueError for another form and, if ``is_official``, for other numbers of prompts than
     published.
     """
-    if problem := file_problem(path):
-        raise ValueError(
-            f"the list of prompts must be a readable file, got {quote(path)}: {problem}"
-        )
     try:
-        rows = [(row["prompt_en"], list(row["dimension"])) for row in parse_json(path.read_bytes())]
+        content = json.loads(read_text(path))
+        rows = [(row["prompt_en"], list(row["dimension"])) for row in content]
         for number, (prompt, _) in enumerate(rows, start=1):
             check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
         suite = suite_of(found := {name for _, names in rows for name in names}, path)
+    except FileNotFoundError as error:
+        raise ValueError(f"the list of prompts: file not found: {path}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be a list such as VBench_full_info.json: [{{prompt_en, dimension: "

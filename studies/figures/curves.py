@@ -86,7 +86,7 @@ def compare(runs: list[Run], names: list[str]) -> list[Comparison]:
     grouped: dict[Settings, dict[Settings, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         fixed = tuple(item for item in run.settings.items() if item[0] not in names)
-        compared = tuple(item for item in run.settings.items() if item[0] in names)
+        compared = tuple((name, run.settings[name]) for name in names if name in run.settings)
         grouped[fixed][compared].append(run)
     found = [
         (fixed, variants) for fixed, variants in grouped.items() if len(variants) > 1 or not names

@@ -22,7 +22,8 @@ from studies.figures.curves import Comparison, MissingRuns, Run, compare, curve
 COMPARED = {  # settings by figure, the decisive one first
     3: ["use_grad_balancing"],
     7: ["kl_schedule", "kl_warmup_updates", "kl_gain"],
-    8: list(TrustRegionSettings.model_fields),  # runs without a trust region have only kl_strategy
+    # runs without a trust region have only kl_strategy
+    8: ["kl_strategy", *sorted(TrustRegionSettings.model_fields.keys() - {"kl_strategy"})],
 }
 METRICS = {
     3: {"reward/mean": "reward"},

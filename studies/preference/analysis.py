@@ -13,8 +13,8 @@ import choix
 import krippendorff
 import numpy as np
 
-from hyvideo.data.files import parse_json, publish, read_json
-from hyvideo.data.pairs import hash_file
+from hyvideo.data.digests import digest_file
+from hyvideo.data.files import publish, read_json
 from hyvideo.data.text import quote
 from hyvideo.validation.intervals import t_quantile
 from studies.preference import tables
@@ -53,7 +53,7 @@ def read_key(study: Study) -> dict:
     for name, digest in hashes.items():
         video = study.folder / name
         # videos may be deleted after the study
-        if video.is_file() and hash_file(video) != digest:
+        if video.is_file() and digest_file(video) != digest:
             raise ValueError(
                 f"{quote(video)} has changed since `make` wrote the study, so that raters may have "
                 "seen another video; restore it, and leave out raters who saw the other one with "
@@ -130,7 +130,7 @@ def scores_of(folder: Path) -> dict[str, dict]:
     for path in (folder / "scores.json", folder / "scores" / "scores.json"):
         if path.is_file():
             try:
-                content = parse_json(path.read_text(encoding="utf-8"))
+                content = json.loads(path.read_text(encoding="utf-8"))
                 entries = content["videos"] if isinstance(content, dict) else content
                 return {entry["file"]: dict(entry) for entry in entries}
             except (ValueError, LookupError, TypeError) as error:
@@ -287,9 +287,9 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
     text = tables.analysis_md(results, counted)
     files = {
         "analysis.json": json.dumps(results, indent=1, allow_nan=False),
-        "pairs.csv": tables.pairs_csv(counted) + "\n",
+        "pairs.csv": tables.pairs_csv(counted),
         "table3.md": tables.table3_md(by_name, counted) + "\n",
-        "table3.csv": tables.table3_csv(by_name) + "\n",
+        "table3.csv": tables.table3_csv(by_name),
         "table3.tex": tables.table3_tex(by_name, counted) + "\n",
         "analysis.md": text + "\n",
     }

@@ -3,6 +3,7 @@ answers.
 """
 
 import asyncio
+import json
 import shutil
 import sqlite3
 import threading
@@ -12,9 +13,9 @@ from typing import Literal
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from hyvideo.data.files import make_folder, parse_json, read_text
+from hyvideo.data.files import make_folder, read_text
 from hyvideo.data.http_guard import read_body
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
@@ -48,7 +49,7 @@ class Study:
 
     def __init__(self, folder: Path):
         try:
-            content = parse_json(read_text(folder / STUDY))
+            content = json.loads(read_text(folder / STUDY))
             self.folder = folder
             self.questions = dict(content["questions"])
             self.raters = dict(content["raters"])
@@ -68,7 +69,13 @@ class Study:
 
         Raises ValueError for invalid answers.
         """
-        given = Answers.model_validate_json(content)
+        try:
+            given = Answers.model_validate_json(content)
+        except ValidationError as error:
+            raise ValueError(
+                "the answers must be a whole file as a rating page saves it; ask the rater to save "
+                "it again"
+            ) from error
         rater = self.raters.get(given.token, {"name": None, "pairs": ()})
         for pair, answers in given.answers.items():
             if pair not in rater["pairs"] or answers.keys() != self.questions.keys():

@@ -3,6 +3,7 @@ method.
 """
 
 import itertools
+import json
 import math
 import os
 import secrets
@@ -12,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.files import make_folder, parse_json
-from hyvideo.data.pairs import LATENTS_SUFFIX, hash_file
+from hyvideo.data.digests import digest_file
+from hyvideo.data.files import publish, remove_partial
+from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.records.run_files import write_json
@@ -113,26 +115,15 @@ def make_study(
     designed = design(len(folders), len(units), **sizes)
     served = {}
     key = {}
-    files = {}
-    # Files that could reveal the method by their format or metadata are all written again, so that
-    # none differs.
-    are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
-    make_folder(out / VIDEOS)
+    files: dict[Path, str] = {}  # names of the copies, by source
     for number, screens in enumerate(designed, start=1):
         shown = {secrets.token_hex(10): screen for screen in screens}
         for pair, (kind, unit, *methods) in shown.items():
             sources = [clips[method][units[unit]] for method in methods]
             for source in sources:
-                if source not in files:
-                    files[source] = f"{VIDEOS}/{secrets.token_hex(10)}.mp4"
-                    if are_copied:
-                        shutil.copyfile(source, out / files[source])
-                        _copy_latents(source, out / files[source])
-                    else:
-                        write_video(out / files[source], *read_video(source))
-                    os.utime(out / files[source], (DATE, DATE))
+                files.setdefault(source, f"{secrets.token_hex(10)}.mp4")
             shown[pair] = {"prompt": units[unit][0]} | {
-                side: files[source] for side, source in zip(SIDES, sources)
+                side: f"{VIDEOS}/{files[source]}" for side, source in zip(SIDES, sources)
             }
             secret = {
                 "kind": kind,
@@ -142,16 +133,28 @@ def make_study(
             }
             key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
-    questions = parse_json(Path(__file__).with_name("questions.json").read_text())
-    hashes = {name: hash_file(out / name) for name in sorted(files.values())}
-    write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": hashes})
-    write_json(out / STUDY, {"questions": questions, "raters": served})
+    questions = json.loads(Path(__file__).with_name("questions.json").read_text())
+    # Files that could reveal the method by their format or metadata are all written again, so that
+    # none differs.
+    are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
+    remove_partial(out, f"{VIDEOS}.")  # of a killed `make`
+    with publish(out / VIDEOS, is_folder=True) as videos:
+        for source, name in files.items():
+            if are_copied:
+                _copy(source, videos / name)
+            else:
+                write_video(videos / name, *read_video(source))
+        for path in videos.iterdir():
+            os.utime(path, (DATE, DATE))
+        digests = {f"{VIDEOS}/{name}": digest_file(videos / name) for name in files.values()}
+        write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": digests})
+        write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
 
 
-def _copy_latents(source: Path, copy: Path) -> None:
-    """Copy the latents beside a video, if there are any. No page serves them."""
+def _copy(source: Path, copy: Path) -> None:
+    """Copy a video and the latents beside it, if there are any. No page serves these."""
+    shutil.copyfile(source, copy)
     latents = source.with_suffix(LATENTS_SUFFIX)
     if latents.is_file():
         shutil.copyfile(latents, copy.with_suffix(LATENTS_SUFFIX))
-        os.utime(copy.with_suffix(LATENTS_SUFFIX), (DATE, DATE))

@@ -2,10 +2,10 @@
 and LaTeX, the pairs as CSV, and the analysis.
 """
 
-import csv
-import io
 from collections.abc import Sequence
 from types import SimpleNamespace
+
+from hyvideo.data.csv_files import csv_text
 
 _SPECIAL = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
 
@@ -18,7 +18,7 @@ def win_rates(questions: dict[str, dict]) -> list[tuple[dict, ...]]:
 def pairs_csv(counted: Sequence[SimpleNamespace]) -> str:
     """Format the answers that count."""
     rows = [[j.prompt, j.first, j.second, j.dimension, j.answer, j.rater] for j in counted]
-    return _csv(["prompt", "first", "second", "dimension", "answer", "rater"], rows)
+    return csv_text(["prompt", "first", "second", "dimension", "answer", "rater"], rows)
 
 
 def table3_csv(questions: dict[str, dict]) -> str:
@@ -37,7 +37,7 @@ def table3_csv(questions: dict[str, dict]) -> str:
                 "" if rate[end] is None else f"{rate[end]:.6g}" for end in ("mean", "low", "high")
             ]
         rows.append(row)
-    return _csv(heads, rows)
+    return csv_text(heads, rows)
 
 
 def table3_md(questions: dict[str, dict], counted: Sequence[SimpleNamespace]) -> str:
@@ -180,11 +180,3 @@ def _caption(counted: Sequence[SimpleNamespace]) -> str:
 
 def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(cells)} |" for cells in [heads, ["---"] * len(heads), *rows]]
-
-
-def _csv(heads: list[str], rows: list[list[object]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(heads)
-    writer.writerows(rows)
-    return file.getvalue().rstrip("\n")

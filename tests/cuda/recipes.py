@@ -90,13 +90,13 @@ def attentions() -> dict[str, Attention]:
     last.
     """
     found: dict[tuple[int, int, int], bool] = {}
-    for kind in ("rollout_size", "validation_size"):
+    for kind in ("sampling", "validation_sampling"):
         for each in released_recipes():
             sizes = each.sizes
-            tokens = each.attention_tokens(getattr(each.config, kind))
+            tokens = each.attention_tokens(getattr(each.config, kind).size)
             found.setdefault(
                 (sizes.num_attention_heads, sizes.attention_head_dim, tokens),
-                kind == "rollout_size",
+                kind == "sampling",
             )
     return {f"{key[-1]}": Attention(*key, is_trained) for key, is_trained in found.items()}
 
@@ -106,10 +106,10 @@ def decodings() -> dict[str, Decoding]:
     validation last.
     """
     found: dict[str, Decoding] = {}
-    for kind in ("rollout_size", "validation_size"):
+    for kind in ("sampling", "validation_sampling"):
         for each in released_recipes():
             model = each.config.model
-            size = getattr(each.config, kind)
+            size = getattr(each.config, kind).size
             name = f"{each.family} {' x '.join(map(str, size))}"
             found.setdefault(
                 name,

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from hyvideo.data.digests import digest_file
 from hyvideo.data.pairs import (
     Preference,
     check_images,
     check_latents,
     check_videos,
-    hash_file,
     read_ratings,
     select_preferences,
     split_by_prompt,
@@ -139,7 +139,7 @@ def test_a_csv_without_the_columns_is_rejected(videos):
             [(PROMPT, "0a.mp4", "0b.mp4", "first")],
             ("prompt", "video_a", "video_b", "answer"),
         )
-    with pytest.raises(ValueError, match="a pairs CSV must be a readable file"):
+    with pytest.raises(ValueError, match="a pairs CSV: file not found: .*none.csv"):
         read_ratings(videos / "none.csv")
 
 
@@ -150,7 +150,7 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
     pairs = [Preference(Request(PROMPT), path, tmp_path / "0b.mp4", 1.0, "row 7 of x.csv")]
     latents = {"latents": torch.zeros(3, 2, 4, 4)}
     check_latents(pairs, (2, 4, 4))  # without a file
-    save_file(latents, path.with_suffix(".safetensors"), metadata={"video": hash_file(path)})
+    save_file(latents, path.with_suffix(".safetensors"), metadata={"video": digest_file(path)})
     check_latents(pairs, (2, 4, 4))
     with pytest.raises(
         ValueError,
@@ -160,7 +160,7 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
     save_file(
         latents,
         path.with_suffix(".safetensors"),
-        metadata={"video": hash_file(tmp_path / "0b.mp4")},
+        metadata={"video": digest_file(tmp_path / "0b.mp4")},
     )
     with pytest.raises(ValueError, match="got those of another video; restore the file, or delete"):
         check_latents(pairs, (2, 4, 4))

@@ -49,7 +49,7 @@ def test_several_files_are_read_in_order_and_errors_name_the_file(write, tmp_pat
     second.write_text("id,prompt\n1,a dog\n2,a cat\n")
     assert read_requests(first, second) == [Request("a cat"), Request("a dog"), Request("a cat")]
     assert read_requests() == []
-    second.write_text('prompt\n""\n')
+    second.write_text('id,prompt\n1,""\n')
     with pytest.raises(ValueError, match="row 1 of .*second.csv has none"):
         read_requests(first, second)
 
@@ -60,7 +60,7 @@ def test_shipped_files_are_found_from_any_folder_unless_a_local_file_exists(tmp_
     (tmp_path / "assets/prompts").mkdir(parents=True)
     (tmp_path / "assets/prompts/train.csv").write_text("prompt\na cat\n")
     assert read_requests("assets/prompts/train.csv") == [Request("a cat")]
-    with pytest.raises(ValueError, match="got 'README.md'"):
+    with pytest.raises(ValueError, match="file not found: README.md"):
         read_requests("README.md")
 
 
@@ -79,6 +79,11 @@ def test_at_least_one_row_is_required(write):
         read_requests(write("prompt\n"))
 
 
+def test_blank_rows_are_left_out(write):
+    for content in ("prompt,seed\na cat,1\n\n\n", "prompt,seed\na cat,1\n,\n , \n"):
+        assert read_requests(write(content)) == [Request("a cat", seed=1)]
+
+
 @pytest.mark.parametrize("row", ["2,", "2,  ", "2"])
 def test_every_row_needs_a_prompt(write, row):
     with pytest.raises(ValueError, match="row 2 of .*prompts.csv has none"):
@@ -86,7 +91,7 @@ def test_every_row_needs_a_prompt(write, row):
 
 
 def test_the_file_must_exist(tmp_path):
-    with pytest.raises(ValueError, match="must be a readable file, got .*missing.csv"):
+    with pytest.raises(ValueError, match="file not found: .*missing.csv"):
         read_requests(tmp_path / "missing.csv")
 
 

@@ -8,9 +8,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.collectives import average_gradients, merge_rows
+from hyvideo.distributed.collectives import (
+    average_gradients,
+    clip_gradients,
+    merge_rows,
+    sum_over_replicas,
+)
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import prepare
@@ -41,8 +47,23 @@ def on_two_ranks() -> dict:
         "rows": rows.nan_to_num(-1.0).tolist(),
         "gradients": averaged,
         "of one video": parameters[2].grad.item(),
+        "norm": norm_of_shards(mesh),
     }
+    own = torch.tensor([1.0 + mesh.rank])
+    found["sums"] = [sum_over_replicas(own, replace(mesh, sp_size=size)).item() for size in (1, 2)]
     return found | {"by step": metrics_by_step(mesh), "beyond bf16": gradient_beyond_bf16(mesh)}
+
+
+def norm_of_shards(mesh) -> list[float]:
+    """Return the norm of the gradients of a sharded model before and after clipping to 0.5."""
+    model = nn.Linear(1, 4, bias=False)
+    fully_shard(model, mesh=mesh.shards)
+    # row i, of which each rank has two, has the gradient 2 i
+    weights = torch.arange(4.0)
+    (model(torch.ones(1, 1)) * weights).sum().mul(2).backward()
+    before = clip_gradients(list(model.parameters()), 0.5)
+    (gradient,) = [parameter.grad.full_tensor() for parameter in model.parameters()]
+    return [before, gradient.norm().item()]
 
 
 def metrics_by_step(mesh) -> list:
@@ -97,6 +118,17 @@ def test_gradients_are_averaged_over_all_ranks(results):
     for found in results:
         assert found["gradients"] == [[[1.5] * 3] * 2, pytest.approx([0, 0.5, 1, 1.5]), [0]]
         assert found["of one video"] == 2
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_shards(results):
+    norm = 2 * 14**0.5
+    for found in results:
+        assert found["norm"] == pytest.approx([norm, 0.5], rel=1e-5)
+
+
+def test_a_sum_over_replicas_counts_ranks_that_share_videos_once(results):
+    for found in results:
+        assert found["sums"] == [3.0, 1.0]
 
 
 def test_metrics_by_step_are_sums_over_the_replicas_and_the_largest_deviation_is_the_larger_one(

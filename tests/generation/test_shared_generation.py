@@ -99,7 +99,7 @@ def test_processes_share_a_video_and_one_writes_it(
         (
             2,
             1,
-            "got sp_size 2 and WORLD_SIZE 1; start 2 with torchrun --nproc_per",
+            "sp_size must divide the number of processes (1), got 2",
         ),
         (0, 1, "--sp_size must be a number from 1 to 1,024, got 0"),
         (

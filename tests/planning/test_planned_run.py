@@ -57,11 +57,11 @@ def test_only_local_reward_models_count(changes, gigabytes):
 @pytest.mark.parametrize(
     "world_size, changes, words",
     [
-        (7, {}, "sp_size must divide the number of processes, got sp_size 2 and 7 processes"),
+        (7, {}, "sp_size must divide the number of processes"),
         (34, {"sp_size": 17}, "must be at most the 16 attention heads of the transformer, got 17"),
         (8, {"batch_size": 3}, "batch_size must be a multiple or a divisor of num_generations"),
         (8, {"dp_replicate": 3}, "dp_replicate must divide the 4 data-parallel replicas"),
-        (8, {"num_generations": 1}, "num_generations"),
+        (8, {"num_generations": 1}, "num_generations must be at least 2"),
     ],
 )
 def test_the_reason_for_an_illegal_run_is_reported(world_size, changes, words):

@@ -1,7 +1,7 @@
 """Promise 15: a program that takes more than minutes leaves complete files or none, and a repeat
 continues.
 
-Full disks and errors: tests/test_generate.py, tests/scripts/test_evaluate.py,
+Full disks and errors: tests/test_generate.py, tests/generation/test_evaluate.py,
 tests/training/test_export.py and tests/studies/test_reward_training.py.
 """
 

@@ -21,13 +21,15 @@ PAGE = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
 CELLS = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", PAGE, re.MULTILINE)
 DOCUMENTED = [name for cell in CELLS for name in re.findall(r"`([^`]+)`", cell)]
 NAME = re.compile(r"[a-z_]+/(?:[\w/]|<\w+>)+(?<!/)")
-# Strings that look like names of metrics: paths, tags of videos, and a key of the rendezvous.
+# Strings that look like names of metrics: paths, tags of videos, inputs and a key of the
+# rendezvous.
 NO_METRICS = {
     "agreement",
     "assets",
     "configs",
     "docs",
     "outputs",
+    "reward_model",
     "rollout",
     "text_encoder",
     "vision_encoder",

@@ -67,9 +67,7 @@ def test_a_damaged_timeline_is_named(tmp_path):
 def test_a_folder_without_a_run_raises_value_error(tmp_path):
     with pytest.raises(ValueError, match="config"):
         read_run(tmp_path)
-    with pytest.raises(
-        ValueError, match="nowhere must be the output_dir of a run: it does not exist"
-    ):
+    with pytest.raises(ValueError, match="nowhere must be the output_dir of a run"):
         read_run(tmp_path / "nowhere")
 
 

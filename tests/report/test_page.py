@@ -56,8 +56,14 @@ def test_the_page_shows_restarts_missing_rewards_and_settings(pages):
 
 
 def test_a_run_with_a_custom_sampler_and_objective_is_shown_without_their_files(tmp_path):
-    files = {"objective": f"{tmp_path}/gone.py:Mine", "sde_type": f"{tmp_path}/gone.py:linear"}
-    write_report([record_run(tmp_path / "run", **files)], tmp_path / "report.html")
+    file = tmp_path / "gone.py"
+    file.write_text(
+        "from examples.custom_objective import WeightedRegression as Mine\n"
+        "def linear(sigma, sigma_next, eta, second):\n    return eta\n"
+    )
+    run = record_run(tmp_path / "run", objective=f"{file}:Mine", sde_type=f"{file}:linear")
+    file.unlink()
+    write_report([run], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert f"<dd>Mine, {tmp_path}/gone.py:linear rollouts" in text
 

@@ -88,14 +88,14 @@ def test_reasoning_and_enclosing_quotes_are_removed(endpoint, answer, prompt):
 
 
 BAD = [
-    (completion(""), "it is empty"),
-    (completion("<think>a</think>"), "it is empty"),
+    (completion(""), "it is blank"),
+    (completion("<think>a</think>"), "it is blank"),
     (completion("<think>The user needs a cat"), "an answer must end its <think>"),
     (completion("<think>a</think>A cat.<think>b"), "an answer must end its <think>"),
     (completion('"'), "a prompt must have words, got '\"'"),
     (completion("a\0b"), "control character"),
     (completion("cut", end="length"), "'finish_reason': 'length'"),
-    (completion(None, refusal="no"), "it is empty"),
+    (completion(None, refusal="no"), "it is blank"),
     ({"choices": []}, "IndexError"),
     (b"<html>", "JSONDecodeError"),
     ((401, {}, {}), "status 401"),
@@ -230,7 +230,7 @@ def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(
         ),
         (
             "--rewrite --rewrite_prompt_file /nowhere",
-            "--rewrite_prompt_file must be a text file, got '/nowhere'",
+            "--rewrite_prompt_file: file not found: /nowhere",
         ),
     ],
 )

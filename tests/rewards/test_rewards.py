@@ -119,10 +119,12 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
     ],
 )
 def test_invalid_scorer_names_are_rejected_before_a_run(custom, name, why):
-    (problem,) = reward_problems(RewardSettings([name]))
+    (problem,) = reward_problems(RewardSettings(reward_model=[name]))
     assert problem.startswith("reward_model ") and re.search(why, problem)
     with pytest.raises(ValueError, match=why):
         make_scorer(name, "ckpts")
     assert not [
-        *reward_problems(RewardSettings([name], remote_reward_url="http://127.0.0.1:8"))
+        *reward_problems(
+            RewardSettings(reward_model=[name], remote_reward_url="http://127.0.0.1:8")
+        )
     ]  # the class is not imported here

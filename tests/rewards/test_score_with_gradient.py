@@ -50,7 +50,6 @@ def scorer(request, clip_folder):
     return makers[request.param]()
 
 
-@pytest.mark.system
 def test_values_are_those_of_score(scorer):
     videos = miniature_videos()
     levels = to_levels(videos).requires_grad_()

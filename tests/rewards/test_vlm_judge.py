@@ -149,7 +149,7 @@ def test_probabilities_that_contradict_the_answer_are_ignored(endpoint):
         (completion(None, refusal="I cannot help with that"), "I cannot help with that"),
         (completion(""), "grades from 1 to 5"),
         (completion("I cannot grade this."), "I cannot grade this"),
-        (completion('{"VQ": ' + "[" * 100_000 + "}"), "nested too deeply"),
+        (completion('{"VQ": ' + "[" * 100_000 + "}"), "RecursionError"),
         (completion("{VQ: 2}"), "JSONDecodeError"),
         (graded(2, 3, 6), "grades from 1 to 5"),
         (graded(2, 3, 0), "grades from 1 to 5"),

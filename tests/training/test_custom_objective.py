@@ -9,17 +9,9 @@ import torch
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.identity import code_of
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.objectives import (
-    OBJECTIVES,
-    Traits,
-    label_of,
-    objective_class,
-    settings_class,
-)
+from hyvideo.settings.objectives import BUILT_IN, label_of, objective_class, settings_class
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.rules import check
-from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
@@ -171,9 +163,11 @@ def trainer_of(config, mesh):
 
 
 def test_the_traits_of_the_built_in_objectives_are_those_of_their_classes():
-    for name, entry in OBJECTIVES.items():
+    traits = ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_rewards")
+    for name, settings in BUILT_IN.items():
         cls = objective_class(name)
-        assert entry.traits == Traits(*(getattr(cls, trait) for trait in Traits._fields)), name
+        for trait in traits:
+            assert getattr(settings, trait) == getattr(cls, trait), (name, trait)
 
 
 def test_the_example_trains_and_its_metrics_are_reported(tiny_config, mesh, tmp_path):
@@ -244,25 +238,19 @@ def test_an_objective_on_steps_reports_its_metrics_by_step(file, tiny_config, me
 
 
 def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
-    changes = {
-        "objective": f"{file}:Mine",
-        "nft_levels": 3,
-        "clip_range": 0.2,
-        "timestep_fraction": 0.5,
-    }
-    config = tiny_config.with_settings(**changes)
+    config = tiny_config.with_settings(objective=f"{file}:Mine", nft_levels=3)
     plan = make_plan(config)
     assert plan.num_trained_steps == 3
     assert f"objective              {file}:Mine, 3 noise levels per rollout" in describe(
         config, plan
     )
-    notes = "\n".join(settings_without_effect(RunInputs(config, 1)))
-    assert f"clip_range 0.2: objective {file}:Mine has no ratio" in notes
-    config = config.with_settings(objective=f"{file}:LikelihoodRatio")
+    with pytest.raises(ValueError, match="clip_range is a setting of objective grpo"):
+        config.with_settings(clip_range=0.2)
+    config = config.with_settings(objective=f"{file}:LikelihoodRatio", timestep_fraction=0.5)
     plan = make_plan(config)
     assert plan.num_trained_steps == round(plan.stochastic_steps * 0.5)
     assert f"objective              {file}:LikelihoodRatio\n" in describe(config, plan) + "\n"
-    assert settings_class(f"{file}:Mine") == Traits("levels") and label_of(f"{file}:Mine") == "Mine"
+    assert settings_class(f"{file}:Mine").trains == "levels" and label_of(f"{file}:Mine") == "Mine"
 
 
 # --- errors before a run --------------------------------------------------------------------------
@@ -332,7 +320,7 @@ def test_an_unknown_name_is_rejected_and_a_file_is_accepted_from_flags_and_confi
         assert config.objective.name == f"{file}:Mine"
     with pytest.raises(SystemExit):
         parse(["--objective", "ntf"])
-    assert "choose from grpo, dpo, nft, draft, distill or FILE.py:NAME" in capsys.readouterr().err
+    assert "choose from grpo, nft, draft, dpo, distill or FILE.py:NAME" in capsys.readouterr().err
 
 
 # --- a trial before the first rollouts -------------------------------------------------------------
@@ -410,8 +398,8 @@ def test_a_gradient_of_zero_is_reported_once(file, tiny_config, mesh, capsys):
 @pytest.mark.system
 def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
     config = tiny_config.with_settings(**LEVELS, objective=f"{file}:Mine", max_steps=1)
-    assert code_of(config.flat())["objective"] == [file]
-    assert "objective" not in code_of(tiny_config.flat())
+    assert code_of(config)["objective"] == [file]
+    assert "objective" not in code_of(tiny_config)
     trainer_of(config, mesh).train()
     config = config.with_settings(max_steps=2)
     trainer_of(config, mesh)

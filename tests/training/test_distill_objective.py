@@ -40,7 +40,6 @@ STUDENT = {
     "anchor_substeps": 3,
     "anchor_cfg_scale": 3.0,
     "learning_rate": 1e-3,
-    "num_updates_per_rollout": 1,
 }
 
 
@@ -212,17 +211,13 @@ def test_rollouts_that_the_update_cannot_reproduce_stop_the_run(student, mesh):
         ({"cfg_scale": 3.0}, "objective distill needs cfg_scale 1, .*, got 3"),
         (
             {"kl_strategy": "dual_moving"},
-            "objective distill needs kl_strategy fixed and a kl_weight above 0",
+            "kl_strategy must be one of fixed",
         ),
-        ({"kl_weight": 0.0}, "objective distill needs kl_strategy fixed and a kl_weight above 0"),
-        ({"num_updates_per_rollout": 2}, "objective distill needs num_updates_per_rollout 1"),
-        ({"sde_window": "random:1"}, "objective distill cannot use sde_window"),
-        ({"ignore_rewards": True}, "ignore_rewards has no effect with objective distill"),
+        ({"kl_weight": 0.0}, "kl_weight is a setting of"),
+        ({"num_updates_per_rollout": 2}, "num_updates_per_rollout"),
+        ({"sde_window": "random:1"}, "sde_window is a setting of"),
+        ({"ignore_rewards": True}, "ignore_rewards cannot be used with objective distill"),
         ({"anchor_substeps": 900}, "must be at most 1000, got 1800"),
-        (
-            {"objective": "grpo", "eta": 0.5},
-            "anchor_substeps above 1 needs objective distill, got 3 and grpo",
-        ),
         (
             {"anchor_path": "no_such_folder"},
             "anchor_path must be a checkpoint of a run, or a LoRA .*no_such_folder",

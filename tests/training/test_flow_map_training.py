@@ -40,7 +40,6 @@ STUDENT = {
     "grpo_sampling_steps": 3,
     "anchor_substeps": 2,
     "anchor_cfg_scale": 3.0,
-    "num_updates_per_rollout": 1,
 }
 
 

@@ -90,14 +90,6 @@ def test_a_run_does_not_resume_with_a_changed_image(config, mesh, tmp_path):
         Trainer(config, mesh, CPU)
 
 
-def test_an_image_that_changes_before_it_is_encoded_ends_the_run(config, mesh, tmp_path):
-    trainer = Trainer(config, mesh, CPU)
-    write_image(tmp_path / "image.png", 48, 32)
-    trainer.iteration = 1
-    with pytest.raises(ValueError, match="image.png' has changed since the start of the program"):
-        trainer.run_iteration()
-
-
 def test_a_text_to_video_version_rejects_images(config, mesh):
     with pytest.raises(ValueError, match="for text-to-video, got 1 reference images"):
         Trainer(config.with_settings(transformer_version="480p_t2v"), mesh, CPU)

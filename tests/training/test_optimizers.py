@@ -21,6 +21,28 @@ def test_the_learning_rate_of_a_step_is_the_given_one():
     assert weight.tolist() == [-0.25, -0.25] and weight.grad is None
 
 
+def test_adamw_takes_the_steps_of_its_equation():
+    settings = OptimizerSettings(
+        use_muon=False,
+        learning_rate=0.1,
+        adam_beta1=0.5,
+        adam_beta2=0.9,
+        adam_epsilon=0.01,
+        weight_decay=0.2,
+    )
+    weight = torch.nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    optimizers = make_optimizers(settings, {"weight": weight}, torch.float32, hidden=HIDDEN)
+    expected, first, second = 1.0, 0.0, 0.0
+    for count, gradient in enumerate((2.0, -1.0, 0.5), 1):
+        weight.grad = torch.full_like(weight, gradient)
+        optimizers.step(0.1)
+        first = 0.5 * first + 0.5 * gradient
+        second = 0.9 * second + 0.1 * gradient**2
+        direction = first / (1 - 0.5**count) / ((second / (1 - 0.9**count)) ** 0.5 + 0.01)
+        expected = expected - 0.1 * 0.2 * expected - 0.1 * direction
+        assert weight.item() == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("scope", ["none", "hidden", "all"])
 def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, rank, scope):

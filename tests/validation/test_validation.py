@@ -436,12 +436,10 @@ def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_n
     # a sampler that adds noise at eta 0, too, which the ODE must not use
     noisy = tmp_path / "noisy.py"
     noisy.write_text("def step(sigma, sigma_next, eta, second):\n    return 0.1\n")
-    ode = validation_module._schedule(
-        config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0)
-    )
-    assert not ode.stochastic_steps
-    without = tiny_config.with_settings(**settings | {"validation_eta": 0.0}).flat()
-    assert evaluation_settings(config.flat())["validation_noise"] == "cps:1"
+    ode = config.with_settings(sde_type=f"{noisy}:step", validation_eta=0.0).validation_sampling
+    assert not ode.schedule().stochastic_steps
+    without = tiny_config.with_settings(**settings | {"validation_eta": 0.0})
+    assert evaluation_settings(config)["validation_noise"] == "cps:1"
     assert "validation_noise" not in evaluation_settings(without)
     with pytest.raises(
         ValueError,

@@ -1,8 +1,8 @@
 """Stand-ins for rated pairs that do not exist yet."""
 
-import csv
 from pathlib import Path
 
+from hyvideo.data.csv_files import csv_text
 from hyvideo.data.files import find_path
 from hyvideo.data.pairs import COLUMNS
 from hyvideo.data.videos import write_video
@@ -33,10 +33,10 @@ def write_pairs(folder: Path, config: Config) -> Path:
     write_video(folder / "first.mp4", first, config.data.fps)
     write_video(folder / "second.mp4", second, config.data.fps)
     path = folder / "pairs.csv"
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*COLUMNS, "dimension"])
-        for dimension in given_pair_weights(config.objective.pair_weights) or ("",):
-            for prompt in PROMPTS:
-                writer.writerow([prompt, "first.mp4", "second.mp4", "first", dimension])
+    rows = [
+        [prompt, "first.mp4", "second.mp4", "first", dimension]
+        for dimension in given_pair_weights(config.objective.pair_weights) or ("",)
+        for prompt in PROMPTS
+    ]
+    path.write_text(csv_text([*COLUMNS, "dimension"], rows), encoding="utf-8")
     return path

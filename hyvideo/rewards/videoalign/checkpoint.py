@@ -7,6 +7,7 @@ VideoReward/checkpoint-11352/adapter_model.safetensors   on top of Qwen2-VL-2B's
 VideoReward/checkpoint-11352/non_lora_state_dict.pth     both
 """
 
+import errno
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import read_json
+from hyvideo.data.files import publish, read_json
 from hyvideo.data.text import quote
 from hyvideo.models.weight_files import read_pickle, read_safetensors
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES, is_finite
@@ -150,12 +151,15 @@ def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
 
 def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> None:
     """Write model.pth in bfloat16: the state dict of a ``Qwen2VLModel`` without a separate LoRA,
-    and the head.
+    and the head. Raises OSError if the disk is full.
     """
     tensors = {f"model.{name}": tensor.detach().cpu().bfloat16() for name, tensor in state.items()}
-    torch.save(
-        tensors | {"rm_head.weight": head.detach().cpu().bfloat16().clone()}, folder / "model.pth"
-    )
+    tensors["rm_head.weight"] = head.detach().cpu().bfloat16().clone()
+    with publish(folder / "model.pth") as path:
+        try:
+            torch.save(tensors, path)
+        except RuntimeError as error:  # PyTorch does not say why it cannot write
+            raise OSError(errno.ENOSPC, f"the weights cannot be written: {error}") from error
 
 
 def plain_name(name: str) -> str:

@@ -2,13 +2,14 @@
 the run.
 """
 
+import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hyvideo.data.files import parse_json, read_text
+from hyvideo.data.files import read_text
 from hyvideo.data.run_folder import numbered
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
@@ -116,7 +117,7 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
     """
     path = folder / MEASURES_FILE
     try:
-        recorded = parse_json(read_text(path))
+        recorded = json.loads(read_text(path))
         pairs = recorded["spreads"].items()
         spreads = {name: Dispersion(float(std), int(count)) for name, (std, count) in pairs}
     except FileNotFoundError:

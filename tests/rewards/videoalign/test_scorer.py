@@ -320,7 +320,7 @@ def test_unsupported_settings_are_rejected(copy, section, change, message):
 
 
 def test_missing_parts_are_named(copy, tmp_path):
-    with pytest.raises(ValueError, match="model_config.json does not exist"):
+    with pytest.raises(ValueError, match="file not found: .*model_config.json"):
         VideoAlignScorer(tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match="base model base not found in"):

@@ -203,10 +203,10 @@ def test_an_official_score_that_is_not_the_mean_of_its_videos_is_shown_with_a_no
         ({"scene": [0.5, [{"video_path": "a.mp4", "video_results": 1}]]}, "PROMPT-NUMBER.mp4"),
         ({"scene": [0.5, [{"video_path": "a-0.mp4"}]]}, "must be"),
         ({"scene": 0.5}, "must be"),
-        ({"scene": [10**400, []]}, "is not valid JSON .it has an integer of 401 digits"),
+        ({"scene": [10**400, []]}, "must be"),
         (
             {"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": 10**400}]]},
-            "an integer of 401 digits",
+            "must be",
         ),
         ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
         ([1], "must contain a JSON object"),
@@ -232,7 +232,7 @@ def test_a_dimension_in_two_files_and_a_folder_without_files_are_rejected(tmp_pa
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="must have files"):
         read_run(tmp_path / "empty")
-    with pytest.raises(ValueError, match="does not exist"):
+    with pytest.raises(ValueError, match="file not found"):
         read_run(tmp_path / "none")
     with pytest.raises(ValueError, match="must be given as name=path, got 'here'"):
         read_results(["here"])

@@ -185,4 +185,4 @@ def test_a_missing_metric_is_named(make_run, figures, tmp_path):
 def test_a_folder_without_runs_is_an_error(figures, tmp_path):
     code, _, output = figures(tmp_path)
     assert code == 2 and "no metrics.jsonl beside a config.yaml" in output.err
-    assert "it does not exist" in figures(tmp_path / "nowhere")[2].err
+    assert "nowhere" in figures(tmp_path / "nowhere")[2].err

@@ -31,6 +31,10 @@ def run_folder(tmp_path):
     return tmp_path / "run"
 
 
+def sampling(guidance_scale=1.0):
+    return Config().with_settings(cfg_scale=guidance_scale).resolved().sampling
+
+
 def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder):
     save_lora({"module": Pair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
@@ -42,11 +46,9 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
         f"lora={tmp_path / 'lora'}",
         f"file={lora_file}",
     ]
-    found = read_policies(
-        [*words, "base@6", f"run={run_folder}@2.5"], Config().with_settings(cfg_scale=4.0)
-    )
+    found = read_policies([*words, "base@6", f"run={run_folder}@2.5"], sampling(4.0))
     assert {
-        name: (source, config.rollout.cfg_scale) for name, (source, config) in found.items()
+        name: (source, sampling.guidance_scale) for name, (source, sampling) in found.items()
     } == {
         "base": (Source(), 4.0),
         "run": (Source(run_folder / "checkpoints/000020"), 4.0),
@@ -70,7 +72,7 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
 )
 def test_an_invalid_policy_raises_value_error(words, message):
     with pytest.raises(ValueError, match=message):
-        read_policies(words, Config())
+        read_policies(words, sampling())
 
 
 @pytest.mark.slow

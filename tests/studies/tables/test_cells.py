@@ -37,10 +37,7 @@ def test_the_runs_of_each_figure():
 def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, tiny_config, kl):
     study = Study("configs/miniature_paper.yaml", tmp_path)
     configs = [study.config(run) for run in runs_of_figure(7, "B", [0])]
-    constant, two_stage, milder = (
-        KLCoefficient(kl_schedule(config.objective, "dual_moving", config.kl_warmup))
-        for config in configs
-    )
+    constant, two_stage, milder = (KLCoefficient(kl_schedule(config)) for config in configs)
     for update in range(120):
         assert milder.value <= two_stage.value <= constant.value == 0.2
         if 1 <= update < 20:  # warm-ups of 20 and 40 updates

@@ -1,0 +1,104 @@
+"""Promise 11, for files: wrong CSV and YAML files are named in one sentence with exit code 2 before
+models are loaded, and files as people and spreadsheets write them are read.
+
+Settings and custom code: tests/test_post_train.py and tests/training/test_custom_objective.py.
+"""
+
+import pytest
+
+from tests.promises.runs import Run
+from tests.rated_pairs import DPO, write_pairs
+
+PROMPT = "a red circle moves left"
+
+
+def check_refused(result, *words):
+    assert result.code == 2 and "Traceback" not in result.output, result.output
+    assert "loading" not in result.output, result.output
+    assert all(word in result.output for word in words), result.output
+
+
+def test_files_of_spreadsheets_and_editors_are_read(tmp_path):
+    prompts = f'\ufeffid, Prompt ,Seed\r\n1,{PROMPT},1.0\r\n2,"a blue square,\r\nup",\r\n,,\r\n\r\n'
+    (tmp_path / "prompts.csv").write_text(prompts, newline="")
+    config = tmp_path / "config.yaml"
+    shared = "output_dir: &out 'nowhere'\nprompts_csv: &prompts [{0}]\nvalid_video_csv: *prompts\n"
+    config.write_text(shared.format(tmp_path / "prompts.csv"))
+    run = Run(tmp_path, max_steps=1)
+    for name in ("valid_video_csv", "prompts_csv"):
+        run.settings.pop(name, None)
+    result = run.start(config=str(config), prompts_csv=str(tmp_path / "prompts.csv"))
+    assert result.code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, ["file not found"]),
+        pytest.param("", ["prompt"], marks=pytest.mark.system),
+        pytest.param("prompt\n", ["row"], marks=pytest.mark.system),
+        (f"prompt;seed\n{PROMPT};1\n", ["commas"]),
+        pytest.param(f"prompt\tseed\n{PROMPT}\t1\n", ["commas"], marks=pytest.mark.system),
+        pytest.param(f"prompt\n{PROMPT}, fast\n", ["row 1"], marks=pytest.mark.system),
+        pytest.param(f"prompt,seed\n{PROMPT},1.5\n", ["row 1", "seed"], marks=pytest.mark.system),
+        pytest.param("prompt\n\u200b\n", ["row 1"], marks=pytest.mark.system),
+        pytest.param("prompt\nun café\n".encode("latin-1"), ["UTF-8"], marks=pytest.mark.system),
+        pytest.param(
+            f"prompt,ref_image_path\n{PROMPT},none.png\n", ["none.png"], marks=pytest.mark.system
+        ),
+    ],
+)
+def test_wrong_prompts_are_refused(tmp_path, content, words):
+    path = tmp_path / "mine.csv"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    check_refused(Run(tmp_path).start(prompts_csv=str(path)), "mine.csv", *words)
+
+
+BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdef", "bcdefg")
+)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (None, ["file not found"]),
+        ("max_steps: [1\n", ["YAML"]),
+        ("max_steps: 1\nmax_steps: 2\n", ["repeats", "max_steps"]),
+        ("max_step: 1\n", ["max_step", "max_steps"]),
+        ("max_steps: one\n", ["max_steps", "one"]),
+        (BOMB, ["values"]),
+        ("max_steps: !!python/object/apply:os.system ['touch executed']\n", ["YAML"]),
+    ],
+)
+def test_wrong_settings_files_are_refused(tmp_path, content, words):
+    path = tmp_path / "mine.yaml"
+    if content is not None:
+        path.write_text(content)
+    check_refused(Run(tmp_path).start(config=str(path)), *words)
+
+
+@pytest.mark.system
+@pytest.mark.parametrize(
+    "row, words",
+    [
+        ((PROMPT, "0a.mp4", "0b.mp4", "better"), ["row 1", "better"]),
+        ((PROMPT, "0a.mp4", "none.mp4", "first"), ["row 1", "none.mp4"]),
+        ((PROMPT, "0a.mp4", "pairs.csv", "first"), ["row 1", "pairs.csv"]),
+        (("", "0a.mp4", "0b.mp4", "first"), ["row 1", "prompt"]),
+    ],
+)
+def test_wrong_pairs_are_refused_and_those_of_spreadsheets_are_read(tmp_path, row, words):
+    run = Run(tmp_path, **DPO, max_steps=1, lora_rank=2, prompts_csv="")
+    for name in list(run.settings):
+        if name.startswith(("kl_", "update_ref", "num_updates")) and name not in DPO:
+            run.settings.pop(name)
+    columns = (" Prompt", "First", "second ", "answer")
+    path = write_pairs(tmp_path / "rated", [row], columns)
+    check_refused(run.start(pairs_csv=str(path)), *words)
+    rows = [(prompt, f".\\{k}a.mp4", f"{k}b.mp4", "First") for k, prompt in enumerate("ab")]
+    path = write_pairs(tmp_path / "rated", rows, columns)
+    result = run.start(pairs_csv=str(path))
+    assert result.code == 0, result.output

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.files import remove_partial
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import align_columns
 
@@ -73,6 +74,7 @@ def main() -> int:
     split = split_by_prompt(pairs, moved if pairs else names, options.seed)
     with Lease(options.output_dir):
         reject_model(options.output_dir)  # of a process that has ended since
+        remove_partial(options.output_dir)
         check_videos(pairs)  # before hours of training
         training = PairTraining(options.reward_path, split, names, options.batch_size)
         check_room(options.output_dir, training.scorer.model)
@@ -87,8 +89,8 @@ def main() -> int:
 
 
 def reject_model(folder: Path) -> None:
-    """Raise ValueError if a folder has a reward model."""
-    if (folder / "model_config.json").exists():
+    """Raise ValueError if a folder has a reward model, or its weights."""
+    if (folder / "model_config.json").exists() or (folder / "checkpoint-1").exists():
         raise ValueError(
             f"--output_dir must not contain a model, but {folder} does; choose another folder"
         )

@@ -28,6 +28,7 @@ from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
+CHECKPOINT = "checkpoint-1"  # folder of the weights
 THETA = 5.0  # as in VideoReward
 SMALL_FILES = 2**24  # bytes of the tokenizer, the settings and the pictures
 TARGETS = r"language_model\..*_proj"  # modules of a new LoRA, as in VideoReward
@@ -238,9 +239,12 @@ class PairTraining:
             for name, tensor in model.state_dict().items()
             if ".lora_" not in name
         }
-        self.scorer.tokenizer.save_pretrained(out / "checkpoint-1" / "tokenizer")
-        save_weights(out / "checkpoint-1", state, self.scorer.model.head.weight)
-        model.config.save_pretrained(out / "base")
+        (out / "base").mkdir(exist_ok=True)
+        with publish(out / "base" / "config.json") as path:
+            model.config.to_json_file(path)
+        with publish(out / CHECKPOINT, is_folder=True) as checkpoint:
+            self.scorer.tokenizer.save_pretrained(checkpoint / "tokenizer")
+            save_weights(checkpoint, state, self.scorer.model.head.weight)
         config = read_json(self.root / "model_config.json", "VideoAlign")
         config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = (
             self.names,

@@ -468,7 +468,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         ([], "no prompts: give --prompt or --valid_video_csv"),
         (
             ["--prompt", "a", "--valid_video_csv", "x.csv"],
-            "a prompts CSV must be a readable file, got 'x.csv'",
+            "a prompts CSV: file not found: x.csv",
         ),
         (
             ["--valid_video_csv", "x.csv", "--image_path", "a.png"],

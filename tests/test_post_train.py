@@ -1,6 +1,5 @@
 """post_train.py and generate.py, run as programs."""
 
-import builtins
 import errno
 import json
 import os
@@ -51,7 +50,7 @@ def broken_checkpoint(tmp_path):
         (["--no_such_flag", "1"], "no_such_flag"),
         (["--sde_type", "euler"], "invalid choice: 'euler'"),
         (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must not be negative"),
-        (["--prompts_csv", "nowhere.csv"], "must be a readable file, got 'nowhere.csv'"),
+        (["--prompts_csv", "nowhere.csv"], "file not found: nowhere.csv"),
     ],
 )
 def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, arguments, output):
@@ -235,16 +234,16 @@ def test_a_storage_failure_at_the_start_ends_with_a_code_that_is_repeated(
     flags = ["--output_dir", str(tmp_path / "out"), "--valid_video_csv=", "--prompts_csv"]
     (tmp_path / "train.csv").write_text("prompt\na red circle moves up\n")
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags, str(tmp_path / "train.csv")])
-    open_file = builtins.open
+    stat = os.stat
     for number, code in ((errno.ESTALE, 1), (errno.EACCES, 2)):
 
         def fail(path, *arguments, number=number, **options):
             if str(path).endswith("train.csv"):
                 raise OSError(number, os.strerror(number), str(path))
-            return open_file(path, *arguments, **options)
+            return stat(path, *arguments, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(builtins, "open", fail)
+            patch.setattr(os, "stat", fail)
             assert post_train.main() == code
         message = capsys.readouterr().err
         assert "train.csv" in message and os.strerror(number).lower() in message.lower()

@@ -200,7 +200,7 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
         if error.errno == errno.ENOTEMPTY:  # another process was faster
             raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
         # a full disk: which one? Copying names the source
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         if error.errno is not None and (error.filename is None or is_full):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise

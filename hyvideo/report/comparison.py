@@ -114,8 +114,9 @@ def differing_settings(configs: Mapping[str, Config]) -> list[str]:
     affect learning.
     """
     flats = [config.flat() for config in configs.values()]
-    names = [name for name in flats[0] if name != "output_dir"] if flats else []
-    found = [name for name in names if len({str(flat[name]) for flat in flats}) > 1]
+    # runs of different objectives have different settings
+    names = dict.fromkeys(name for flat in flats for name in flat if name != "output_dir")
+    found = [name for name in names if len({str(flat.get(name)) for flat in flats}) > 1]
     return sorted(found, key=lambda name: LEAVES[name].decides != "learning")
 
 

@@ -29,7 +29,7 @@ from hyvideo.report.comparison import (
 )
 from hyvideo.report.contents import MAX_POINTS, Run
 from hyvideo.report.gallery import match_videos
-from hyvideo.settings.config import Config
+from hyvideo.settings.config import LEAVES, OBJECTIVE, Config
 from hyvideo.settings.reward_settings import reward_weights
 
 REPORT_FILE = "report.html"
@@ -92,11 +92,23 @@ def report_page(found: Comparison, place: Path) -> str:
         runs=found.runs,
         data=data,
         script=as_script(data),
-        defaults_of=Config.of_version,
+        defaults_of=defaults_of,
         plotly=packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
     )
+
+
+def defaults_of(config: Config) -> dict[str, object]:
+    """Return the values of all settings if only the version and the objective of a run are given, on
+    a device of the same kind.
+    """
+    of_version = Config.of_version(config.model.transformer_version)
+    resolved = of_version.resolve_auto(on_gpu=config.model.device != "cpu").flat()
+    return {
+        name: value if LEAVES[name].section == OBJECTIVE else resolved[name]
+        for name, value in config.defaults.items()
+    }
 
 
 def as_script(data: dict) -> str:
@@ -125,7 +137,9 @@ def comparison_data(found: Comparison) -> dict:
     for name, run in found.runs.items():
         values = configs[name].flat()
         runs[name] = page_data(run, max_validations)
-        runs[name]["settings"] = {setting: setting_text(values[setting]) for setting in settings}
+        runs[name]["settings"] = {
+            setting: setting_text(values.get(setting)) for setting in settings
+        }
     return {"runs": runs, "scores": found.scores, "settings": settings}
 
 

@@ -513,6 +513,8 @@ def _unknown(name: str, objective: str) -> str:
 def _sentence(name: str, error: Mapping[str, Any], section: type[sections.Section]) -> str:
     """Return what is wrong with a value, as pydantic describes it, in one sentence."""
     context = error.get("ctx", {})
+    if error["type"] == "value_error":  # of a validator, whose sentence names the setting
+        return str(context["error"])
     value = error["input"]
     got = f"got {quote(value, 80) if isinstance(value, str) else value}"
     kind = error["type"]

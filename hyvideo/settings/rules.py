@@ -25,7 +25,7 @@ from hyvideo.rewards.rewards import (
     scorer_class,
     short_names,
 )
-from hyvideo.schedulers.transitions import parse_sigmas, sampler_of
+from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings import machine_rules as machine
 from hyvideo.settings.config import REWARD_PRESETS, Config, SettingsError, flat_weights
 from hyvideo.settings.iteration_plan import num_stochastic_steps
@@ -320,7 +320,6 @@ def text_problems(config: Config) -> Problems:
             "validation_height and validation_width must both be set or both be 0, got "
             f"{record.validation_height} and {record.validation_width}"
         )
-    yield from problem_of(parse_sigmas, config.rollout.sigmas)
     yield from problem_of(parse_interval, config.rollout.guidance_interval)
     if config.data.negative_prompt:
         yield from problem_of(check_prompt, config.data.negative_prompt, "as negative_prompt")

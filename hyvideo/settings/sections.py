@@ -16,9 +16,9 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from hyvideo.schedulers.transitions import SAMPLERS
+from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 # beyond any model, so that planning a typo takes no minutes
@@ -209,6 +209,12 @@ class RolloutSettings(Section):
     )
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", ge=1)
+
+    @field_validator("sigmas")
+    @classmethod
+    def _sigmas_decrease(cls, text: str | None) -> str | None:
+        parse_sigmas(text)
+        return text
 
 
 class RewardSettings(Section):

@@ -291,6 +291,22 @@ def weights_seed(model: ModelSettings) -> int | None:
     return RANDOM_WEIGHTS_SEED if model.random_weights else None
 
 
+def try_encoders(
+    encoder: ConditionEncoder, requests: Iterable[Request], size: tuple[int, int, int]
+) -> None:
+    """Encode the first request of each kind, so that encoders are loaded before the rollouts.
+
+    Raises ValueError for damaged weights.
+    """
+    _, height, width = size
+    first = {}
+    for request in requests:
+        for part in encoder.parts:
+            if part.content(request) is not None:
+                first.setdefault(part.kind, request)
+    encoder(list(first.values()), height=height, width=width)
+
+
 def precompute_conditions(
     encoder: ConditionEncoder,
     requests_and_sizes: Iterable[tuple[list[Request], tuple[int, int, int]]],

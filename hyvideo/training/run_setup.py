@@ -42,6 +42,7 @@ from hyvideo.training.model_setup import (
     make_pipeline,
     negative_condition,
     precompute_conditions,
+    try_encoders,
     vae_identity,
 )
 from hyvideo.training.objective import Objective
@@ -151,6 +152,8 @@ def build_run(
             (inputs.validated, config.validation_sampling.size),
         ]
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
+    else:
+        try_encoders(encoder, encoded, config.sampling.size)
     if pair_latents:
         _encode_pairs(pair_latents, config, vae, mesh, progress)
     negative = negative_condition(config.negative_requests, encoder, device)

@@ -270,7 +270,7 @@ def reward_thread(count):
     torch.cuda.set_device(gpu)
     scorer = AsyncScorer({"test": Brightness()}, {"VQ": 1.0}, device=gpu)
     rewards = scorer.measure([empty(1, dtype=torch.uint8, device="cpu")] * 2, ["", ""], fps=8)
-    thread, *after = scorer._pool.submit(
+    thread, *after = scorer._worker.submit(
         lambda: (threading.get_native_id(), *streams.current())
     ).result()
     scorer.close()

@@ -67,7 +67,7 @@ def test_rewards_are_computed_on_the_device_of_the_rank_in_a_stream(counted):
     found = counted["reward thread"]
     assert found["rewards"] == [1.0, 1.0]
     ((thread, device, stream),) = found["operators"]
-    assert thread.startswith("reward") and device == 3 and stream != 0
+    assert thread == "worker" and device == 3 and stream != 0
     assert found["after"][1:] == [3, 0] and set(found["contexts"]) == {3}
 
 

@@ -96,9 +96,10 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
 
             return call
 
-        def logged_sample(
-            number, schedule, indices, conditions, sample=trainer.run.collector.sample, **options
-        ):
+        # a run on rated pairs samples nothing
+        sample = getattr(trainer.run.collector, "sample", None)
+
+        def logged_sample(number, schedule, indices, conditions, sample=sample, **options):
             with open(log, "a") as file:
                 print(number, indices[0].group, indices[0].member, file=file)
             rollout = sample(number, schedule, indices, conditions, **options)

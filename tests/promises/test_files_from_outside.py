@@ -6,6 +6,7 @@ Settings and custom code: tests/test_post_train.py and tests/training/test_custo
 
 import pytest
 
+from tests.forked import ROOT
 from tests.promises.runs import Run
 from tests.rated_pairs import DPO, write_pairs
 
@@ -19,15 +20,17 @@ def check_refused(result, *words):
 
 
 def test_files_of_spreadsheets_and_editors_are_read(tmp_path):
-    prompts = f'\ufeffid, Prompt ,Seed\r\n1,{PROMPT},1.0\r\n2,"a blue square,\r\nup",\r\n,,\r\n\r\n'
+    prompts = (
+        f'\ufeffid, Prompt ,Seed\r\n1,{PROMPT},1.0\r\n"2,000",a blue square moves up,\r\n,,\r\n\r\n'
+    )
     (tmp_path / "prompts.csv").write_text(prompts, newline="")
-    config = tmp_path / "config.yaml"
-    shared = "output_dir: &out 'nowhere'\nprompts_csv: &prompts [{0}]\nvalid_video_csv: *prompts\n"
-    config.write_text(shared.format(tmp_path / "prompts.csv"))
+    lines = (ROOT / "configs/smoke.yaml").read_text().splitlines()
+    lines = [line for line in lines if not line.startswith(("prompts_csv", "valid_video_csv"))]
+    lines += [f"prompts_csv: &prompts {tmp_path}/prompts.csv", "valid_video_csv: *prompts"]
+    (tmp_path / "config.yaml").write_text("\n".join(lines))
     run = Run(tmp_path, max_steps=1)
-    for name in ("valid_video_csv", "prompts_csv"):
-        run.settings.pop(name, None)
-    result = run.start(config=str(config), prompts_csv=str(tmp_path / "prompts.csv"))
+    del run.settings["valid_video_csv"]
+    result = run.start(config=str(tmp_path / "config.yaml"))
     assert result.code == 0, result.output
 
 

@@ -12,9 +12,14 @@ from tests.forked import ROOT, python
 
 pytestmark = pytest.mark.system
 MISSING = """
+from zlib import crc32
+
+def hash_of(prompt):
+    return crc32(prompt.encode())
+
 def brightness(videos, prompts, fps):
     values = [float(video.float().mean()) for video in videos]
-    return [float("nan") if "blue" in prompt else value for prompt, value in zip(prompts, values)]
+    return [float("nan") if hash_of(prompt) % 2 else value for prompt, value in zip(prompts, values)]
 """
 WRONG = {
     "--eta": "-1",
@@ -50,6 +55,7 @@ def test_a_score_that_is_not_a_number_costs_that_reward_only(tmp_path):
     (tmp_path / "mine.py").write_text(MISSING)
     flags = ["--reward_model", f"{tmp_path}/mine.py:brightness", "--valid_video_csv="]
     flags += ["--reward_weights", '{"brightness": 1}']
+    flags += ["--max_missing_fraction", "1"]
     ended = train(tmp_path, *flags, "--max_steps", "2")
     assert ended.returncode == 0, ended.stderr
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

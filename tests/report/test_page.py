@@ -68,6 +68,20 @@ def test_a_run_with_a_custom_sampler_and_objective_is_shown_without_their_files(
     assert f"<dd>Mine, {tmp_path}/gone.py:linear rollouts" in text
 
 
+def test_runs_of_different_objectives_are_shown_and_compared(tmp_path):
+    nft = {"objective": "nft", "nft_levels": 2, "eta": 0.0}
+    distill = {"objective": "distill", "anchor_cfg_scale": 3.0, "eta": 0.0, "cfg_scale": 1.0}
+    changes = {"grpo": {}, "nft": nft, "draft": nft | {"objective": "draft"}, "distill": distill}
+    runs = [record_run(tmp_path / name, **settings) for name, settings in changes.items()]
+    for run in runs:
+        write_report([run], tmp_path / "one.html")
+    write_report(runs, tmp_path / "all.html")
+    data, _ = data_of(tmp_path / "all.html")
+    found = {name: run["settings"]["objective"] for name, run in data["runs"].items()}
+    assert found == {name: name for name in changes}
+    assert data["runs"]["nft"]["settings"]["nft_levels"] == "2"
+
+
 def test_prompts_are_escaped(pages):
     for file in pages.values():
         assert HOSTILE.partition("window")[0] not in file.read_text(encoding="utf-8")

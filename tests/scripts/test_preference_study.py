@@ -1,7 +1,6 @@
 """The preference_study command: invalid input, and imports of torch only where they are needed."""
 
 import json
-import os
 import subprocess
 import sys
 
@@ -165,23 +164,3 @@ def test_videos_of_an_earlier_study_are_not_rated(call, tmp_path):
         and f"would include '{tmp_path}/study/made/base/0002.mp4', a video of an earlier one"
         in output
     )
-
-
-def test_a_pipe_of_answers_is_not_waited_for(call, tmp_path):
-    folders = [f"{name}={write_folder(tmp_path / name)}" for name in ("ours", "theirs")]
-    make = (
-        "make",
-        tmp_path / "study",
-        "--raters",
-        2,
-        "--pairs",
-        2,
-        "--checks",
-        1,
-        "--methods",
-        *folders,
-    )
-    assert call(*make)[0] == 0
-    os.mkfifo(tmp_path / "answers.json")
-    code, output = call("analyse", tmp_path / "study", "--answers", tmp_path / "answers.json")
-    assert code == 2 and "answers.json': it is not a regular file; copy it to one first" in output

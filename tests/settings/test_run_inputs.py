@@ -16,9 +16,9 @@ def files_read(monkeypatch):
     names = []
     read = prompts.read_rows
 
-    def count(path):
+    def count(path, *others):
         names.append(path.name)
-        return read(path)
+        return read(path, *others)
 
     monkeypatch.setattr(prompts, "read_rows", count)
     return names

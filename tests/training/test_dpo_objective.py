@@ -161,7 +161,7 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
         {"lora_rank": 2, "ema_decay": 0.5, "mini_batch_size_per_update": 1},
     ],
 )
-def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, changes):
+def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, changes, tmp_path):
     config = config.with_settings(**changes, learning_rate=1e-2)
 
     def train(trainer, number):
@@ -183,7 +183,8 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
     folder = uninterrupted.run.state.save()
     uninterrupted.run.checkpoints.wait()
     expected = train(uninterrupted, 2)
-    resumed = Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
+    changes = {"resume_from_checkpoint": str(folder), "output_dir": str(tmp_path / "resumed")}
+    resumed = Trainer(config.with_settings(**changes), mesh, CPU)
     assert train(resumed, 2) == expected
     assert expected[0]["dpo/held_out_margin"] != 0
     tensors, others = state(uninterrupted), state(resumed)
@@ -195,15 +196,11 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
 @pytest.mark.system
 def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
     path = write_pairs(tmp_path / "rated")
-    config = config.with_settings(pairs_csv=[str(path)])
-    trainer = Trainer(config, mesh, CPU)
-    trainer.iteration = 1
-    trainer.run_iteration()
-    folder = trainer.run.state.save()
-    trainer.run.checkpoints.wait()
+    config = config.with_settings(pairs_csv=[str(path)], max_steps=1, save_interval=1)
+    Trainer(config, mesh, CPU).train()
     (path.parent / "0a.mp4").write_bytes((path.parent / "1b.mp4").read_bytes())
-    with pytest.raises(ValueError, match="the contents of pairs_csv .* have changed"):
-        Trainer(config.with_settings(resume_from_checkpoint=str(folder)), mesh, CPU)
+    with pytest.raises(ValueError, match="--allow_changed_settings"):
+        Trainer(config.with_settings(max_steps=2), mesh, CPU)
 
 
 @pytest.mark.system

@@ -45,7 +45,7 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
     messages = list(missing_requirements(RunInputs(config)))
     expected = [
         "torchao",
-        "'nowhere.csv'",
+        "file not found: nowhere.csv",
         "'no_checkpoint'",
         "cannot be used",
         "vae",
@@ -53,7 +53,7 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
     ]
     for words in expected:
         assert sum(words in message for message in messages) == 1, (words, messages)
-    with pytest.raises(ValueError, match="'nowhere.csv'"):
+    with pytest.raises(ValueError, match="file not found: nowhere.csv"):
         check(config)
 
 
@@ -68,7 +68,7 @@ def test_an_encoder_that_only_rated_pairs_need_is_missed_with_their_row(tiny_con
 def test_a_missing_file_of_rated_pairs_is_named_once(tiny_config):
     config = tiny_config.with_settings(**DPO, prompts_csv=[], pairs_csv=["nowhere.csv"])
     messages = list(missing_requirements(RunInputs(config)))
-    assert sum("'nowhere.csv'" in message for message in messages) == 1
+    assert sum("file not found: nowhere.csv" in message for message in messages) == 1
 
 
 def test_errors_in_the_settings_do_not_depend_on_the_machine(tiny_config, tmp_path):

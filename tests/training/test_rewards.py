@@ -517,7 +517,10 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     monkeypatch.chdir(tmp_path)
     parsed = parse(shlex.split(flags)).config
     config = tiny_config.with_settings(
-        **{"pretrained_model_root": str(root), "reward_weights": json.dumps(parsed.reward_weights)},
+        **{
+            "pretrained_model_root": str(root),
+            "reward_weights": json.dumps(reward_weights(parsed.reward)),
+        },
         reward_model=[*parsed.reward.reward_model, "shades:Shade"],
         **{"valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_steps": 2},
         **{

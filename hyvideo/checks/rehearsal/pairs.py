@@ -20,8 +20,9 @@ PROMPTS = (
 
 def lacks_pairs(config: Config) -> bool:
     """Return whether a run needs rated pairs, and none of its files exists."""
-    files = config.objective.pairs_csv
-    return bool(files) and not any(find_path(path).is_file() for path in files)
+    if not config.objective.uses_pairs:
+        return False
+    return not any(find_path(path).is_file() for path in config.objective.pairs_csv)
 
 
 def write_pairs(folder: Path, config: Config) -> Path:

@@ -22,7 +22,7 @@ golden = json.loads((GOLDEN / "golden.json").read_text())
 center = json.loads((GOLDEN / "bf16_reference_fp32maths.json").read_text())
 VIDEOS = [GOLDEN / "videos" / name for name in golden["videos"]]
 PROMPTS = golden["prompts"]
-FLOAT, BFLOAT = 2e-5, 0.1  # tolerances of raw scores
+FLOAT = 2e-5  # tolerance of raw scores
 
 
 def load(root="VideoReward", **options):
@@ -131,7 +131,9 @@ def test_merged_lora_and_the_adapter_layout_give_the_same_scores(options):
 )
 def test_bf16_scores_match_the_original_within_its_noise(batch_size, run):
     scores = load(batch_size=batch_size).score_files(VIDEOS, PROMPTS, normalize=False)
-    assert difference(scores, golden["bf16"][run]) <= BFLOAT
+    # bf16 changes the original's own scores by this; CPUs differ by up to a tenth of it
+    noise = difference(golden["bf16"][run], golden["fp32"][run])
+    assert difference(scores, golden["bf16"][run]) <= noise / 10
 
 
 @pytest.mark.slow

@@ -441,7 +441,10 @@ def test_a_study_with_an_invalid_rater_raises_value_error(study, change):
         Study(study.folder)
 
 
-def test_a_pipe_in_place_of_a_study_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "study.json")
-    with pytest.raises(ValueError, match="it is not a regular file"):
-        Study(tmp_path)
+def test_a_cut_file_of_answers_is_one_sentence(study):
+    token, rater = next(iter(study.raters.items()))
+    whole = json.dumps(content(study, token, next(iter(rater["pairs"])), "tie")).encode()
+    with pytest.raises(ValueError) as raised:
+        study.add(whole[:-9])
+    assert "answers" in str(raised.value) and len(str(raised.value).splitlines()) == 1
+    study.add(whole)

@@ -206,3 +206,13 @@ def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_co
     assert (
         sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)
     ) == is_copied
+
+
+def test_a_full_disk_leaves_no_study_and_names_its_folder(folders, tmp_path, limited_file_size):
+    methods = {name: folders[name] for name in METHODS[:2]}
+    out = tmp_path / "study"
+    with limited_file_size(100), pytest.raises(OSError) as raised:
+        make_study(out, methods, [], raters=1, checks=0)
+    assert raised.value.filename == str(out / "videos")
+    assert not [*out.iterdir()]
+    make_study(out, methods, [], raters=1, checks=0)

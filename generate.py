@@ -482,9 +482,10 @@ def run(options: argparse.Namespace) -> list[str]:
     check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
-    check_sampling(config, recipe.sampling, output=folder)
+    root = model.pretrained_model_root
+    check_sampling(recipe.sampling, root=root, output=folder)
     if options.best_of > 1:
-        check_evaluation(config, output=folder, has_model=True)
+        check_evaluation(config.reward, root=root, output=folder)
     if options.rewritten_csv:
         rewriter.write(requests, options.rewritten_csv)
         return []

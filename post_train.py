@@ -23,9 +23,10 @@ from hyvideo.planning.report import recommendation
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import CommandLine, parse
 from hyvideo.settings.config import Config
+from hyvideo.settings.layout import planned_world_size
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.reference_flags import with_flags
-from hyvideo.settings.rules import check, planned_world_size
+from hyvideo.settings.rules import check
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
@@ -245,7 +246,7 @@ def build(config: Config, at_end: ExitStack):
         dp_replicate=settings.dp_replicate,
         timeout=settings.collective_timeout,
     )
-    watchdog = at_end.enter_context(Watchdog(mesh, settings.watchdog_seconds))
+    watchdog = at_end.enter_context(Watchdog(mesh, settings.report_after))
     try:
         return Trainer(config, mesh, device, on_stage=watchdog.enter)
     except Finished as finished:

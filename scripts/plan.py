@@ -26,7 +26,8 @@ from hyvideo.planning.report import report
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
 from hyvideo.settings.machine_rules import prompts_are_readable
-from hyvideo.settings.rules import raise_problems, reward_problems
+from hyvideo.settings.problems import raise_problems
+from hyvideo.settings.reward_settings import reward_problems
 from hyvideo.settings.run_inputs import RunInputs
 
 # of GPUs, and of every quantity that is assumed: more GPUs take minutes to plan

@@ -38,9 +38,9 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
+from hyvideo.settings.layout import rank_problems
 from hyvideo.settings.offloading import AUTO, Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
-from hyvideo.settings.rules import rank_problems
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.version_notes import generation_notes
 from hyvideo.training import model_setup
@@ -201,7 +201,7 @@ class Generator:
                 self.device,
                 offload=bool(self.offloading.offloading),
             )
-        watchdog = Watchdog(self.mesh, self.config.distributed.watchdog_seconds, unit="video")
+        watchdog = Watchdog(self.mesh, self.config.distributed.report_after, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
         between_stages = folder / f".generate-{videos[0].path.stem}-{self.mesh.rank}"
         with watchdog, _temporary_folder(between_stages):

@@ -12,7 +12,7 @@ from hyvideo.models.sizes import Sizes
 from hyvideo.planning.hardware import Hardware
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
-from hyvideo.settings.rules import division_problems, head_problems
+from hyvideo.settings.layout import division_problems, head_problems
 from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

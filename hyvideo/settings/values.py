@@ -19,7 +19,7 @@ def value_of(leaf: Leaf, text: str) -> Any:
 
     Raises argparse.ArgumentTypeError for invalid text.
     """
-    kind = leaf.kind
+    kind = leaf.element
     if kind is Switch and text.lower() in TRUTHS:
         return str(TRUTHS[text.lower()]).lower()
     choices = get_args(kind) if get_origin(kind) is Literal else leaf.choices

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from hyvideo.rewards.rewards import DIMENSIONS, has_gradient, make_scorer, overall, weighted_sum
-from hyvideo.settings.rules import reward_problems
+from hyvideo.settings.reward_settings import reward_problems
 from hyvideo.settings.sections import RewardSettings
 
 

@@ -93,7 +93,7 @@ def test_a_mistake_in_a_file_exits_with_code_2_and_is_named(write, capsys, text,
         ("--objective nope", "objective nope grpo"),
         # all at once
         ("--etta 1 --eta -1 --batch_size two", "--etta eta batch_size"),
-        ("--eta -1 --kl_strategy none --lora_target_modules a", "eta kl_strategy lora_rank"),
+        ("--eta -1 --kl_coef 9 --lora_target_modules a", "eta kl_weight lora_rank"),
         ("--objective draft --nft_levels -1 --batch_size 0", "nft_levels batch_size"),
     ],
 )

@@ -94,7 +94,7 @@ def _config_of_video(words: list[str]) -> Config:
     """
     options = generate.parse(words)
     generate.convert_reference_flags(options)
-    recipe = generate.recipe_of(options, has_images=bool(options.image_path))
+    recipe = generate.generation_settings(options, has_images=bool(options.image_path))
     sampling = recipe.sampling
     height, width = generate.size_of(options, recipe, options.image_path)
     return recipe.config.with_settings(

@@ -144,8 +144,13 @@ def _gpus_of_name(file: str) -> list[int]:
 
 def config_for(world_size: int, file: str) -> str | None:
     """Return the shipped config of the same model for this number of processes, if there is one."""
-    model = re.match(r"[a-z]+\d+", Path(file).name)
+    name = Path(file).name
+    model = re.match(r"[a-z]+\d+", name)
     if not model:
         return None
-    found = sorted((ROOT / "configs").glob(f"{model[0]}*_{world_size}gpu.yaml"))
-    return f"configs/{found[0].name}" if found else None
+    kind = name.partition("gpu")[2]  # such as _nft.yaml
+    for ending in (kind, ".yaml"):
+        found = sorted((ROOT / "configs").glob(f"{model[0]}*_{world_size}gpu{ending}"))
+        if found:
+            return f"configs/{found[0].name}"
+    return None

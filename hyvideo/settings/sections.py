@@ -275,7 +275,7 @@ class RewardSettings(Section):
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
     score_between_stages: bool = machine(
         False,
-        "Score after all rollouts of an iteration instead of beside them; needs reward_offload.",
+        "Score after all rollouts of an iteration instead of beside them; saves memory with reward_offload.",
     )
     reward_retries: int = machine(
         1, "Retries of a failed batch before its videos are scored one at a time.", ge=0

@@ -33,23 +33,17 @@ from hyvideo.settings.config import LEAVES
 from hyvideo.settings.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.settings.values import truth, value_of
 
-# Flags of this program and the settings of a run that they set.
-SETTINGS = {
+# Flags of the public reference's program, and the settings of a run that they set.
+RENAMED = {
     "num_inference_steps": "validation_steps",
     "stochastic": "sde_type",
     "guidance_scale": "cfg_scale",
     "video_length": "sample_n_frames",
-    "pretrained_model_root": "pretrained_model_root",
-    "transformer_version": "transformer_version",
-    "family": "family",
-    "vae_tile_size": "vae_tile_size",
-    "shift": "shift",
-    "sigmas": "sigmas",
-    "negative_prompt": "negative_prompt",
-    "eta": "eta",
-    "dtype": "dtype",
-    "device": "device",
 }
+SETTINGS = (  # of a run, whose flags this program has as well
+    "pretrained_model_root transformer_version family vae_dtype vae_tile_size shift sigmas fps "
+    "guidance_interval negative_prompt eta dtype device num_threads"
+).split()
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
     "stochastic": "Sample with the noise of this sampler (docs/samplers.md); default: as in validation, the ODE "
@@ -223,14 +217,16 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add_rewriting(parser)
     add_speed_flags(parser)
     settings = parser.add_argument_group("settings", "Settings of the model and its sampling.")
-    for flag, name in SETTINGS.items():
+    flags = RENAMED | {name: name for name in SETTINGS}
+    for flag, name in flags.items():
         leaf = LEAVES[name]
         options = flag_options(leaf, sentence=SENTENCES.get(flag, ""))
-        settings.add_argument(f"--{flag}", type=partial(value_of, leaf), **options)
+        names = dict.fromkeys([f"--{flag}", f"--{name}"])
+        settings.add_argument(*names, type=partial(value_of, leaf), **options)
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}
-    flags = SETTINGS | {name: name for name in REWARD_SETTINGS}
+    flags |= {name: name for name in REWARD_SETTINGS}
     options.flags = {
         setting: flag for flag, setting in flags.items() if getattr(options, flag) is not None
     }
@@ -395,7 +391,7 @@ def sampling_of(options: argparse.Namespace, has_images: bool):
     return resolve_sampling(file_settings, given, options.resolution, has_images, kinds)
 
 
-def size_of(options: argparse.Namespace, recipe, image: str | None) -> tuple[int, int]:
+def size_of(options: argparse.Namespace, settings, image: str | None) -> tuple[int, int]:
     """Return height and width in pixels: from the flags, from the version and aspect ratio, or from
     the run.
     """
@@ -404,13 +400,13 @@ def size_of(options: argparse.Namespace, recipe, image: str | None) -> tuple[int
 
     if options.height is not None:
         return options.height, options.width
-    version = version_defaults(recipe.config.model.transformer_version)
+    version = version_defaults(settings.config.model.transformer_version)
     resolution = options.resolution or version.resolution
     sizes = version.sizes or (bucket_sizes(resolution) if resolution else None)
     if options.aspect_ratio and not sizes:
         raise ValueError("--aspect_ratio needs --resolution: this model has no default resolution")
     if not sizes or (options.config and not options.resolution and not options.aspect_ratio):
-        return recipe.sampling.height, recipe.sampling.width
+        return settings.sampling.height, settings.sampling.width
     if image and not options.aspect_ratio:
         picture = read_image(image)
         return nearest_size(picture.height, picture.width, sizes)
@@ -475,30 +471,31 @@ def run(options: argparse.Namespace) -> list[str]:
     requests = generation.make_and_read_requests(
         options.prompt, options.image_path, options.valid_video_csv
     )
-    recipe = recipe_of(options, has_images=any(request.image for request in requests))
-    config = recipe.config
+    settings = generation_settings(options, has_images=any(request.image for request in requests))
+    config = settings.config
     rewriter = rewriter_of(options) if options.rewrite else None
     model = config.model
     check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
-    check_sampling(config, recipe.sampling, output=folder)
+    root = model.pretrained_model_root
+    check_sampling(settings.sampling, root=root, output=folder)
     if options.best_of > 1:
-        check_evaluation(config, output=folder, has_model=True)
+        check_evaluation(config.reward, root=root, output=folder)
     if options.rewritten_csv:
         rewriter.write(requests, options.rewritten_csv)
         return []
-    sizes = {request: size_of(options, recipe, request.image) for request in requests}
+    sizes = {request: size_of(options, settings, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
     )
-    generator = Generator(recipe, videos)
+    generator = Generator(settings, videos)
     if rewriter:  # after all checks, because it calls a service
         requests = rewriter.write(requests)
         videos = [
             replace(video, request=requests[video.number // options.num_videos]) for video in videos
         ]
-        generator = Generator(recipe, videos)
+        generator = Generator(settings, videos)
     # calls with one named mp4 file may share a folder
     owns_folder = output == folder and processes.rank() == 0
     if owns_folder:
@@ -510,10 +507,10 @@ def run(options: argparse.Namespace) -> list[str]:
     return problems
 
 
-def recipe_of(options: argparse.Namespace, has_images: bool):
+def generation_settings(options: argparse.Namespace, has_images: bool):
     """Return how the videos are made."""
     from hyvideo.generation.generation import Source
-    from hyvideo.generation.generator import Recipe
+    from hyvideo.generation.generator import GenerationSettings
     from hyvideo.settings.offloading import Offloading
 
     caching = caching_of(options)
@@ -522,7 +519,7 @@ def recipe_of(options: argparse.Namespace, has_images: bool):
     )
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     config, sampling = sampling_of(options, has_images)
-    return Recipe(
+    return GenerationSettings(
         config,
         sampling,
         source,

@@ -10,19 +10,23 @@ import shlex
 import sys
 from collections.abc import Collection
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
 from hyvideo.data.files import is_storage_failure
 from hyvideo.data.text import labelled, lines_of, shorten
-from hyvideo.planning.length_text import start_lines
+from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
+from hyvideo.planning.length_text import planned_run, start_lines
+from hyvideo.planning.report import recommendation
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import CommandLine, parse
 from hyvideo.settings.config import Config
+from hyvideo.settings.layout import planned_world_size
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.reference_flags import with_flags
-from hyvideo.settings.rules import check, planned_world_size
+from hyvideo.settings.rules import check
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
@@ -119,9 +123,14 @@ def show(command: CommandLine) -> None:
 
     Raises ValueError only for invalid settings.
     """
-    config, world_size = command.config, command.world_size
-    if world_size == 1:
+    config = command.config
+    started = processes.world_size()
+    world_size = command.world_size or started
+    if command.world_size is None and started == 1:
         world_size = planned_world_size(config, command.file)
+    hardware = hardware_of(command.gpu) if command.gpu else Hardware()
+    if command.gpu_memory:
+        hardware = replace(hardware, gpu_memory=command.gpu_memory)
     inputs = check(config, world_size, file=command.file, on_this_machine=False)
     if processes.rank() != 0:
         return
@@ -132,18 +141,21 @@ def show(command: CommandLine) -> None:
             f"defaults of version    {', '.join(command.of_version)} "
             f"({config.model.transformer_version})"
         )
-    if world_size > command.world_size:
+    if world_size > started:
         each = world_size if world_size % 8 else 8  # processes per node
-        command_line = shlex.join(word for word in sys.argv if word != "--print_config")
         rows = [
             (
                 "planned for",
-                f"torchrun --nnodes={world_size // each} --nproc_per_node={each} {command_line}",
+                f"torchrun --nnodes={world_size // each} --nproc_per_node={each} post_train.py "
+                f"{shlex.join(command.words)}",
             ),
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
-    print_plan(inputs, start_lines(inputs, config.model.device))
+    print_plan(inputs, start_lines(inputs, config.model.device, hardware))
+    if command.gpu or command.gpu_memory:
+        planned = planned_run(inputs, config.model.device, hardware)
+        print("\n".join(recommendation(planned, command.words)))
 
     from hyvideo.training.machine import missing_requirements
 
@@ -182,7 +194,8 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
 
     device = trainer.device
     as_run = inputs.with_config(trainer.config)  # without ``auto``
-    cost = start_lines(as_run, device.type, gpu_memory(device), device_name(device))
+    hardware = hardware_of_device(device_name(device), gpu_memory(device))
+    cost = start_lines(as_run, device.type, hardware)
     print_plan(inputs, cost, command.flags)
     trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
@@ -233,7 +246,7 @@ def build(config: Config, at_end: ExitStack):
         dp_replicate=settings.dp_replicate,
         timeout=settings.collective_timeout,
     )
-    watchdog = at_end.enter_context(Watchdog(mesh, settings.watchdog_seconds))
+    watchdog = at_end.enter_context(Watchdog(mesh, settings.report_after))
     try:
         return Trainer(config, mesh, device, on_stage=watchdog.enter)
     except Finished as finished:

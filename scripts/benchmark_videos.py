@@ -36,7 +36,8 @@ def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
     from studies.benchmarks.make_text import command_lines, plan_lines
     from studies.figures.policies import read_policies
 
-    check_sampling(config, config.validation_sampling, output=options.out)
+    root = config.model.pretrained_model_root
+    check_sampling(config.validation_sampling, root=root, output=options.out)
     suite, rows = benchmark.read_list(
         options.prompts, options.dimensions, is_official=not options.any_list
     )

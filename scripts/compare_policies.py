@@ -49,7 +49,8 @@ def main(argv: list[str] | None = None) -> None:
         raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
-    check_sampling(config, config.validation_sampling, output=options.output_dir)
+    root = config.model.pretrained_model_root
+    check_sampling(config.validation_sampling, root=root, output=options.output_dir)
 
     from hyvideo.distributed import mesh as ranks  # slow to import
     from hyvideo.distributed.collectives import barrier

@@ -37,7 +37,8 @@ def main() -> None:
         )
     config = config_of(options, settings)
     check_options(options)
-    check_evaluation(config, output=options.out, has_model=not options.videos)
+    root = None if options.videos else config.model.pretrained_model_root
+    check_evaluation(config.reward, root=root, output=options.out)
 
     from hyvideo.generation.policy_scores import Evaluator
     from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation

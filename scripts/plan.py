@@ -17,6 +17,7 @@ import dataclasses
 
 import generate
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.text import labelled, lines_of
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.generation import generation_report
 from hyvideo.planning.hardware import GPUS, Hardware, hardware_of
@@ -24,6 +25,10 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.report import report
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
+from hyvideo.settings.machine_rules import prompts_are_readable
+from hyvideo.settings.problems import raise_problems
+from hyvideo.settings.reward_settings import reward_problems
+from hyvideo.settings.run_inputs import RunInputs
 
 # of GPUs, and of every quantity that is assumed: more GPUs take minutes to plan
 MAX_NUMBER = 100_000
@@ -66,6 +71,7 @@ def main(argv: list[str] | None = None) -> None:
             hardware_of(options.gpu) if options.gpu else Hardware(), **given
         )
         run = PlannedRun(config, options.world_size, architecture, options.text_tokens, hardware)
+        raise_problems(reward_problems(config.reward))
         for size in (config.sampling.size, config.validation_sampling.size):
             architecture.latent_size(*size)
         if options.generate:
@@ -76,6 +82,10 @@ def main(argv: list[str] | None = None) -> None:
             )
         else:
             print(report(run, settings))
+            inputs = RunInputs(config, options.world_size, files=run.files)
+            absent = prompts_are_readable(inputs, existing=False)
+            for line in lines_of(labelled("missing on this host", absent)):
+                print(line)
 
 
 def _config_of_video(words: list[str]) -> Config:
@@ -84,7 +94,7 @@ def _config_of_video(words: list[str]) -> Config:
     """
     options = generate.parse(words)
     generate.convert_reference_flags(options)
-    recipe = generate.recipe_of(options, has_images=bool(options.image_path))
+    recipe = generate.generation_settings(options, has_images=bool(options.image_path))
     sampling = recipe.sampling
     height, width = generate.size_of(options, recipe, options.image_path)
     return recipe.config.with_settings(

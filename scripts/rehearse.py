@@ -33,7 +33,8 @@ from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.command_line import MAX_WORLD_SIZE, parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check, planned_world_size
+from hyvideo.settings.layout import planned_world_size
+from hyvideo.settings.rules import check
 
 NOT_COVERED = (
     "released weights: rewards, gradients and videos mean nothing here",

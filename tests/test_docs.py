@@ -188,7 +188,7 @@ def is_abbreviated(command, output):
     """Return whether a mention failed only because it omits flags or uses placeholders, not for an
     unknown flag.
     """
-    is_incomplete = "arguments are required" in output or "expected one argument" in output
+    is_incomplete = "arguments are required" in output or "needs a value" in output
     has_placeholder = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
     is_wrong = re.search("unknown flag|unrecognized arguments", output)
     return command.is_mention and not is_wrong and (is_incomplete or has_placeholder)
@@ -254,12 +254,10 @@ def as_run(command, folder):
         words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
         program = "post_train.py"
     if program == "post_train.py":
-        words = [word for word in words if word != "--print_config"] + [
-            "--print_config",
-            "--output_dir",
-            folder / "out",
-        ]
-        if "--help" not in words and "--world_size" not in words:
+        is_plan = "--print_config" in words or "--help" in words
+        words = [word for word in words if word != "--print_config"]
+        words += ["--print_config", "--output_dir", folder / "out"]
+        if not is_plan and "--world_size" not in words:
             words += ["--world_size", command.processes]
     return program.removesuffix(".py").replace("/", "."), [str(word) for word in words]
 

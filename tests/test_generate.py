@@ -424,7 +424,9 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
         ({"guidance_interval": "0.2,0.8"}, "guidance_interval: each step must have the"),
     ):
         config = Config().with_settings(**changed).resolved()
-        recipe = generator.Recipe(config, config.validation_sampling, generation.Source(), seed=0)
+        recipe = generator.GenerationSettings(
+            config, config.validation_sampling, generation.Source(), seed=0
+        )
         with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
             generator._checked_cache(recipe, StepCaching())
 
@@ -582,7 +584,7 @@ def test_bad_input_exits_with_one_message_and_writes_nothing(
 def test_a_flag_of_a_setting_is_checked_like_the_setting(capsys):
     for flags, message in (
         (["--stochastic", "euler"], "invalid choice: 'euler' (choose from sage_grpo"),
-        (["--video_length", "five"], "invalid int value: 'five'"),
+        (["--video_length", "five"], "must be an integer, got 'five'"),
     ):
         with pytest.raises(SystemExit):
             generate.parse(["--prompt", "a", *flags])
@@ -708,7 +710,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
             sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags]
         )
         options = generate.parse()
-        recipe = generate.recipe_of(options, has_images=False)
+        recipe = generate.generation_settings(options, has_images=False)
         sampling = recipe.sampling
         size = generate.size_of(options, recipe, None)
         return (sampling.frames, *size, sampling.steps, sampling.guidance_scale), recipe.config
@@ -763,7 +765,10 @@ def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, siz
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *flags])
     options = generate.parse()
     generate.convert_reference_flags(options)
-    assert generate.size_of(options, generate.recipe_of(options, has_images=False), None) == size
+    assert (
+        generate.size_of(options, generate.generation_settings(options, has_images=False), None)
+        == size
+    )
 
 
 def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
@@ -772,7 +777,9 @@ def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
         sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall]
     )
     options = generate.parse()
-    assert generate.size_of(options, generate.recipe_of(options, has_images=True), tall) == (
+    assert generate.size_of(
+        options, generate.generation_settings(options, has_images=True), tall
+    ) == (
         848,
         480,
     )

@@ -50,6 +50,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options
         )
+        self._negative_number_matcher = re.compile(r"-\.?[0-9]")  # also -1e-5
 
     def parse_known_args(self, args=None, namespace=None):
         known = self._option_string_actions  # also of argument groups
@@ -67,6 +68,9 @@ class Parser(argparse.ArgumentParser):
         return super()._get_value(action, arg_string)
 
     def error(self, message: str) -> NoReturn:
+        message = re.sub(
+            "argument (--[^:]+): expected (one|at least one) argument", r"\1 needs a value", message
+        )
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
         hint = nearest(unknown[1], self._option_string_actions) if unknown else ""
         super().error(shorten(f"{message}; {hint}" if hint else message, 1_000))

@@ -55,6 +55,8 @@ def load_module(location: str, kind: str) -> ModuleType:
     Raises ValueError if the import raises anything. That includes SystemExit, with which the
     program would end as if it had succeeded.
     """
+    if location.endswith(".py") and not os.path.lexists(location):
+        raise ValueError(f"{kind}: file not found: {location}")
     try:
         with restored_state():
             if location.endswith(".py"):

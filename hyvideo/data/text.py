@@ -92,6 +92,9 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Return ``did you mean NAME?`` for the name closest to a word, empty if none is close."""
-    near = difflib.get_close_matches(word[:100].partition("=")[0], names, n=1)
-    return f"did you mean {near[0]}?" if near else ""
+    """Return ``did you mean NAME?`` for the name closest to a word in any case, empty if none is
+    close.
+    """
+    by_lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(word[:100].partition("=")[0].lower(), by_lower, n=1)
+    return f"did you mean {by_lower[near[0]]}?" if near else ""

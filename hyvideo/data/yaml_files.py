@@ -98,6 +98,8 @@ def read_yaml(path: str | Path) -> object:
     try:
         return _Loader(text).get_single_data()
     except _INVALID as error:
-        raise ValueError(
-            f"{quote(path)} is not valid YAML: {' '.join(str(error).split())[:500]}"
-        ) from error
+        reason = " ".join(str(error).split())[:500]
+        mark = getattr(error, "problem_mark", None)
+        if mark is not None:
+            reason = f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        raise ValueError(f"{quote(path)} is not valid YAML: {reason}") from error

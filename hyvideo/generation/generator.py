@@ -38,10 +38,11 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
+from hyvideo.settings.layout import rank_problems
 from hyvideo.settings.offloading import AUTO, Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
-from hyvideo.settings.rules import rank_problems
 from hyvideo.settings.sampling import ODE, Sampling
+from hyvideo.settings.sections import DistributedSettings, ModelSettings
 from hyvideo.settings.version_notes import generation_notes
 from hyvideo.training import model_setup
 from hyvideo.training.gpu_driver import check_allocator
@@ -50,7 +51,7 @@ from hyvideo.training.machine import check_compiler
 
 
 @dataclass(frozen=True)
-class Recipe:
+class GenerationSettings:
     """Settings, policy and options that the videos of a call are made with."""
 
     config: Config  # of the model
@@ -66,7 +67,7 @@ class Recipe:
     keep_latents: bool = False
     best_of: int = 1  # candidates of each video
 
-    def settings_of(self, video: Video) -> dict:
+    def record_of(self, video: Video) -> dict:
         """Return what the JSON file of a video has of the settings: everything needed to reproduce
         the video.
         """
@@ -116,25 +117,27 @@ class Generator:
     share videos.
     """
 
-    def __init__(self, recipe: Recipe, videos: list[Video]):
+    def __init__(self, settings: GenerationSettings, videos: list[Video]):
         self.videos = videos
-        self.config = config = recipe.config.with_settings(sp_size=recipe.sp_size)
-        source = recipe.source.with_initial_lora(config.optimizer.pretrained_lora_path)
-        self.recipe = recipe = replace(recipe, source=source)
-        self.sampling = recipe.sampling
+        self.config = config = settings.config.with_settings(sp_size=settings.sp_size)
+        source = settings.source.with_initial_lora(config.optimizer.pretrained_lora_path)
+        self.settings = settings = replace(settings, source=source)
+        self.sampling = settings.sampling
         self.sizes = [(self.sampling.frames, video.height, video.width) for video in videos]
         self.kinds = model_setup.check_checkpoint(
             config, {"this call": [video.request for video in videos]}, self.sizes
         )
-        self.refiner = Refiner(config.model, config.distributed, videos) if recipe.sr else None
-        self.new_cache = _checked_cache(recipe, recipe.caching) if recipe.caching else None
+        self.refiner = Refiner(config.model, config.distributed, videos) if settings.sr else None
+        self.new_cache = _checked_cache(settings, settings.caching) if settings.caching else None
         self.schedule = self.sampling.schedule()
         source.check(config.model, self.sampling.negative_requests)
-        self.device = _check_machine(config)
-        self.mesh = ranks.Mesh(processes.rank(), processes.world_size(), recipe.sp_size)
+        self.device = _check_machine(config.model, config.distributed)
+        self.mesh = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         # with best of n, all end together, because torchrun stops the others once one has failed
-        if recipe.sp_size > 1 or (recipe.best_of > 1 and self.mesh.world_size > 1):
-            self.mesh = ranks.start(recipe.sp_size, self.device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
+        if settings.sp_size > 1 or (settings.best_of > 1 and self.mesh.world_size > 1):
+            self.mesh = ranks.start(
+                settings.sp_size, self.device, timeout=ranks.UNEVEN_WORK_TIMEOUT
+            )
 
     def make(self) -> list[str]:
         """Make this process's share of the videos, without those that are complete, and return the
@@ -146,7 +149,7 @@ class Generator:
                 generation_notes(self.config.model.transformer_version, self.sampling)
             ):
                 print(line, file=sys.stderr)
-        self.offloading = resolve(self.recipe.offloading, self.device)
+        self.offloading = resolve(self.settings.offloading, self.device)
         self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
         self.weights_hash = digest_of(digest_models(self.config.model, self.kinds))
         share = self.videos[mesh.replica :: mesh.num_replicas]
@@ -160,7 +163,7 @@ class Generator:
                 file=sys.stderr,
             )
         problems = self._make(pending) if pending else []
-        if self.recipe.best_of > 1:
+        if self.settings.best_of > 1:
             barrier(mesh)
         return problems
 
@@ -169,19 +172,19 @@ class Generator:
         made it with the same settings.
         """
         files = []
-        if self.recipe.keep_latents:
+        if self.settings.keep_latents:
             files.append(video.latents)
-        if self.recipe.sr and self.recipe.save_pre_sr_video:
+        if self.settings.sr and self.settings.save_pre_sr_video:
             files.append(video.before_sr.path)
         remove_partial(video.path.parent, f"{video.path.stem}.")
         return is_complete(video, digest_of(self._settings_of(video)), files)
 
     def _settings_of(self, video: Video) -> dict:
-        settings = self.recipe.settings_of(video) | {"weights_hash": self.weights_hash}
+        settings = self.settings.record_of(video) | {"weights_hash": self.weights_hash}
         settings["super_resolution"] = self.refiner.record(video) if self.refiner else None
-        if self.recipe.best_of > 1:
+        if self.settings.best_of > 1:
             settings["best_of"] = {
-                "candidates": self.recipe.best_of,
+                "candidates": self.settings.best_of,
                 "reward_model": self.config.reward.reward_model,
                 "reward_weights": given_reward_weights(self.config.reward),
                 "options_hash": digest_of(reward_options(self.config.reward)),
@@ -193,15 +196,15 @@ class Generator:
         folder = videos[0].path.parent
         make_folder(folder)
         self.best_of = None
-        if self.recipe.best_of > 1:  # the scorers are tried before other models are loaded
+        if self.settings.best_of > 1:  # the scorers are tried before other models are loaded
             self.best_of = make_best_of(
                 self.config,
-                self.recipe.best_of,
+                self.settings.best_of,
                 self.videos,  # all processes try the same prompt
                 self.device,
                 offload=bool(self.offloading.offloading),
             )
-        watchdog = Watchdog(self.mesh, self.config.distributed.watchdog_seconds, unit="video")
+        watchdog = Watchdog(self.mesh, self.config.distributed.report_after, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
         # A repeated command removes those of a killed one by their name (`remove_partial`).
         stem = videos[0].path.stem
@@ -236,7 +239,7 @@ class Generator:
         self.encoder.release()
         on_stage("loading")
         home = torch.device("cpu") if offloading.group_offloading else self.device
-        self.pipeline = self.recipe.source.load(
+        self.pipeline = self.settings.source.load(
             config,
             self.device,
             self.encoder,
@@ -251,13 +254,17 @@ class Generator:
             self.device,
             config.distributed,
             offloading,
-            self.recipe.caching is not None,
+            self.settings.caching is not None,
         )
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
         self.sampler = VideoSampler(
-            config.data, self.mesh, self.recipe.seed, self.recipe.initial_noise, on_stage=on_stage
+            config.data,
+            self.mesh,
+            self.settings.seed,
+            self.settings.initial_noise,
+            on_stage=on_stage,
         )
 
     def _sample_and_write(self, videos: list[Video]) -> list[str]:
@@ -270,7 +277,7 @@ class Generator:
             settings = self._settings_of(video)
             settings |= {"settings_hash": digest_of(settings), "problem": sampled.problem}
             # these change at most the rounding, so a repeated command may have others
-            settings |= {"sp_size": self.recipe.sp_size} | asdict(self.offloading)
+            settings |= {"sp_size": self.settings.sp_size} | asdict(self.offloading)
             if self.best_of:
                 settings["best_of"] = settings["best_of"] | sampled.record
             if sampled.problem:
@@ -280,7 +287,7 @@ class Generator:
                 sampled.latents,
                 video,
                 settings,
-                keep_latents=self.recipe.keep_latents,
+                keep_latents=self.settings.keep_latents,
             )
             video.base_latents.unlink(missing_ok=True)
         return problems
@@ -298,7 +305,7 @@ class Generator:
         """
         for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
             base = self._base(video)
-            if self.recipe.save_pre_sr_video:
+            if self.settings.save_pre_sr_video:
                 self.sampler.write(self.pipeline, base.latents, video.before_sr)
         self.sampler.on_stage("loading of super-resolution", 0)
         self.refiner.load(self.pipeline, self.offloading, self.mesh)
@@ -342,34 +349,34 @@ def _temporary_folder(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_machine(config: Config) -> torch.device:
+def _check_machine(model: ModelSettings, distributed: DistributedSettings) -> torch.device:
     """Return the device of this process. Raises ValueError if it cannot sample with these settings."""
-    for problem in rank_problems(processes.world_size(), config.distributed.sp_size):
+    for problem in rank_problems(processes.world_size(), distributed.sp_size):
         raise ValueError(problem)
-    if config.model.num_threads:
-        torch.set_num_threads(config.model.num_threads)
-    if config.distributed.deterministic:
+    if model.num_threads:
+        torch.set_num_threads(model.num_threads)
+    if distributed.deterministic:
         model_setup.make_deterministic()
-    device = model_setup.choose_device(config.model.device, processes.local_rank())
+    device = model_setup.choose_device(model.device, processes.local_rank())
     check_allocator(device)
-    model_setup.choose_attention(config.model, device, with_gradient=False)
-    check_compiler(config.distributed)
+    model_setup.choose_attention(model, device, with_gradient=False)
+    check_compiler(distributed)
     return device
 
 
-def _checked_cache(recipe: Recipe, caching: StepCaching) -> Callable[[], StepCache]:
+def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callable[[], StepCache]:
     """Return the constructor of a video's step cache.
 
     Raises ValueError if it cannot be used with these settings.
     """
-    model = recipe.config.model
+    model = settings.config.model
     kind = version_defaults(model.transformer_version).kind
     problems = {
-        "--stochastic: the SDE samples rollouts, which run all blocks": recipe.sampling.sampler
+        "--stochastic: the SDE samples rollouts, which run all blocks": settings.sampling.sampler
         != ODE,
         "a step-distilled version": kind == "step_distilled",
         "guidance_interval: each step must have the same branches": (
-            recipe.sampling.guidance_interval
+            settings.sampling.guidance_interval
         ),
     }
     for problem in (text for text, applies in problems.items() if applies):
@@ -377,5 +384,5 @@ def _checked_cache(recipe: Recipe, caching: StepCaching) -> Callable[[], StepCac
     num_blocks = read_architecture(
         model.pretrained_model_root, model.transformer_version
     ).num_layers
-    caching.check(recipe.sampling.steps, num_blocks)
+    caching.check(settings.sampling.steps, num_blocks)
     return partial(StepCache, caching, caching.num_skipped(num_blocks))

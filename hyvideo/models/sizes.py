@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from hyvideo.data.files import read_json
+from hyvideo.data.text import nearest
 from hyvideo.models.registry import class_problem, module_of, packages
 from hyvideo.models.versions import FAMILIES, RELEASED, UNSUPPORTED, version_defaults
 
@@ -199,8 +200,10 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
                 ) from error
     if version not in RELEASED:
         names, file = ", ".join(RELEASED), folder / version / "config.json"
+        hint = nearest(version, RELEASED)
         raise ValueError(
             f"transformer_version must be one of {names}, or {file} must exist, got {version!r}"
+            f"{f'; {hint}' if hint else ''}"
         )
     return sizes_module(RELEASED[version].family).released(version)
 

@@ -10,7 +10,7 @@ from hyvideo.planning.cost import duration
 from hyvideo.planning.memory import memory, resolve_auto
 from hyvideo.planning.network import traffic
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.settings.machine_rules import problem_of
+from hyvideo.settings.problems import problem_of
 from hyvideo.settings.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams

@@ -73,9 +73,15 @@ def hardware_of(name: str) -> Hardware:
         if wanted == _simplified(known) or re.fullmatch(gpu["device"], name):
             return replace(Hardware(), **{key: gpu[key] for key in _RATES})
     raise ValueError(
-        f"gpu must be one of {', '.join(GPUS)}, got {name!r}; for another GPU, set --gpu_memory, "
-        "--rate and --bandwidth"
+        f"gpu must be one of {', '.join(GPUS)}, got {name!r}; for another GPU, set "
+        "--gpu_memory, and --rate and --bandwidth of scripts.plan"
     )
+
+
+def hardware_of_device(device_name: str, gpu_memory: float) -> Hardware:
+    """Return the hardware of a GPU with torch's name for it; an unknown one counts as an H100."""
+    known = hardware_of(device_name) if gpu_rates(device_name)[1] else Hardware()
+    return replace(known, gpu_memory=gpu_memory)
 
 
 def gpu_rates(device_name: str) -> tuple[float, float]:

@@ -10,13 +10,14 @@ from hyvideo.planning.disk import (
     max_checkpoints,
     rank_checkpoint_bytes,
 )
-from hyvideo.planning.hardware import SLOWER, Hardware, gpu_rates, hardware_of
+from hyvideo.planning.hardware import SLOWER, Hardware
 from hyvideo.planning.memory import GIB, memory, resolve_auto
 from hyvideo.planning.persistent import pinned_bytes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.whole_run import WholeRun, slower_hardware, whole_run
 from hyvideo.settings.run_inputs import RunInputs
 
+_H100 = Hardware()
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 _DAY = 86400.0  # seconds
 _WEEK = 7 * _DAY  # a longer run gets a warning
@@ -26,26 +27,26 @@ _MINIATURE_START = 30.0
 _MINIATURE_FORWARD = 0.0024
 
 
-def start_lines(
-    inputs: RunInputs, device: str, gpu_memory: float = Hardware.gpu_memory, device_name: str = ""
-) -> list[str]:
+def start_lines(inputs: RunInputs, device: str, hardware: Hardware = _H100) -> list[str]:
     """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for
     them is missing.
-
-    ``device_name`` is torch's name of the GPU; an unknown one counts as an H100.
     """
-    known = hardware_of(device_name) if gpu_rates(device_name)[1] else Hardware()
     try:
-        run = PlannedRun(
-            config=inputs.config.with_settings(device=device),
-            world_size=inputs.world_size,
-            architecture=inputs.architecture,
-            hardware=replace(known, gpu_memory=gpu_memory),
-            files=inputs.files,
-        )
+        run = planned_run(inputs, device, hardware)
         return lines_of(start_rows(run) + length_rows(run))
     except ValueError:
         return []
+
+
+def planned_run(inputs: RunInputs, device: str, hardware: Hardware) -> PlannedRun:
+    """Return the plan of a run. Raises ValueError if the sizes of the transformer are unknown."""
+    return PlannedRun(
+        config=inputs.config.with_settings(device=device),
+        world_size=inputs.world_size,
+        architecture=inputs.architecture,
+        hardware=hardware,
+        files=inputs.files,
+    )
 
 
 def start_rows(run: PlannedRun) -> list[Row]:

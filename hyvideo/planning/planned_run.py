@@ -12,7 +12,7 @@ from hyvideo.models.sizes import Sizes
 from hyvideo.planning.hardware import Hardware
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
-from hyvideo.settings.rules import head_problems, layout_problems
+from hyvideo.settings.layout import division_problems, head_problems
 from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -280,7 +280,7 @@ class PlannedRun:
     def problems(self) -> list[str]:
         """Reasons why the run is not legal."""
         heads = head_problems(self.settings.sp_size, self.architecture.num_attention_heads)
-        return [*heads, *layout_problems(self.world_size, self.config)]
+        return [*heads, *division_problems(self.config, self.world_size)]
 
     def with_settings(self, **changes) -> "PlannedRun":
         return replace(self, config=self.config.with_settings(**changes))

@@ -20,19 +20,34 @@ from hyvideo.planning.planned_run import PlannedRun
 
 def report(run: PlannedRun, words: list[str]) -> str:
     """Return the report of a run with the flags ``words``; without times if the run is illegal."""
-    line, change = verdict(run)
     lines = lines_of([model_row(run), video_row(run), ranks_row(run)])
     lines += ["", *memory_table(memory(run))]
     if not run.problems:
         lines += lines_of([*cost_rows(run), *length_rows(run)])
-        best = fastest(run)
-        if best:
-            lines += lines_of([("fastest", best)])
         lines.append("")
-    if change is not None:
-        lines += lines_of([("command", training_command(run, words, change))])
-    lines.append(line)
-    return "\n".join(lines)
+    return "\n".join([*lines, *recommendation(run, words)])
+
+
+def recommendation(run: PlannedRun, words: list[str]) -> list[str]:
+    """Return lines with one command, that of the fastest run with the flags ``words`` that fits,
+    and on whether the run fits without a change.
+    """
+    line, change = verdict(run)
+    best = None if run.problems else fastest_change(run)
+    if best is None and change is None:
+        return [line]
+    if best is None:  # only a change of the trained weights or their precision fits
+        best = change
+    elif change:
+        line = f"too large: {_size(run)}; the command above fits"
+    rows = [("command", training_command(run, words, best))]
+    if best:
+        before, after = (
+            f"{number(duration(each).total)} s per iteration and {memory(each).needed_gib:.1f} GiB"
+            for each in (run, run.with_settings(**best))
+        )
+        rows.append(("", f"{after}; without {flags(best)}: {before}"))
+    return [*lines_of(rows), line]
 
 
 def model_row(run: PlannedRun) -> Row:
@@ -145,18 +160,6 @@ def command(program: str, words: list[str], change: dict) -> str:
     return " ".join(part for part in (program, shlex.join(kept), flags(change)) if part)
 
 
-def fastest(run: PlannedRun) -> str:
-    """Return the fastest change with its seconds and GiB; empty if nothing fits."""
-    change = fastest_change(run)
-    if change is None:
-        return ""
-    best = run.with_settings(**change)
-    return (
-        f"{flags(change) or 'no change'}: {number(duration(best).total)} s, "
-        f"{memory(best).needed_gib:.1f} GiB"
-    )
-
-
 def flags(change: dict) -> str:
     """Return settings as flags of a command line."""
     return " ".join(f"--{name} {str(value).lower()}" for name, value in change.items())
@@ -166,14 +169,10 @@ def verdict(run: PlannedRun) -> tuple[str, dict | None]:
     """Return a line on whether the run fits and what to change, and the change: empty if it fits,
     None if unknown.
     """
-    gpu_memory = run.hardware.gpu_memory
     if run.problems:
         return f"illegal: {run.problems[0]}", None
-    needed = memory(run)
-    size = (
-        f"{needed.needed_gib:.1f} of {gpu_memory:g} GiB, including CUDA context and fragmentation"
-    )
-    if needed.fits(gpu_memory):
+    size = _size(run)
+    if memory(run).fits(run.hardware.gpu_memory):
         return f"fits: {size}", {}
     change = cheapest_change(run)
     if change is None:
@@ -186,4 +185,11 @@ def verdict(run: PlannedRun) -> tuple[str, dict | None]:
         f"too large: {size}; the cheapest change that makes it fit: {flags(change)} ({after:.1f} "
         "GiB)",
         change,
+    )
+
+
+def _size(run: PlannedRun) -> str:
+    return (
+        f"{memory(run).needed_gib:.1f} of {run.hardware.gpu_memory:g} GiB, including CUDA context "
+        "and fragmentation"
     )

@@ -21,6 +21,7 @@ from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, Run, read_run
 from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.settings.config import LEAVES, Config
 from hyvideo.settings.reward_settings import reward_weights
+from hyvideo.settings.sections import RewardSettings
 from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
 
@@ -97,16 +98,16 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def reward_of(config: Config) -> str:
+def reward_of(reward: RewardSettings) -> str:
     """Return the trained reward as text: runs with different texts have rewards that cannot share
     an axis.
     """
     weights = ", ".join(
-        f"{name} {weight:g}" for name, weight in reward_weights(config.reward).items() if weight
+        f"{name} {weight:g}" for name, weight in reward_weights(reward).items() if weight
     )
-    options = f", options {config.reward.reward_config}" if config.reward.reward_config else ""
-    normalized = ", normalized in groups" if config.reward.reward_normalization == "group" else ""
-    return f"{' + '.join(config.reward.reward_model)}: {weights}{options}{normalized}"
+    options = f", options {reward.reward_config}" if reward.reward_config else ""
+    normalized = ", normalized in groups" if reward.reward_normalization == "group" else ""
+    return f"{' + '.join(reward.reward_model)}: {weights}{options}{normalized}"
 
 
 def differing_settings(configs: Mapping[str, Config]) -> list[str]:

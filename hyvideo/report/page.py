@@ -169,7 +169,7 @@ def page_data(run: Run, max_validations: int) -> dict:
         "timeline": run.timeline,
         "weights": reward_weights(run.config.reward),
         "moves": run.config.objective.anchor_moves,
-        "reward": reward_of(run.config),
+        "reward": reward_of(run.config.reward),
         "verdict": run.verdict,
         "gain": run.gain.as_json() if run.gain else None,
         "before": run.base.means.get("reward") if run.base else None,

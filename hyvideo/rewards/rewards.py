@@ -44,6 +44,7 @@ class Entry(NamedTuple):
     # files in it; if they change, a stored evaluation is recomputed
     files: tuple[str, ...] = (".",)
     has_gradient: bool = True  # whether the class has `score_with_gradient`
+    dimensions: tuple[str, ...] = DIMENSIONS  # unless its files or a rubric have others
 
 
 _MINIATURE = ("reference_statistics.safetensors",)
@@ -53,11 +54,27 @@ SCORERS = {
         "hyvideo.miniature.reward:LearnedMiniatureScorer", ".", (*_MINIATURE, "VideoReward")
     ),
     "videoalign": Entry("hyvideo.rewards.videoalign:VideoAlignScorer", "VideoReward"),
-    "clip": Entry("hyvideo.rewards.clip_metrics:ClipScorer", "clip/clip-vit-large-patch14"),
-    "pickscore": Entry("hyvideo.rewards.clip_metrics:PickScorer", "clip/PickScore_v1"),
+    "clip": Entry(
+        "hyvideo.rewards.clip_metrics:ClipScorer",
+        "clip/clip-vit-large-patch14",
+        dimensions=("CLIP_cosine", "CLIPScore", "CLIPScore_30"),
+    ),
+    "pickscore": Entry(
+        "hyvideo.rewards.clip_metrics:PickScorer",
+        "clip/PickScore_v1",
+        dimensions=("Pick_cosine", "PickScore"),
+    ),
     "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", (), has_gradient=False),
-    "unified_reward": Entry("hyvideo.rewards.vlm_judge:UnifiedReward", ".", (), has_gradient=False),
-    "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), has_gradient=False),
+    "unified_reward": Entry(
+        "hyvideo.rewards.vlm_judge:UnifiedReward",
+        ".",
+        (),
+        has_gradient=False,
+        dimensions=("Alignment", "Physics", "Style"),
+    ),
+    "yes_no": Entry(
+        "hyvideo.rewards.vlm_judge:YesNo", ".", (), has_gradient=False, dimensions=("checks",)
+    ),
 }
 
 RESERVED = ("name", "root", "device")
@@ -224,6 +241,18 @@ def has_gradient(name: str) -> bool:
     if name in SCORERS:
         return SCORERS[name].has_gradient
     return hasattr(scorer_class(name), "score_with_gradient")
+
+
+def known_dimensions(name: str, options: Mapping[str, object]) -> tuple[str, ...] | None:
+    """Return the dimensions of a scorer before it is loaded; None if its files, an option, its
+    instance or the answers of a function decide them.
+
+    Raises ValueError like `scorer_class`.
+    """
+    if name in SCORERS:
+        return None if options.keys() & {"path", "rubric"} else SCORERS[name].dimensions
+    declared = getattr(scorer_class(name), "dimensions", None)
+    return tuple(declared) if isinstance(declared, list | tuple) else None
 
 
 def make_scorer(

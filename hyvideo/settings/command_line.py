@@ -4,7 +4,6 @@ Mistakes end in one message, with all problems.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +31,6 @@ from hyvideo.settings.objectives import BUILT_IN, settings_class
 from hyvideo.settings.reference_flags import (
     add_flags,
     flags_in,
-    print_ignored,
     print_ignored_switches,
     resolve_reference_names,
     table,
@@ -44,6 +42,12 @@ from hyvideo.settings.sections import Switch
 from hyvideo.settings.values import value_of_words, value_of_yaml
 
 MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
+# Flags of another machine to plan for.
+MACHINE = {
+    "world_size": (int, "processes to plan for"),
+    "gpu": (str, "GPU to plan for, such as RTX 4090"),
+    "gpu_memory": (float, "memory of a GPU in GiB"),
+}
 ENVIRONMENT = "environment"  # entry of config.yaml that is no setting
 
 
@@ -55,7 +59,11 @@ class CommandLine:
     file: str  # YAML file of the settings; empty without one
     print_config: bool
     pilot: bool  # the settings describe a pilot
-    world_size: int  # processes
+    # of another machine, for the plan of --print_config
+    world_size: int | None
+    gpu: str | None
+    gpu_memory: float | None
+    words: list[str]  # without the flags of the plan
     # flag by setting; also the settings of a file that is not among the project's configs
     flags: Mapping[str, str]
     of_version: list[str]  # settings that were not given and have the value of the model version
@@ -80,16 +88,13 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     options, unknown = parser.parse_known_args(words)
     given = vars(options)
     given.pop("config")
-    print_config, pilot, world_size = map(given.pop, ("print_config", "pilot", "world_size"))
+    print_config, pilot = given.pop("print_config"), given.pop("pilot")
+    machine = {name: given.pop(name) for name in MACHINE}
     own = _own_leaves(objective)
     problems = [_unknown_flag(word, words, own) for word in unknown if word.startswith("-")]
     if unknown and not problems:
         problems.append(_unknown_flag(unknown[0], words, own))
-    if world_size is not None and not (print_config and 0 < world_size <= MAX_WORLD_SIZE):
-        problems.append(
-            f"--world_size must be positive and needs --print_config, got {world_size}; it is at "
-            f"most {MAX_WORLD_SIZE:,}, and torchrun sets it for a run"
-        )
+    problems += _problems_of_machine(machine, print_config)
     words_by_flag = {name: given.pop(name) for name in renamed if name in given}
     given, invalid = _values_of(given, own)
     problems += invalid
@@ -125,7 +130,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
         file=path or "",
         print_config=print_config,
         pilot=pilot,
-        world_size=world_size or processes.world_size(),
+        **machine,
+        words=_words_of_run(words),
         flags=flags,
         of_version=list(requested.defaults_of_version),
     )
@@ -156,6 +162,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     content = read_yaml(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path} must contain `name: value` lines, got {type(content).__name__}")
+    if "recipes" in content:
+        raise ValueError(f"{path} is a file of recipes; run it with scripts.compare_recipes")
     content.pop(ENVIRONMENT, None)
     own = _own_leaves(content.get(OBJECTIVE))
     values: dict[str, Any] = {}
@@ -166,6 +174,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         leaf = own.get(name) or LEAVES.get(name)
         if not row and not leaf:
             hint = nearest(str(name), [*LEAVES, *own]) or "--help lists the settings"
+            if name in SECTIONS and isinstance(value, dict):
+                hint = "settings have no sections: write its lines without indentation"
             problems.append(f"{path}: unknown setting {quote(name, 80)}; {hint}")
             continue
         try:
@@ -205,9 +215,44 @@ def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[s
     except ValueError:  # reported with the other problems
         return dict(inherited)
     dropped = [name for name in inherited if objectives_with(name) and name not in known]
-    if dropped:
-        print_ignored({f"objective {objective} does not have them": dropped})
+    if dropped and processes.rank() == 0:
+        print(
+            f"settings of the file that objective {objective} does not have are ignored: "
+            f"{', '.join(dropped)}",
+            file=sys.stderr,
+        )
     return {name: value for name, value in inherited.items() if name not in dropped}
+
+
+def _words_of_run(words: list[str]) -> list[str]:
+    """Return the words of a command line without ``--print_config`` and the flags of another
+    machine.
+    """
+    kept = []
+    is_kept = True
+    for word in words:
+        if word.startswith("--"):
+            name = word.removeprefix("--").partition("=")[0]
+            is_kept = name not in ("print_config", *MACHINE)
+        if is_kept:
+            kept.append(word)
+    return kept
+
+
+def _problems_of_machine(machine: Mapping[str, Any], print_config: bool) -> list[str]:
+    """Return what is wrong with the flags of another machine."""
+    problems = []
+    for name, value in machine.items():
+        if value is None:
+            continue
+        if not print_config:
+            problems.append(
+                f"--{name} needs --print_config, which plans for another machine, got {value}; add "
+                "--print_config, or start the program with torchrun on that machine"
+            )
+        elif not isinstance(value, str) and not 0 < value <= MAX_WORLD_SIZE:
+            problems.append(f"--{name} must be above 0 and at most {MAX_WORLD_SIZE:,}, got {value}")
+    return problems
 
 
 def _values_of(
@@ -237,15 +282,23 @@ def _value_after(flag: str, words: list[str]) -> str | None:
 
 
 def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
-    flag = dict(zip(words[1:], words)).get(word, "")
+    """Return what is wrong with a word that is no flag, nor the value of one."""
+    before = words[: words.index(word)]
     word = word[:200]
     names = [f"--{name}" for name in [*LEAVES, *own, *table("post_train")] if "*" not in name]
-    is_value = re.match("-[^-]", word) and flag.startswith("--")
-    if is_value:
-        hint = f"if it is a value, write {flag}={word}"
-    else:
-        hint = nearest(word, names) or "--help lists them"
-    return f"unknown flag {word}; {hint}"
+    hint = nearest(word, names)
+    if word.startswith("-"):
+        if not hint and before and before[-1].startswith("--"):
+            hint = f"if it is a value, write {before[-1]}={word}"
+        return f"unknown flag {word}; {hint or '--help lists them'}"
+    flags = [each for each in before if each.startswith("--") and "=" not in each]
+    if word.endswith((".yaml", ".yml")):
+        hint = f"write --config {word}"
+    elif "=" in word and hint:
+        hint = f"write --{word}"
+    elif flags:
+        hint = f"{flags[-1]} takes one value, without spaces"
+    return f"unknown word {word}; {hint or 'flags start with --'}"
 
 
 def _parser(objective: str | None) -> argparse.ArgumentParser:
@@ -273,9 +326,10 @@ def _parser(objective: str | None) -> argparse.ArgumentParser:
         default=False,
         help="run two iterations and compare them with the plan",
     )
-    parser.add_argument(
-        "--world_size", type=int, default=None, metavar="INT", help="processes to plan for"
-    )
+    machine = parser.add_argument_group("another machine, with --print_config")
+    for flag, (kind, sentence) in MACHINE.items():
+        metavar = {int: "INT", float: "NUMBER", str: "NAME"}[kind]
+        machine.add_argument(f"--{flag}", type=kind, default=None, metavar=metavar, help=sentence)
     for section in Config.model_fields:
         if section == OBJECTIVE:
             _add_objective(parser, objective)

@@ -4,9 +4,10 @@ For people the names are flat: a flag or a YAML key is the name of a leaf, looke
 objective first.
 """
 
+import json
 import os
-from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args, get_origin
 
@@ -17,7 +18,7 @@ from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.versions import version_defaults
-from hyvideo.rewards.rewards import short_names
+from hyvideo.rewards.rewards import DIMENSIONS, known_dimensions
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings import sections
@@ -164,23 +165,49 @@ class Config(BaseModel):
         return {name: value for name, value in defaults.items() if given[name] is None}
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults, the matched eta, and kl_strategy none if
-        kl_weight is 0.
+        """Return a copy with the version's defaults, the matched eta, kl_strategy none if kl_weight
+        is 0, and weights of the dimensions of custom scorers.
 
-        If no eta matches, `rules` reports it.
+        If no eta matches or a scorer cannot be imported, `rules` reports it.
 
         Training, generation and planning all resolve here, so a setting that is None has the same
         value in each.
         """
         config = self.with_settings(**self.defaults_of_version)
-        if config.flat().get("kl_weight") == 0:
+        flat = config.flat()
+        if flat.get("kl_weight") == 0:
             config = config.with_settings(kl_strategy="none")
+        elif flat.get("kl_strategy") == "none":
+            config = config.with_settings(kl_weight=0.0)
+        if config.objective.name == "draft" and config.objective.strategy == "none":
+            config = config.with_settings(nft_levels=0)  # levels at which a KL is measured
+        with suppress(ValueError):
+            config = config.with_settings(reward_weights=config.weights_of_scorers())
         if not config.rollout.match_noise:
             return config
         try:
             return config.with_settings(eta=config.matched_eta())
         except ValueError:
             return config
+
+    def weights_of_scorers(self) -> str:
+        """Return reward_weights, or weight 1 for each dimension that custom scorers declare if a
+        preset names none of them.
+
+        Raises ValueError if a scorer cannot be imported.
+        """
+        reward = self.reward
+        if reward.reward_weights not in REWARD_PRESETS or reward.remote_reward_url:
+            return reward.reward_weights
+        weights = {}
+        for name in reward.reward_model:
+            dimensions = known_dimensions(name, {}) if ":" in name else None
+            if dimensions is None or set(dimensions) & set(DIMENSIONS):
+                return reward.reward_weights
+            weights[name] = dict.fromkeys(dimensions, 1)
+        if len(weights) == 1:
+            (weights,) = weights.values()
+        return json.dumps(weights)
 
     def matched_eta(self) -> float:
         """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""
@@ -386,6 +413,11 @@ class Leaf:
         return members[0] if type(None) in get_args(declared) else declared
 
     @property
+    def element(self) -> Any:
+        """Type of an element of a list, or of the value."""
+        return get_args(self.kind)[0] if self.is_list else self.kind
+
+    @property
     def is_list(self) -> bool:
         return get_origin(self.kind) is list
 
@@ -503,12 +535,13 @@ def _sentence(name: str, error: Mapping[str, Any], section: type[sections.Sectio
         words, key = _LIMITS[kind]
         needed = f"must be {words} {context[key]:g}"
     elif kind == "literal_error":
-        choices = get_args(Leaf(name, "", section.model_fields[name]).kind)
-        needed = f"must be one of {', '.join(choices)}"
+        leaf = Leaf(name, "", section.model_fields[name])
+        choices = get_args(leaf.element)
+        needed = f"must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
         hint = nearest(str(value), choices)
         got += f"; {hint}" if hint else ""
     elif kind == "too_short":
-        needed, got = "must be given", "got none"
+        needed, got = "must have at least one value", "got none"
     else:
         needed = _TYPES.get(kind, error["msg"])
     return f"{name} {needed}, {got}"
@@ -548,22 +581,3 @@ def is_json(text: str) -> bool:
     path.
     """
     return text.lstrip().startswith("{")
-
-
-def flat_weights(weights: dict) -> dict:
-    """Return weights by dimension; scorers are flattened:
-    ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``.
-
-    A dimension that two scorers have is named SCORER/DIMENSION.
-    """
-    by_scorer = [
-        value if isinstance(value, dict) else {name: value} for name, value in weights.items()
-    ]
-    counts = Counter(dimension for dimensions in by_scorer for dimension in dimensions)
-    short = short_names([name for name, value in weights.items() if isinstance(value, dict)])
-    found = {}
-    for scorer, dimensions in zip(weights, by_scorer):
-        for dimension, weight in dimensions.items():
-            is_shared = counts[dimension] > 1 and scorer in short
-            found[f"{short[scorer]}/{dimension}" if is_shared else dimension] = weight
-    return found

@@ -4,9 +4,8 @@
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from json import JSONDecodeError
 from pathlib import Path
 
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
@@ -16,18 +15,8 @@ from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
-
-Problems = Iterator[str]
-
-
-def problem_of(check: Callable, *arguments: object) -> Problems:
-    """Yield the message of the ValueError that ``check(*arguments)`` raises, if any."""
-    try:
-        check(*arguments)
-    except ValueError as error:
-        yield str(error)
-
 
 REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 
@@ -39,8 +28,7 @@ def data_problems(inputs: RunInputs) -> Problems:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
     yield from prompts_are_readable(inputs, existing=True)
     yield from pairs_are_usable(inputs, existing=True)
-    yield from frames_fit_the_vae(inputs)
-    yield from sizes_fit_the_transformer(inputs)
+    yield from sizes_fit_the_model(inputs)
     yield from images_fit_the_version(inputs)
 
 
@@ -53,12 +41,13 @@ def machine_problems(inputs: RunInputs) -> Problems:
     yield from prompts_are_readable(inputs, existing=False)
     yield from pairs_are_usable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
-    yield from initial_lora_exists(config.optimizer.pretrained_lora_path)
-    yield from anchor_exists(config.objective.anchor_path)
+    if model.transformer_version not in RELEASED:
+        yield from problem_of(lambda: inputs.architecture)
     weights = {
         "anchor_path": config.objective.anchor_path,
         "pretrained_lora_path": config.optimizer.pretrained_lora_path,
     }
+    yield from weights_exist(weights)
     yield from weights_are_kept(weights, record.output_dir)
     yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
     yield from folders_can_be_written("output_dir", record.output_dir)
@@ -118,10 +107,7 @@ def check_pairs(inputs: RunInputs) -> None:
     the run.
     """
     config = inputs.config
-    try:
-        preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
-    except JSONDecodeError:
-        return  # `pair_weights_are_numbers` reports it
+    preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
     check_images(preferences)
     check_videos(preferences, config.sampling.size)
     try:
@@ -136,35 +122,24 @@ def _read_prompts(files: PromptFiles, path: str) -> None:
         read_image(image)
 
 
-def frames_fit_the_vae(inputs: RunInputs) -> Problems:
-    """Yield numbers of frames for which the VAE has no latents.
-
-    A model that cannot be found is reported elsewhere.
-    """
-    frames = {"sample_n_frames": inputs.config.data.sample_n_frames}
-    if inputs.config.record.validation_num_frames:
-        frames["validation_num_frames"] = inputs.config.record.validation_num_frames
-    try:
-        sizes = inputs.architecture
-    except ValueError:
-        return
-    for name, number in frames.items():
-        yield from problem_of(sizes.check_frames, number, name)
-
-
-def sizes_fit_the_transformer(inputs: RunInputs) -> Problems:
-    """Yield sizes of videos that the transformer does not support.
+def sizes_fit_the_model(inputs: RunInputs) -> Problems:
+    """Yield frames that the VAE, and sizes that the transformer does not support.
 
     Nothing is checked if the transformer is neither released nor present.
     """
+    config = inputs.config
     try:
         architecture = inputs.architecture
     except ValueError as error:
-        if inputs.config.model.transformer_version in RELEASED:
+        if config.model.transformer_version in RELEASED:
             yield str(error)
         return
-    for whose, (_, height, width) in inputs.config.video_sizes.items():
-        # One frame: `frames_fit_the_vae` reports the frames.
+    frames = {"sample_n_frames": config.data.sample_n_frames}
+    if config.record.validation_num_frames:
+        frames["validation_num_frames"] = config.record.validation_num_frames
+    for name, number in frames.items():
+        yield from problem_of(architecture.check_frames, number, name)
+    for whose, (_, height, width) in config.video_sizes.items():
         for problem in problem_of(architecture.latent_size, 1, height, width):
             yield f"{problem} for {whose}"
 
@@ -216,26 +191,14 @@ def checkpoints_exist(root: str) -> Problems:
         )
 
 
-def initial_lora_exists(path: str) -> Problems:
-    if not path or not folder_problem(path):
-        return
-    problem = file_problem(path)
-    if problem:
-        yield (
-            f"pretrained_lora_path must be a LoRA file or folder, got {quote(path)}: {problem}; "
-            "correct the path"
-        )
-
-
-def anchor_exists(path: str) -> Problems:
-    if not path or not folder_problem(path):
-        return
-    problem = file_problem(path)
-    if problem:
-        yield (
-            "anchor_path must be a checkpoint of a run, or a LoRA file or folder, got "
-            f"{quote(path)}: {problem}; correct the path"
-        )
+def weights_exist(paths: Mapping[str, str]) -> Problems:
+    """Yield settings that name weights which do not exist."""
+    for name, path in paths.items():
+        if path and folder_problem(path) and file_problem(path):
+            yield (
+                f"{name} must be a checkpoint of a run, or a LoRA file or folder, got "
+                f"{quote(path)}: {file_problem(path)}; correct the path"
+            )
 
 
 def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
@@ -243,12 +206,11 @@ def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
     again.
     """
     for name, path in paths.items():
-        is_removed = False
-        with suppress(ValueError):  # characters that no path can have, which another rule names
-            given = Path(os.path.realpath(path))
-            removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
-            is_removed = path != "" and removed in (given, *given.parents)
-        if is_removed:
+        if not path:
+            continue
+        given = Path(os.path.realpath(path))
+        removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
+        if removed in (given, *given.parents):
             yield (
                 f"{name} must not be in the checkpoints of output_dir, because the run removes old "
                 f"ones, got {quote(path)}; copy it to another folder, or choose another output_dir"

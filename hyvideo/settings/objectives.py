@@ -11,10 +11,13 @@ import re
 from functools import cache
 from typing import ClassVar, Literal
 
-from pydantic import create_model
+from pydantic import create_model, field_validator
 
 from hyvideo.data.custom_code import load_object
+from hyvideo.data.files import parse_json
+from hyvideo.data.text import quote
 from hyvideo.grpo.trust_region import KLWeights
+from hyvideo.rewards.rewards import MAX_SCORE
 from hyvideo.settings.sections import MAX_STEPS, Section, learning, machine
 
 # First parts of the names of metrics that the run itself reports.
@@ -257,6 +260,26 @@ class DPOSettings(KLCoefficientSettings):
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "constant", "KL coefficient schedule."
     )
+
+    @field_validator("pair_weights")
+    @classmethod
+    def _are_numbers(cls, text: str) -> str:
+        if not text:
+            return text
+        try:
+            weights = parse_json(text)
+        except ValueError:
+            weights = None
+        values = list(weights.values()) if isinstance(weights, dict) else []
+        numbers = [value for value in values if type(value) in (int, float)]
+        if len(numbers) < len(values) or not all(0 <= each <= MAX_SCORE for each in numbers):
+            values = []
+        if not any(values):
+            raise ValueError(
+                "pair_weights must be a JSON object with a number from 0 for each dimension, such "
+                f'as {{"Overall": 1}}, at least one of them above 0, got {quote(text)}'
+            )
+        return text
 
 
 class DistillSettings(TrainedStepsSettings):

@@ -1,11 +1,20 @@
-"""Options and weights of the scorers, from the settings of the rewards."""
+"""Options and weights of the scorers, from the settings of the rewards, and their rules."""
 
 import json
+from collections import Counter
 
 from hyvideo.data.files import parse_json
-from hyvideo.data.text import quote
+from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
-from hyvideo.settings.config import REWARD_PRESETS, flat_weights, is_json
+from hyvideo.rewards.rewards import (
+    MAX_SCORE,
+    SCORERS,
+    known_dimensions,
+    scorer_class,
+    short_names,
+)
+from hyvideo.settings.config import REWARD_PRESETS, is_json
+from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.sections import RewardSettings
 
@@ -66,3 +75,103 @@ def options_of_scorer(name: str, config: str) -> dict:
     if is_json(config) and f"{json.dumps(name)}:" not in config.replace('" :', '":'):
         config = f"{{{json.dumps(name)}: {config}}}"
     return reward_options(RewardSettings(reward_model=[name], reward_config=config))[name]
+
+
+def flat_weights(weights: dict) -> dict:
+    """Return weights by dimension; scorers are flattened:
+    ``{"videoalign": {"VQ": 0.5}, "CLIPScore": 1}``.
+
+    A dimension that two scorers have is named SCORER/DIMENSION.
+    """
+    by_scorer = [
+        value if isinstance(value, dict) else {name: value} for name, value in weights.items()
+    ]
+    counts = Counter(dimension for dimensions in by_scorer for dimension in dimensions)
+    short = short_names([name for name, value in weights.items() if isinstance(value, dict)])
+    found = {}
+    for scorer, dimensions in zip(weights, by_scorer):
+        for dimension, weight in dimensions.items():
+            is_shared = counts[dimension] > 1 and scorer in short
+            found[f"{short[scorer]}/{dimension}" if is_shared else dimension] = weight
+    return found
+
+
+def reward_problems(reward: RewardSettings) -> Problems:
+    """Yield unknown scorers and invalid options or weights."""
+    if not reward.reward_model:
+        yield f"reward_model must name one of {', '.join(SCORERS)} or FILE.py:CLASS, got none"
+    for setting in ("reward_model", "held_out_reward_model"):
+        for name in getattr(reward, setting):
+            if name in SCORERS or ":" in name:
+                continue
+            hint = nearest(name, SCORERS) or "correct the name"
+            if name.endswith(".py"):
+                hint = f"add the name of the class or function: {name}:NAME"
+            yield (
+                f"{setting} must be one of {', '.join(SCORERS)} or FILE.py:CLASS, got "
+                f"{quote(name)}; {hint}"
+            )
+    named = [*reward.reward_model, *reward.held_out_reward_model]
+    if len(set(named)) < len(named):
+        yield (
+            "reward_model and held_out_reward_model must name each scorer once, because a scorer "
+            "that rewards is not held out, and a second copy would count twice, got "
+            f"{', '.join(named)}; remove the repeated one"
+        )
+    for name in reward.loaded_scorers:
+        if ":" in name:
+            yield from problem_of(scorer_class, name)
+    problems = [*problem_of(reward_options, reward), *weights_are_numbers(reward)]
+    yield from problems or weighted_dimensions_exist(reward)
+
+
+def weights_are_numbers(reward: RewardSettings) -> Problems:
+    """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all
+    0.
+    """
+    try:
+        weights = flat_weights(given_reward_weights(reward))
+    except (ValueError, AttributeError):  # invalid JSON, or not an object
+        weights = {}
+    are_numbers = all(
+        type(weight) in (int, float) and abs(weight) <= MAX_SCORE for weight in weights.values()
+    )
+    if not are_numbers or not any(weights.values()):
+        yield (
+            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object, such as "
+            """'{"VQ": 1, "MQ": 0.5}', with a number of at most """
+            f"{MAX_SCORE:g} for each dimension, not all of them 0, got "
+            f"{quote(reward.reward_weights)}"
+        )
+
+
+def weighted_dimensions_exist(reward: RewardSettings) -> Problems:
+    """Yield weights of dimensions that no scorer has, as far as these are known before the scorers
+    are loaded.
+    """
+    known: dict[str, tuple[str, ...]] = {}  # dimensions by scorer
+    options = reward_options(reward)
+    for name in reward.reward_model if not reward.remote_reward_url else ():
+        try:
+            dimensions = known_dimensions(name, options[name])
+        except ValueError:  # reported above
+            return
+        if dimensions is None:
+            return
+        known[name] = dimensions
+    every = {dimension for dimensions in known.values() for dimension in dimensions}
+    labels = short_names(list(known))
+    named = every | {f"{labels[name]}/{each}" for name in known for each in known[name]}
+    absent = []
+    for name, value in given_reward_weights(reward).items():
+        of_scorer = known.get(REFERENCE_SCORERS.get(name, name), ())
+        weights = value if isinstance(value, dict) else {name: value}
+        possible = of_scorer if isinstance(value, dict) else named
+        absent += [each for each, weight in weights.items() if weight and each not in possible]
+    if absent and known:
+        example = json.dumps(dict.fromkeys(sorted(every), 1))
+        hint = nearest(absent[0], every) or f"for example, set reward_weights {quote(example)}"
+        yield (
+            f"reward_weights must name dimensions of reward_model {', '.join(known)}, which are "
+            f"{', '.join(sorted(every))}, got {', '.join(absent)}; {hint}"
+        )

@@ -12,13 +12,17 @@ The function names what the setting decides:
     start       this start of the program only
 """
 
+import re
 from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from hyvideo.data.prompts import check_prompt
+from hyvideo.data.text import quote
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
+from hyvideo.settings.sampling import parse_interval
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 # beyond any model, so that planning a typo takes no minutes
@@ -122,6 +126,16 @@ class ModelSettings(Section):
         0, "CPU threads per process; 0 uses PyTorch's default.", ge=0, le=MAX_THREADS
     )
 
+    @field_validator("transformer_version")
+    @classmethod
+    def _is_one_folder(cls, text: str) -> str:
+        if "/" in text or "\\" in text or text in (".", ".."):
+            raise ValueError(
+                "transformer_version must be the name of a folder in transformer/, not a path, got "
+                f"{quote(text)}"
+            )
+        return text
+
 
 class DataSettings(Section):
     """Prompts and video size."""
@@ -156,6 +170,13 @@ class DataSettings(Section):
         measured=True,
     )
     seed: int = learning(42, "Random seed of the run.", ge=0)
+
+    @field_validator("negative_prompt")
+    @classmethod
+    def _is_a_prompt(cls, text: str | None) -> str | None:
+        if text:
+            check_prompt(text, "as negative_prompt")
+        return text
 
 
 class RolloutSettings(Section):
@@ -216,6 +237,12 @@ class RolloutSettings(Section):
         parse_sigmas(text)
         return text
 
+    @field_validator("guidance_interval")
+    @classmethod
+    def _is_an_interval(cls, text: str) -> str:
+        parse_interval(text)
+        return text
+
 
 class RewardSettings(Section):
     """Reward models, their weights, and advantages."""
@@ -248,7 +275,7 @@ class RewardSettings(Section):
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
     score_between_stages: bool = machine(
         False,
-        "Score after all rollouts of an iteration instead of beside them; needs reward_offload.",
+        "Score after all rollouts of an iteration instead of beside them; saves memory with reward_offload.",
     )
     reward_retries: int = machine(
         1, "Retries of a failed batch before its videos are scored one at a time.", ge=0
@@ -317,6 +344,19 @@ class OptimizerSettings(Section):
         False, "Keep the anchor and the EMA on the CPU while unused."
     )
 
+    @field_validator("lora_target_modules")
+    @classmethod
+    def _are_expressions(cls, patterns: list[str]) -> list[str]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"lora_target_modules must be regular expressions, got {quote(pattern)}: "
+                    f"{error}; correct it"
+                ) from error
+        return patterns
+
 
 class DistributedSettings(Section):
     """Parallelism, activation checkpointing and compilation."""
@@ -346,6 +386,11 @@ class DistributedSettings(Section):
     )
 
     @property
+    def report_after(self) -> float:
+        """Seconds until the watchdog reports a stage: before collective_timeout ends the run."""
+        return min(self.watchdog_seconds, 0.9 * self.collective_timeout)
+
+    @property
     def reward_deadline(self) -> float:
         """Seconds to wait for rewards: less than collective_timeout, so that late ones do not look
         like a lost rank.
@@ -359,9 +404,11 @@ class RecordSettings(Section):
     output_dir: str = records(
         "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
     )
-    report_to: list[str] = records(
-        ["tensorboard"],
-        "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
+    report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "none"]] = (
+        records(
+            ["tensorboard"],
+            "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
+        )
     )
     report: bool = records(True, "Write report.html at every validation and at the end of the run.")
     save_interval: int = records(

@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import re
 from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.data.text import nearest, quote
-from hyvideo.settings.config import LEAVES, Leaf, in_form
+from hyvideo.settings.config import Leaf, in_form
 from hyvideo.settings.sections import Switch
 
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
@@ -13,17 +14,12 @@ TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromke
 )
 
 
-def leaf_of(name: str, leaves: dict[str, Leaf] | None = None) -> Leaf:
-    """Return the setting of this name, of the ``leaves`` of a custom objective first."""
-    return (leaves or {}).get(name) or LEAVES[name]
-
-
 def value_of(leaf: Leaf, text: str) -> Any:
     """Return the value of a setting, or an element of its list.
 
     Raises argparse.ArgumentTypeError for invalid text.
     """
-    kind = leaf.kind
+    kind = leaf.element
     if kind is Switch and text.lower() in TRUTHS:
         return str(TRUTHS[text.lower()]).lower()
     choices = get_args(kind) if get_origin(kind) is Literal else leaf.choices
@@ -32,17 +28,22 @@ def value_of(leaf: Leaf, text: str) -> Any:
             return text
         hint = nearest(text, choices)
         others = " or FILE.py:NAME" if kind is str else ""
+        if others and text.endswith(".py"):
+            hint = f"add the name of what the file defines: {text}:NAME"
         message = f"invalid choice: {quote(text)} (choose from {', '.join(choices)}{others})"
         raise argparse.ArgumentTypeError(f"{message}; {hint}" if hint else message)
     if kind is bool:
         return truth(text)
-    number = kind if kind in (int, float) else str
+    if kind not in (int, float):
+        return text
     try:
-        return number(text)
+        return kind(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"invalid {number.__name__} value: {quote(text)}"
-        ) from error
+        message = f"must be {'an integer' if kind is int else 'a number'}, got {quote(text)}"
+        unit = re.fullmatch(r"([-+]?[0-9.]+) *([A-Za-z%]+)", text)
+        if unit:
+            message += f"; write {unit[1]}, without a unit"
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def truth(text: str) -> bool:
@@ -51,9 +52,7 @@ def truth(text: str) -> bool:
     Raises argparse.ArgumentTypeError for other text.
     """
     if text.lower() not in TRUTHS:
-        raise argparse.ArgumentTypeError(
-            f"invalid bool value: {quote(text)} (choose from true, false)"
-        )
+        raise argparse.ArgumentTypeError(f"must be true or false, got {quote(text)}")
     return TRUTHS[text.lower()]
 
 
@@ -73,7 +72,8 @@ def value_of_yaml(leaf: Leaf, value: object) -> Any:
     if not isinstance(value, str | bool | int | float):
         names = {list: "a list", dict: "a mapping", type(None): "nothing"}
         got = names.get(type(value), type(value).__name__)
-        raise TypeError(f"must be a single value, got {got}; remove the line to use the default")
+        fix = "remove the line to use the default" if value is None else "write one value"
+        raise TypeError(f"must be a single value, got {got}; {fix}")
     if isinstance(value, bool) and leaf.kind not in (bool, Switch):
         word = str(value).lower()
         raise TypeError(

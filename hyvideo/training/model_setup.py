@@ -28,8 +28,9 @@ from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
 from hyvideo.settings.config import Config
-from hyvideo.settings.machine_rules import image_problems, problem_of
-from hyvideo.settings.rules import head_problems
+from hyvideo.settings.layout import head_problems
+from hyvideo.settings.machine_rules import image_problems
+from hyvideo.settings.problems import problem_of
 from hyvideo.settings.sampling import Sampling, parse_interval
 from hyvideo.settings.sections import ModelSettings, OptimizerSettings
 from hyvideo.training.gpu_driver import driver_problem

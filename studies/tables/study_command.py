@@ -115,7 +115,9 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
         )
     trains = not (options.dry_run or options.trains_nothing)
     plans = [plan_run(study, run, trains=trains) for run in select_runs(runs, options.only_cell)]
-    check_evaluation(study.evaluation_config(), output=study.out, has_model=trains)
+    config = study.evaluation_config()
+    root = config.model.pretrained_model_root if trains else None
+    check_evaluation(config.reward, root=root, output=study.out)
     print(describe(study, plans), flush=True)
     to_run = [plan.run for plan in plans if not plan.progress.is_finished]
     return 1 if trains and not train_runs(study, to_run, jobs=jobs) else 0

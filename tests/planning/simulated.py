@@ -37,7 +37,9 @@ TRANSFORMER = (
 
 def simulated(world_size: int = 8, **changes) -> PlannedRun:
     return PlannedRun(
-        Config().with_settings(**(SETTINGS | changes)).resolved(), world_size, Architecture()
+        Config().with_settings(**SETTINGS).with_settings(**changes).resolved(),
+        world_size,
+        Architecture(),
     )
 
 

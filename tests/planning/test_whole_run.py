@@ -15,7 +15,7 @@ from hyvideo.planning.cost import (
     video_seconds,
 )
 from hyvideo.planning.disk import num_saves, rank_checkpoint_bytes
-from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.hardware import Hardware, hardware_of_device
 from hyvideo.planning.length_text import length_rows, start_lines
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun, num_validations
@@ -228,7 +228,7 @@ def test_start_lines_report_checkpointing_and_its_memory():
     assert start_lines(RunInputs(config, 8), "cuda")[1] == (
         f"recomputation          selective: {needed['selective']:.1f} of 79.1 GiB"
     )
-    assert start_lines(RunInputs(config, 8), "cuda", gpu_memory=30.0)[1] == (
+    assert start_lines(RunInputs(config, 8), "cuda", Hardware(gpu_memory=30.0))[1] == (
         f"recomputation          full: {needed['full']:.1f} of 30 GiB; selective is faster but "
         f"needs {needed['selective']:.1f} GiB"
     )
@@ -299,7 +299,7 @@ def test_the_plan_says_that_more_gpus_do_not_shorten_a_run():
 def test_the_length_at_the_start_of_a_run_is_that_of_its_gpu():
     inputs = RunInputs(planned().config, 8)
     on = {
-        name: start_lines(inputs, "cuda", 79.1, name)
+        name: start_lines(inputs, "cuda", hardware_of_device(name, 79.1))
         for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H20", "")
     }
     assert "220 TFLOP/s per GPU in matrix products (A100)" in "".join(on["NVIDIA A100-SXM4-80GB"])

@@ -194,8 +194,8 @@ def configs_of(**settings_by_name):
 )
 def test_rewards_with_other_scorers_weights_or_normalization_differ(change):
     configs = configs_of(first={}, second=change, third={"eta": 0.1})
-    assert reward_of(configs["first"]) != reward_of(configs["second"])
-    assert reward_of(configs["first"]) == reward_of(configs["third"])
+    assert reward_of(configs["first"].reward) != reward_of(configs["second"].reward)
+    assert reward_of(configs["first"].reward) == reward_of(configs["third"].reward)
 
 
 def test_only_settings_with_several_values_are_compared():

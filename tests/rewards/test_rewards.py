@@ -6,7 +6,7 @@ import re
 import pytest
 
 from hyvideo.rewards.rewards import DIMENSIONS, has_gradient, make_scorer, overall, weighted_sum
-from hyvideo.settings.rules import reward_problems
+from hyvideo.settings.reward_settings import reward_problems
 from hyvideo.settings.sections import RewardSettings
 
 
@@ -90,7 +90,7 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
 @pytest.mark.parametrize(
     "name, why",
     [
-        ("nowhere.py:Own", "No such file .*nowhere.py"),
+        ("nowhere.py:Own", "nowhere.py"),
         ("needy_rewards.py:Own", "No module named 'no_such_package'"),
         ("broken_rewards.py:Broken", "invalid syntax"),
         ("own_rewards.py:Ow", "Ow"),
@@ -103,7 +103,7 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
 )
 def test_invalid_scorer_names_are_rejected_before_a_run(custom, name, why):
     (problem,) = reward_problems(RewardSettings(reward_model=[name]))
-    assert problem.startswith("reward_model ") and re.search(why, problem)
+    assert problem.startswith("reward_model") and re.search(why, problem)
     with pytest.raises(ValueError, match=why):
         make_scorer(name, "ckpts")
     assert not [

@@ -3,12 +3,15 @@ legal.
 """
 
 import pytest
+import yaml
 from PIL import Image
 
 from hyvideo.models.versions import RELEASED
+from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, known_dimensions, scorer_class
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import SERVICE_ATTEMPTS, check, head_problems, process_problems
+from hyvideo.settings.layout import head_problems
+from hyvideo.settings.rules import check
 from tests.forked import ROOT
 
 PROMPTS = "assets/prompts/train.csv"
@@ -72,7 +75,6 @@ CASES = [
         {"kl_strategy": "dual_fixed"},
     ),
     ({"kl_coef": 1.0}, "kl_min_coef kl_coef kl_weight", {"kl_coef": 0.5, "kl_weight": 0.5}),
-    ({"kl_strategy": "none"}, "kl_strategy kl_weight", {"kl_weight": 0.0}),
     (
         {"anchor_cfg_scale": 3.0},
         "anchor_cfg_scale kl_strategy",
@@ -97,21 +99,24 @@ CASES = [
         "held_out_reward_model",
         {"held_out_reward_model": ["clip"]},
     ),
-    (
-        {"score_between_stages": True},
-        "score_between_stages reward_offload",
-        {"reward_offload": True},
-    ),
     ({"reward_weights": "{VQ"}, "reward_weights", {"reward_weights": "A"}),
     ({"reward_weights": "[1]"}, "reward_weights", {"reward_weights": '{"VQ": 1}'}),
     ({"reward_weights": '{"VQ": 0}'}, "reward_weights", {"reward_weights": '{"VQ": 0, "MQ": -1}'}),
     ({"reward_weights": '{"VQ": 1e300}'}, "reward_weights", {"reward_weights": '{"VQ": 1e30}'}),
     ({"reward_weights": '{"VQ": 1, "seed": 1}'}, "reward_weights seed", {"reward_weights": "B"}),
+    ({"reward_model": []}, "reward_model", {"reward_model": ["miniature"]}),
     (
         {"reward_weights": '{"videoalign": {"VQ": 1}}'},
         "reward_weights reward_model",
         {"reward_weights": '{"miniature": {"VQ": 1}}'},
     ),
+    ({"reward_weights": '{"VQ": 1, "MG": 1}'}, "reward_weights MG MQ", {"reward_weights": "A"}),
+    (
+        {"reward_weights": '{"miniature": {"CLIPScore": 1}}'},
+        "reward_weights CLIPScore",
+        {"reward_model": ["miniature", "clip"], "reward_weights": '{"VQ": 1, "clip": {"CLIPScore": 1}}'},
+    ),
+    ({"reward_model": ["yes_no"]}, "reward_weights checks", {"reward_weights": '{"checks": 1}'}),
     # weights
     ({"base_weight_dtype": "fp8"}, "base_weight_dtype lora_rank", {"lora_rank": 1}),
     (
@@ -150,9 +155,13 @@ CASES = [
         "pretrained_model_root",
         {"pretrained_model_root": "assets/miniature"},
     ),
-    ({"transformer_version": "../../etc"}, "transformer_version", {"transformer_version": "mine"}),
+    ({"transformer_version": "../../etc"}, "transformer_version", {"transformer_version": "miniature"}),
+    (
+        {"transformer_version": "wan2.1_t2v_1.4b"},
+        "transformer_version wan2.1_t2v_1.3b",
+        {"transformer_version": "miniature"},
+    ),
     ({"output_dir": "README.md/run"}, "output_dir", {"output_dir": "outputs/new"}),
-    ({"output_dir": "caf\udce9"}, "output_dir", {"output_dir": "outputs/café"}),
     ({"output_dir": "a\0b"}, "output_dir", {"output_dir": "outputs/a b"}),
     ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint", {"resume_from_checkpoint": "auto"}),
 ]  # fmt: skip
@@ -177,9 +186,7 @@ def test_all_problems_are_reported_together(tiny_config):
     with pytest.raises(ValueError) as values:
         check(tiny_config.with_settings(eta=-1.0, grpo_sampling_steps=0))
     with pytest.raises(ValueError) as rules:
-        check(
-            tiny_config.with_settings(kl_strategy="none", lora_target_modules=["a"], batch_size=3)
-        )
+        check(tiny_config.with_settings(kl_coef=9.0, lora_target_modules=["a"], batch_size=3))
     assert len(str(values.value).splitlines()) == 2 and len(str(rules.value).splitlines()) == 3
 
 
@@ -227,31 +234,62 @@ def test_every_rank_needs_an_attention_head():
     assert "sp_size" in next(head_problems(17, num_heads=16))
 
 
-@pytest.mark.parametrize(
-    "settings, num_problems",
-    [
-        ({"watchdog_seconds": 900.0, "collective_timeout": 1000.0}, 0),
-        ({"watchdog_seconds": 901.0, "collective_timeout": 1000.0}, 1),
-        (
-            {
-                "remote_reward_url": "http://a,http://b",
-                "remote_reward_timeout": 1440 / SERVICE_ATTEMPTS / 2,
-            },
-            0,
-        ),
-        (
-            {
-                "remote_reward_url": "http://a,http://b",
-                "remote_reward_timeout": 1441 / SERVICE_ATTEMPTS / 2,
-            },
-            1,
-        ),
-    ],
-)
-def test_timeouts_may_be_equal_to_their_limits(settings, num_problems):
-    config = Config().with_settings(**settings)
-    assert len([*process_problems(config, 2)]) == num_problems
-    assert [*process_problems(config, 1)] == []
+def test_the_watchdog_reports_before_the_collective_timeout_ends_the_run():
+    distributed = (
+        Config().with_settings(watchdog_seconds=900.0, collective_timeout=1000.0).distributed
+    )
+    assert distributed.report_after == 900.0
+    assert distributed.model_copy(update={"watchdog_seconds": 2000.0}).report_after == 900.0
+    assert distributed.model_copy(update={"watchdog_seconds": 0.0}).report_after == 0.0
+
+
+def test_without_a_kl_strategy_the_kl_weight_is_0(tiny_config):
+    config = tiny_config.with_settings(kl_strategy="none").resolved()
+    assert config.objective.kl_weight == 0
+    draft = {"objective": "draft", "kl_strategy": "none"}
+    assert tiny_config.with_settings(**draft).resolved().objective.nft_levels == 0
+
+
+# --- rewards --------------------------------------------------------------------------------------
+
+OWN = """
+class Own:
+    dimensions = ("smooth", "red")
+    def score(self, videos, prompts, *, fps): ...
+    def check_prompts(self, prompts): ...
+    def held_out(self, videos, prompts): ...
+"""
+
+
+def test_the_dimensions_of_a_custom_reward_have_weight_1_by_default(tiny_config, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    name = f"{tmp_path}/own.py:Own"
+    config = tiny_config.with_settings(reward_model=[name])
+    assert config.resolved().reward.reward_weights == '{"smooth": 1, "red": 1}'
+    check(config.resolved())
+    both = tiny_config.with_settings(reward_model=[name, "miniature"]).resolved()
+    assert both.reward.reward_weights == tiny_config.reward.reward_weights
+    given = config.with_settings(reward_weights='{"red": 2}').resolved()
+    assert given.reward.reward_weights == '{"red": 2}'
+    check(given)
+    with pytest.raises(ValueError, match="reward_weights .*rde.* red"):
+        check(config.with_settings(reward_weights='{"rde": 2}'))
+    absent = tiny_config.with_settings(reward_model=[f"{tmp_path}/gone.py:Own"]).resolved()
+    with pytest.raises(ValueError, match="gone.py"):
+        check(absent)
+
+
+@pytest.mark.parametrize("name", ["miniature", "clip", "pickscore", "videoalign"])
+def test_the_registry_has_the_dimensions_of_the_classes(name):
+    declared = getattr(scorer_class(name), "dimensions", DIMENSIONS)
+    assert SCORERS[name].dimensions == declared
+
+
+@pytest.mark.parametrize("name", ["vlm_judge", "unified_reward", "yes_no"])
+def test_the_registry_has_the_dimensions_of_the_rubrics(name):
+    rubric = yaml.safe_load((ROOT / f"hyvideo/rewards/{name}.yaml").read_text())
+    assert SCORERS[name].dimensions == tuple(rubric["dimensions"])
+    assert known_dimensions(name, {"rubric": "own.yaml"}) is None
 
 
 # --- versions -------------------------------------------------------------------------------------

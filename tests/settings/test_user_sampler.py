@@ -129,17 +129,19 @@ def test_a_broken_sampler_is_reported_once_before_a_run(
             check(config)
         assert len(str(error.value).splitlines()) == 1
     with pytest.raises(ValueError, match=message):
-        check_sampling(config, config.sampling, output=tmp_path)
+        check_sampling(config.sampling, root=config.model.pretrained_model_root, output=tmp_path)
 
 
 def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, tmp_path):
     config = tiny_config.with_settings(
         sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5"
     ).resolved()
-    check_evaluation(config, output=tmp_path, has_model=True)
-    check_sampling(config, config.validation_sampling, output=tmp_path)
+    check_evaluation(config.reward, root=config.model.pretrained_model_root, output=tmp_path)
+    check_sampling(
+        config.validation_sampling, root=config.model.pretrained_model_root, output=tmp_path
+    )
     with pytest.raises(ValueError, match="gone.py"):
-        check_sampling(config, config.sampling, output=tmp_path)
+        check_sampling(config.sampling, root=config.model.pretrained_model_root, output=tmp_path)
 
 
 @pytest.mark.parametrize("code", ["exit(0)", "def f(*_):\n    exit(0)"])

@@ -71,9 +71,8 @@ WRONG = [
     (f"{DPO} --num_generations 4", "num_generations"),
     (f"{DPO} --cfg_scale 3", "cfg_scale"),
     (f"{DPO} --pair_weights VQ", "pair_weights"),
-    (f"{DPO} --ignore_rewards", "ignore_rewards"),
     (f"{STUDENT} --eta 0.5", "eta"),
-    (f"{STUDENT} --anchor_substeps 501", "anchor_substeps"),
+    (f"{STUDENT} --anchor_substeps 1001", "anchor_substeps"),
     ("--anchor_path assets/miniature", "anchor_path"),  # a moving anchor
     # rewards and weights
     ("--reward_model {folder}/nowhere.py:reward", "nowhere.py"),

@@ -92,8 +92,8 @@ def test_a_photo_of_12_megapixels_selects_the_nearest_size_and_covers_the_frame(
         options = generate.parse(
             ["--prompt", PROMPT, "--resolution", "480p", "--image_path", str(photos[name])]
         )
-        recipe = generate.recipe_of(options, has_images=True)
-        assert generate.size_of(options, recipe, options.image_path) == expected
+        settings = generate.generation_settings(options, has_images=True)
+        assert generate.size_of(options, settings, options.image_path) == expected
         photo = read_image(photos[name])
         frame = fit(photo, *expected)
         assert (frame.height, frame.width) == expected

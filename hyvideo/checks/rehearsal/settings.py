@@ -9,8 +9,8 @@ from typing import Any
 
 from hyvideo.data.prompts import Request
 from hyvideo.settings.config import Config
+from hyvideo.settings.layout import batch_problems
 from hyvideo.settings.reward_settings import reward_options
-from hyvideo.settings.rules import batch_problems
 
 NUM_VIDEOS = 2  # per validation and per group
 NUM_BATCHES = 2  # of rollouts per iteration
@@ -134,7 +134,9 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
     tried = config.with_settings(
         num_generations=2, gradient_accumulation_steps=batches, dp_replicate=replicate
     )
-    while list(batch_problems(tried.with_settings(batch_size=size), world_size)):
+    replicas = world_size // config.distributed.sp_size
+    updates = config.objective.updates
+    while list(batch_problems(tried.with_settings(batch_size=size).rollout, replicas, updates)):
         size = 2 if size == 1 else size + 2
     rows = min(config.objective.mini_batch_size_per_update, size * batches)
     return [

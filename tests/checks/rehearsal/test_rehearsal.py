@@ -25,7 +25,8 @@ from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import read_architecture, sizes_module, thin_module
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.rules import check, planned_world_size
+from hyvideo.settings.layout import planned_world_size
+from hyvideo.settings.rules import check
 from hyvideo.settings.run_inputs import RunInputs
 from scripts import rehearse
 from tests.forked import python

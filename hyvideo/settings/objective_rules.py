@@ -1,0 +1,188 @@
+"""Rules of the objectives: what noise levels, pairs, teachers, reward gradients and anchors need."""
+
+import math
+
+from hyvideo.models.versions import Version, version_defaults
+from hyvideo.rewards.rewards import SCORERS, has_gradient
+from hyvideo.settings.config import Config
+from hyvideo.settings.iteration_plan import num_stochastic_steps
+from hyvideo.settings.objectives import ObjectiveSettings
+from hyvideo.settings.problems import Problems, problem_of
+from hyvideo.settings.sections import RewardSettings, RolloutSettings
+
+
+def objective_problems(config: Config) -> Problems:
+    """Yield what the objective cannot be used with."""
+    objective = config.objective
+    rollout = config.rollout
+    version = version_defaults(config.model.transformer_version)
+    if objective.trains == "steps":
+        yield from problem_of(_some_step_is_stochastic, config)
+    elif objective.trains == "path":
+        yield from teacher_problems(rollout)
+    else:
+        yield from level_problems(objective, rollout, version)
+    if objective.reward_weight:
+        yield from reward_gradient_problems(config.reward)
+    if objective.uses_pairs:
+        yield from pair_problems(objective, rollout, config.rows_per_pass)
+    if config.reward.ignore_rewards and objective.strategy == "none" and objective.scores_rollouts:
+        yield (
+            "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves "
+            "nothing to train on; set kl_weight and a strategy"
+        )
+    yield from anchor_problems(objective, rollout, version)
+
+
+def _some_step_is_stochastic(config: Config) -> None:
+    """Raise ValueError if no step can be trained."""
+    sampling = config.sampling
+    if num_stochastic_steps(sampling, config.objective.window) == 0:
+        raise ValueError(
+            "the sampler must have at least one stochastic step to train, got none with sde_type "
+            f"{sampling.sampler}, eta {sampling.eta}, {sampling.steps} steps and last_step "
+            f"{sampling.last_step}; raise eta or grpo_sampling_steps"
+        )
+
+
+def level_problems(
+    objective: ObjectiveSettings, rollout: RolloutSettings, version: Version
+) -> Problems:
+    """Yield what cannot be used with an objective that trains noise levels."""
+    name = objective.name
+    if version.kind == "step_distilled" and not version.reads_ends:
+        yield (
+            f"objective {name} trains at any noise level, but transformer_version {version.name} "
+            "is step-distilled and only covers the levels of its few steps; use another version or "
+            "objective grpo"
+        )
+    if version.reads_ends and (name in ("dpo", "draft") or objective.reward_weight > 0):
+        yield (
+            f"objective {name}, or reward_gradient_weight above 0, needs a model of velocities, "
+            f"but transformer_version {version.name} is a flow map, which predicts the mean "
+            "velocity of a step; use objective nft without reward_gradient_weight, or objective "
+            "grpo"
+        )
+    if version.reads_ends and rollout.cfg_scale > 1:
+        yield (
+            f"objective {name} needs cfg_scale 1 with the flow map {version.name}, because "
+            "guided mean velocities are not the mean velocities of the guided model, got "
+            f"{rollout.cfg_scale:g}; set cfg_scale 1"
+        )
+    if rollout.use_same_noise and rollout.eta == 0:
+        yield (
+            "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are "
+            "identical, got 0; remove use_same_noise or raise eta"
+        )
+
+
+def reward_gradient_problems(reward: RewardSettings) -> Problems:
+    """Yield what a reward gradient cannot be computed with."""
+    if reward.remote_reward_url:
+        yield (
+            "reward_gradient_weight needs scorers in this process, because a reward service "
+            "returns numbers without a gradient, got remote_reward_url "
+            f"{reward.remote_reward_url}; remove remote_reward_url or set reward_gradient_weight 0"
+        )
+    if reward.reward_video == "file":
+        yield (
+            "reward_gradient_weight needs reward_video memory, because a video file has no "
+            "gradient, got file; set reward_video memory"
+        )
+    differentiable = ", ".join(name for name, entry in SCORERS.items() if entry.has_gradient)
+    for name in reward.reward_model:
+        try:
+            is_differentiable = has_gradient(name)
+        except ValueError:  # `reward_problems` reports it
+            continue
+        if not is_differentiable:
+            yield (
+                "reward_gradient_weight needs scorers with a gradient, got reward_model "
+                f"{name}, which has no score_with_gradient; use {differentiable} or a class "
+                f"with that method, or train {name} with objective nft or grpo and "
+                "reward_gradient_weight 0"
+            )
+
+
+def pair_problems(
+    objective: ObjectiveSettings, rollout: RolloutSettings, rows_per_pass: int
+) -> Problems:
+    """Yield what an objective on rated pairs cannot be used with."""
+    name = objective.name
+    guided = {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": objective.anchor_cfg_scale or 1}
+    for setting, scale in guided.items():
+        if scale > 1:
+            yield (
+                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set "
+                f"{setting} 1, and validation_cfg_scale to the guidance of your videos"
+            )
+    if rollout.num_generations != 2:
+        yield (
+            f"objective {name} needs num_generations 2, because a group is a winner and a loser, "
+            f"got {rollout.num_generations}; set num_generations 2"
+        )
+    sizes = {"batch_size": rollout.batch_size}
+    if rows_per_pass > 1:
+        sizes["mini_batch_size_per_update"] = rows_per_pass
+    for setting, size in sizes.items():
+        if size % 2:
+            yield (
+                f"objective {name} needs an even {setting}, because both videos of a pair belong "
+                f"together, got {size}; use {size + 1}"
+            )
+
+
+def teacher_problems(rollout: RolloutSettings) -> Problems:
+    """Yield rollouts with which a student cannot follow its teacher."""
+    if rollout.eta != 0:
+        yield (
+            "objective distill needs eta 0, because the student follows the ODE of its teacher, "
+            f"got {rollout.eta:g}; set eta 0"
+        )
+    if rollout.cfg_scale > 1:
+        yield (
+            "objective distill needs cfg_scale 1, because the student learns the guidance of its "
+            f"teacher, got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher "
+            "as anchor_cfg_scale"
+        )
+
+
+def anchor_problems(
+    objective: ObjectiveSettings, rollout: RolloutSettings, version: Version
+) -> Problems:
+    """Yield coefficients and anchors that contradict each other."""
+    strategy = objective.strategy
+    scale = objective.anchor_cfg_scale or 1
+    if strategy != "none" and hasattr(objective, "kl_coef"):
+        coefficients = (objective.kl_min_coef, objective.kl_coef, objective.kl_weight)
+        if list(coefficients) != sorted(coefficients):
+            yield (
+                "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a "
+                "schedule starts at kl_coef and stays between the other two, got "
+                f"{', '.join(f'{each:g}' for each in coefficients)}; lower kl_min_coef or kl_coef, "
+                "or raise kl_weight"
+            )
+    if scale > 1 and version.kind.endswith("distilled"):
+        yield (
+            "anchor_cfg_scale must be 1 if guidance is distilled into the weights, got "
+            f"{scale:g} with transformer_version {version.name}; set anchor_cfg_scale 1"
+        )
+    needs_fixed = {
+        "anchor_path": bool(objective.anchor_path),
+        "anchor_cfg_scale": objective.anchor_moves
+        and objective.anchor_cfg_scale is not None
+        and max(1.0, scale) != max(1.0, rollout.cfg_scale),
+    }
+    for setting, is_given in needs_fixed.items():
+        if is_given and not strategy.endswith("fixed"):
+            yield (
+                f"{setting} needs a fixed anchor, because a moving one becomes the policy, got "
+                f"kl_strategy {strategy}; set kl_strategy fixed or dual_fixed, or remove {setting}"
+            )
+    if objective.anchor_moves and objective.update_ref_model_step % objective.updates:
+        updates = objective.updates
+        yield (
+            "update_ref_model_step must be a multiple of num_updates_per_rollout, because the "
+            f"anchor is refreshed between iterations, got {objective.update_ref_model_step} and "
+            f"{updates}; use {math.ceil(objective.update_ref_model_step / updates) * updates}"
+        )

@@ -139,7 +139,8 @@ def is_launched() -> bool:
 
 
 def _exit_stopped(number: int, _frame) -> None:
-    if os.environ.get("RANK", "0") == "0":  # the ranks of a node receive the signal together
+    # A rank also receives SIGTERM after another one has failed and has said why.
+    if number != signal.SIGTERM or not is_launched():
         name = signal.Signals(number).name
         write_to_stderr(
             f"\nstopped by {name} outside of training; the same command resumes the run\n"

@@ -10,9 +10,10 @@
 # Without GPUs, leave out --gpus all. `bash run_post_train.sh` without flags trains the miniature.
 ARG CUDA=13.0.2
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04
-# torch ships its own CUDA libraries. Triton needs gcc and Python's headers; config.yaml records the git commit.
+# torch ships its own CUDA libraries. Triton needs gcc and Python's headers; config.yaml records the git commit; on
+# several nodes, scripts/post_train/train_grpo.sh finds their addresses with ip.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends ca-certificates curl g++ gcc git python3-dev python3-venv \
+    && apt-get install -y --no-install-recommends ca-certificates curl g++ gcc git iproute2 python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 ARG UID=1000

@@ -26,7 +26,9 @@ import torch
 
 from hyvideo.data.files import optional
 from hyvideo.data.run_folder import (
+    FINISHED,
     RECORD,
+    STOPPED,
     Lease,
     NotOwner,
     RunRecord,
@@ -206,11 +208,14 @@ class Trainer:
         in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
         OffPolicyError, and any error of a part of the run.
         """
-        end = "finished"
+        end = FINISHED
         try:
             self._check_owner()  # again, before the first write
             with self.bar.begin(self.iteration):
                 self._train()
+        except Stopped:
+            end = STOPPED
+            raise
         except BaseException as error:
             end = describe_error(error)
             raise
@@ -218,6 +223,10 @@ class Trainer:
             if self.mesh.is_main:
                 self._end(end)
         self.progress.enter("end")
+        self._require_checkpoint()
+
+    def _require_checkpoint(self) -> None:
+        """Raise OSError if the last checkpoint could not be written."""
         if self.run.checkpoints.last_failed:
             raise OSError(
                 f"could not write the checkpoint of iteration {self.iteration}; earlier "
@@ -323,6 +332,8 @@ class Trainer:
                 file=sys.stderr,
                 flush=True,
             )
+        if isinstance(error, Stopped):
+            self._require_checkpoint()  # exit code 75 says that it is saved
 
     def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
         """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by

@@ -1,27 +1,64 @@
-"""Start the processes of a run on this node: torchrun with this project's handling of signals and
-restarts.
+"""Start the processes of a run on this node with torchrun, and return an exit code that says how
+the run has ended.
 
 python -m scripts.launch [flags of torchrun] post_train.py --config FILE.yaml [flags]
+
+torchrun itself returns 1 after any failure and any signal.
 """
 
+import os
+import signal
 import sys
+import time
 from pathlib import Path
 
-from hyvideo.distributed import agent
-from hyvideo.records.metrics_file import complete_lines
+from torch.distributed import run
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+from hyvideo.data.run_folder import FINISHED, RECORD, STOPPED, read_record
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.processes import use_expandable_segments
+from hyvideo.settings.processes import FINAL_CODES, STOPPED_CODE
 
 
-def last_finished(flags: list[str]) -> int:
-    path = Path(parse(flags).config.record.output_dir) / "metrics.jsonl"
-    return (
-        max((iteration for iteration, _ in complete_lines(path)), default=0)
-        if path.is_file()
-        else 0
-    )
+def main(arguments: list[str]) -> int:
+    """Run torchrun and return the exit code of the process that failed first.
+
+    Return 1 if that process was killed. After a signal to this process, return 75 if the run has
+    saved, else 1.
+    """
+    options = run.parse_args(arguments)
+    signals = [*options.signals_to_handle.split(","), "SIGUSR1"]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        # With nohup, SIGHUP stays ignored, here and in the processes.
+        signals = [name for name in signals if name.strip() != "SIGHUP"]
+    options.signals_to_handle = ",".join(signals)
+    if options.nproc_per_node != "1":
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its warning
+    began = time.time()
+    try:
+        run.run(options)
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        if failure.exitcode not in FINAL_CODES:  # after these, the run has said why it ended
+            print(error, file=sys.stderr)
+        return max(failure.exitcode, 1)  # negative after a signal
+    except SignalException as error:
+        print(f"{error}; all processes have ended", file=sys.stderr)
+        return STOPPED_CODE if has_saved(options.training_script_args, began) else 1
+    return 0
+
+
+def has_saved(flags: list[str], began: float) -> bool:
+    """Return whether a run that a signal has ended lost nothing: it has saved, or the signal came
+    before it began to train.
+    """
+    output_dir = Path(parse(flags).config.record.output_dir)
+    record = output_dir / RECORD
+    if not record.exists() or record.stat().st_mtime < began:
+        return True
+    return read_record(output_dir).end in (FINISHED, STOPPED)
 
 
 if __name__ == "__main__":
-    use_expandable_segments()  # inherited by the processes
-    sys.exit(agent.main(sys.argv[1:], last_finished))
+    sys.exit(main(sys.argv[1:]))

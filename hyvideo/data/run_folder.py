@@ -41,6 +41,9 @@ KEPT = ".kept"  # end of the name of a folder with files of others, which would 
 _OWN_FILES = re.compile(
     r"\d+\.mp4|(scores|measures|state|digests|model)\.json|\.run|tensors/.*|lora/.*"
 )
+# how a start has ended; other ends are errors
+FINISHED = "finished"
+STOPPED = "stopped by a signal, with everything saved"
 LEASE_S = 60.0  # without a sign of life, after which another process may write the folder
 
 

@@ -49,22 +49,12 @@ class SafeReader(dcp.FileSystemReader):
 
 def read_metadata(folder: Path) -> Metadata:
     """Return the metadata of a checkpoint. Raises ValueError if it is invalid."""
-    classes: dict[type, dict] = {}
     try:
-        metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes()), classes).load()
+        metadata = _Unpickler(io.BytesIO((folder / ".metadata").read_bytes())).load()
     except Exception as error:  # a corrupted pickle can raise anything
         raise ValueError(
             f"{folder}/.metadata is missing, corrupted or not tensor metadata: {error}"
         ) from error
-    finally:  # a pickle can set attributes of the classes themselves
-        for found, before in classes.items():
-            for name in [
-                name for name, value in vars(found).items() if before.get(name) is not value
-            ]:
-                if name in before:
-                    setattr(found, name, before[name])
-                else:
-                    delattr(found, name)
     if not isinstance(metadata, Metadata):
         raise ValueError(f"{folder}/.metadata is not tensor metadata")
     for info in metadata.storage_data.values():
@@ -82,15 +72,8 @@ def read_shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, classes: dict[type, dict]):
-        super().__init__(file)
-        self.classes = classes  # with their attributes before the load
-
     def find_class(self, module: str, name: str):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if is_dtype or (module, name) in _ALLOWED:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                self.classes.setdefault(found, {**vars(found)})
-            return found
+            return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed")

@@ -13,7 +13,11 @@ import time
 from contextlib import suppress
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
+# Exit codes after which the same command would end the same way, or must not run again by itself:
+# unusable settings, reward hacking, stopped by a signal.
+FINAL_CODES = (2, 3, STOPPED_CODE)
 CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
+_PR_SET_PDEATHSIG = 1  # of prctl
 _MAX_COMPILE_WORKERS = 32  # torch's limit
 _GRACE_S = 5.0  # for other threads, at the end of the process
 _FIX = "start the program with torchrun, which sets it, or unset it for a single process"
@@ -110,31 +114,37 @@ def wait_for_rank_0() -> None:
 def stop_signals() -> set[signal.Signals]:
     """Return the signals that stop a run.
 
-    Under torchrun, SIGTERM ends it at once: another rank may have failed.
-
     A closed terminal sends SIGHUP, which stays ignored if the program was started with nohup.
     """
-    numbers = {signal.SIGUSR1, signal.SIGINT}
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        numbers.add(signal.SIGTERM)
+    numbers = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.add(signal.SIGHUP)
     return numbers
 
 
 def exit_on_signals() -> None:
-    """Exit with code 75 on a stop signal, before and after training; a lost launcher also sends a
-    rank SIGUSR1.
+    """Exit with code 75 on a stop signal, before and after training.
+
+    On Linux, a rank also receives SIGUSR1 when its launcher dies, so that it saves and ends.
     """
     for number in stop_signals():
         signal.signal(number, _exit_stopped)
-    if signal.SIGTERM not in stop_signals() and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGUSR1)  # PR_SET_PDEATHSIG
+    if is_launched() and sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGUSR1)
+
+
+def is_launched() -> bool:
+    """Return whether torchrun started this process, also as the only one."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _exit_stopped(number: int, _frame) -> None:
-    name = signal.Signals(number).name
-    write_to_stderr(f"\nstopped by {name} outside of training; the same command resumes the run\n")
+    # A rank also receives SIGTERM after another one has failed and has said why.
+    if number != signal.SIGTERM or not is_launched():
+        name = signal.Signals(number).name
+        write_to_stderr(
+            f"\nstopped by {name} outside of training; the same command resumes the run\n"
+        )
     os._exit(STOPPED_CODE)
 
 

@@ -1,14 +1,15 @@
-"""Handling of stop signals: the run saves a checkpoint and exits.
+"""The stop flag of a run: after a signal, it saves the last finished iteration and exits with 75.
 
-    SIGUSR1 (Slurm before the time limit, our launchers), Ctrl-C    save and exit with code 75; restart to resume
-    SIGHUP (the terminal or the ssh connection was closed)          the same, unless ignored because of nohup
-    SIGTERM                                                         the same; under torchrun, exit at once
-    Ctrl-C twice                                                    exit at once
+    SIGTERM, Ctrl-C
+    SIGUSR1     also from Slurm before its time limit, and when the launcher of a rank dies
+    SIGHUP      the terminal or the ssh connection was closed; ignored with nohup
 
-The ranks check for signals with a CPU collective before each step of a sampler and each pass of an
-update, so that all stop at the same one. After the first optimizer step of an iteration they do not
-check until its end, because the state before the iteration is gone. Under torchrun, SIGTERM may
-also mean that another rank has failed; saving would wait for that rank.
+Before each step of a sampler and each pass of an update, the ranks compare their flags with a CPU
+collective, so that all stop at the same one. After the first optimizer step of an iteration they
+read the flag only at its end, because the state before the iteration is gone.
+
+torchrun also sends SIGTERM to the ranks of a node after another one has failed. The next comparison
+then fails, so that nothing is saved.
 """
 
 import os
@@ -16,7 +17,7 @@ import signal
 
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.settings.processes import stop_signals, write_to_stderr
+from hyvideo.settings.processes import is_launched, stop_signals, write_to_stderr
 
 
 class Stopped(RuntimeError):
@@ -55,11 +56,13 @@ class PreemptionSignals:
         return not any_rank(not is_ready, self.mesh)
 
     def _handle(self, number: int, _frame) -> None:
-        if number == signal.SIGINT and self.received == "SIGINT":
+        # A rank receives Ctrl-C twice, from the terminal and from its launcher.
+        if number == signal.SIGINT and self.received == "SIGINT" and not is_launched():
             os._exit(130)
         if self.received is None and self.mesh.is_main:
+            keys = "Ctrl-\\" if is_launched() else "Ctrl-C twice"
             write_to_stderr(
-                "\nstopping: the run saves a checkpoint after this pass; press Ctrl-C twice to "
-                "exit at once\n"
+                f"\nstopping: the run saves its last finished iteration after this pass; press {keys} "
+                "to exit at once\n"
             )
         self.received = signal.Signals(number).name

@@ -63,7 +63,7 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
     """Send this process a signal in the middle of a stage of an iteration, and log every call of
     the sampler.
 
-    Of several processes, only ``rank`` receives it, and only before their first restart.
+    Of several processes, only ``rank`` receives it.
     """
     import post_train
     from hyvideo.distributed import checkpoint_writer
@@ -76,8 +76,7 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
             return None
 
         def send_signals():
-            is_first_start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
-            if trainer.iteration == iteration and trainer.mesh.rank == rank and is_first_start:
+            if trainer.iteration == iteration and trainer.mesh.rank == rank:
                 # until the watchdog has reported the stage
                 time.sleep(0.5 if kind == "STOP" else 0)
                 for name in kind.split():
@@ -224,6 +223,21 @@ def wait_in_iteration(iteration, waits, go):
     post_train.build = build_waiting
 
 
+def save_slowly(iteration, saving, seconds):
+    """Create the file ``saving`` while a checkpoint is written, and wait."""
+    from hyvideo.distributed import checkpoint_writer
+
+    digest_files = checkpoint_writer.digest_files
+
+    def digest_slowly(folder, **share):
+        if folder.name.split(".")[1] == f"{iteration:06d}":
+            open(saving, "w").close()
+            time.sleep(seconds)
+        return digest_files(folder, **share)
+
+    checkpoint_writer.digest_files = digest_slowly
+
+
 def add_videos(folder):
     """Create a folder with a file of the user where the first videos will be written."""
     import post_train
@@ -275,6 +289,21 @@ class Run:
             timeout=120,
         )
         return Result(process.returncode, process.stdout + process.stderr)
+
+    def launch(self, function, *arguments, launcher=("-m", "scripts.launch"), flags=(), **settings):
+        """Start two ranks with a launcher, whose process is returned; `output` has their output."""
+        program = self.out.parent / "program.py"
+        program.write_text(PROGRAM.format(function, arguments))
+        command = [python(), *launcher, "--standalone", "--nproc_per_node=2", *flags, str(program)]
+        command += ["--config", "configs/smoke.yaml", *self.flags(**settings)]
+        environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python()}
+        with open(self.out.parent / "output", "w") as output:
+            return subprocess.Popen(
+                command, stdout=output, stderr=output, cwd=ROOT, env=os.environ | environment
+            )
+
+    def output(self):
+        return (self.out.parent / "output").read_text()
 
     def sampled(self):
         return [tuple(map(int, line.split())) for line in self.log.read_text().splitlines()]

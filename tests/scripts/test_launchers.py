@@ -20,16 +20,17 @@ from tests.shallow import SHALLOW
 
 TRAIN = ["bash", "scripts/post_train/train_grpo.sh"]
 
-# A fake agent: logs its arguments and, if WAIT is set, waits for SIGTERM. With -c, it prints 3, the
-# number of GPUs.
+# A fake launcher: logs its arguments and, if WAIT is set, waits for SIGTERM. With -c, it prints 3,
+# the number of GPUs.
 PYTHON = """#!/usr/bin/env bash
 [ "$1" != -c ] || { echo 3; exit; }
 {
     printf '[%s]\\n' "$@"
-    env | grep '^NCCL_\\|^SECRET'
+    env | grep '^NCCL_\\|^GLOO_\\|^SECRET'
 } > "$LOG.agent.part"
 mv "$LOG.agent.part" "$LOG.agent"
-[ -n "${WAIT:-}" ] || exit 0
+echo started >> "$LOG.starts"
+[ -n "${WAIT:-}" ] || exit "${CODE:-0}"
 sleep 60 &
 trap 'kill $!; echo ended > "$LOG.ended"; exit "${CODE:-1}"' TERM
 echo > "$LOG.waits"
@@ -42,7 +43,7 @@ printf '%s\\n' "${@:1:$#-1}" > "$LOG.pdsh"
 command="${!#}"
 command="${command//%%/$'\\001'}"
 command="${command//%h/HOST}"
-exec env -i PATH="$PATH" LOG="$LOG" WAIT="${WAIT:-}" sh -c "${command//$'\\001'/%}"
+exec env -i PATH="$PATH" LOG="$LOG" WAIT="${WAIT:-}" CODE="${CODE:-}" sh -c "${command//$'\\001'/%}"
 """
 SSH = """#!/usr/bin/env bash
 node="${@: -2:1}"
@@ -153,7 +154,7 @@ def test_two_nodes_train_one_run(start_real, tmp_path):
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(free_port()),
     }
-    nodes = [start_real([*TRAIN, *flags], MAX_RESTARTS="0", **places) for _ in range(2)]
+    nodes = [start_real([*TRAIN, *flags], **places) for _ in range(2)]
     for code, output in map(finish, nodes):
         assert code == 0, output
     (line,) = (out / "metrics.jsonl").read_text().splitlines()
@@ -178,8 +179,7 @@ def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path)
     assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"python": PYTHON}, **places)) == (0, "")
     arguments = agent_arguments(tmp_path / "log")
     words = (
-        "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x "
-        "--max-restarts=3"
+        "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x"
     )
     assert arguments[:2] == ["-m", "scripts.launch"] and set(words.split()) <= set(arguments)
     assert arguments[-3:] == ["post_train.py", "--prompt", "a  'b' $c"]
@@ -212,28 +212,84 @@ def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, val
 
 
 @pytest.mark.parametrize(
-    "sent, agent_code, code",
+    "sent, job, launcher_code, code",
     [
-        (signal.SIGUSR1, 1, 75),
-        (signal.SIGUSR1, 75, 75),
-        (signal.SIGUSR1, 2, 2),
-        (signal.SIGUSR1, 0, 0),
-        (signal.SIGTERM, 1, 1),
-        (signal.SIGTERM, 75, 143),
-        (signal.SIGINT, 75, 143),
+        (signal.SIGUSR1, "7", 1, 75),
+        (signal.SIGUSR1, "7", 75, 75),
+        (signal.SIGUSR1, "7", 2, 2),
+        (signal.SIGUSR1, "7", 0, 0),
+        (signal.SIGTERM, "7", 75, 143),  # scancel
+        (signal.SIGTERM, "", 75, 75),
+        (signal.SIGTERM, "", 1, 1),
+        (signal.SIGINT, "", 75, 75),
     ],
 )
-def test_a_signal_stops_the_agent_and_sigusr1_exits_with_75(
-    start, tmp_path, sent, agent_code, code
+def test_a_signal_stops_the_launcher_and_the_run_is_not_started_again(
+    start, tmp_path, sent, job, launcher_code, code
 ):
     os.mkfifo(tmp_path / "log.waits")
-    node = start(
-        TRAIN, {"python": PYTHON}, WAIT="1", CODE=str(agent_code), PID_FILE=str(tmp_path / "pid")
-    )
+    given = {"CODE": str(launcher_code), "PID_FILE": str(tmp_path / "pid"), "SLURM_JOB_ID": job}
+    node = start(TRAIN, {"python": PYTHON}, WAIT="1", **given)
     wait_for(tmp_path / "log.waits")
     node.send_signal(sent)
     assert finish(node)[0] == code
     assert (tmp_path / "log.ended").exists() and not (tmp_path / "pid").exists()
+    assert (tmp_path / "log.starts").read_text() == "started\n"
+
+
+@pytest.mark.parametrize("code, starts", [(1, 3), (0, 1), (2, 1), (3, 1), (75, 1)])
+def test_only_a_run_that_ends_with_1_is_started_again(start, tmp_path, code, starts):
+    given = {"CODE": str(code), "MAX_RESTARTS": "2", "NPROC_PER_NODE": "1"}
+    assert finish(start(TRAIN, {"python": PYTHON}, **given))[0] == code
+    assert (tmp_path / "log.starts").read_text() == "started\n" * starts
+
+
+def test_several_nodes_are_started_again_together_with_another_rendezvous(start, tmp_path):
+    given = {"NODES": "node1,node2", "CODE": "1", "MAX_RESTARTS": "1", "RDZV_ID": "x"}
+    fakes = {"pdsh": PDSH, "python": PYTHON}
+    code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **given))
+    assert code == 1 and "restart 1 of at most 1" in output
+    assert (tmp_path / "log.starts").read_text() == "started\n" * 2
+    assert "--rdzv-id=x-1" in agent_arguments(tmp_path / "log")
+
+
+# `ip route get` and `ip addr show to` on a node of the network 10.0.0.0/24 whose address is 10.0.0.2
+IP = """#!/usr/bin/env bash
+case "$*" in
+    *"route get 10.0.0.2"*) echo "local 10.0.0.2 dev lo src 10.0.0.2 uid 0 \\    cache <local>" ;;
+    *"route get"*) echo "${!#} via 10.0.0.254 dev eth1 src 10.0.0.2 uid 0 \\    cache" ;;
+    *"addr show to 10.0.0.2"*) echo "3: eth1    inet 10.0.0.2/24 brd 10.0.0.255 scope global eth1" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    "resolved, endpoint",
+    [
+        ("10.0.0.1", "node1:29500"),
+        ("10.0.0.2", "localhost:29500"),  # this is the first node
+        ("127.0.1.1", "localhost:29500"),  # as Ubuntu maps the name of the first node on itself
+        ("127.0.1.1 10.0.0.2", "localhost:29500"),
+    ],
+)
+def test_nodes_announce_the_address_and_interface_that_reach_the_first(
+    start, tmp_path, resolved, endpoint
+):
+    lines = "".join(f"{address} STREAM node1\\n" for address in resolved.split())
+    fakes = {"python": PYTHON, "ip": IP, "getent": f"#!/usr/bin/env bash\nprintf '{lines}'\n"}
+    given = {"NNODES": "2", "MASTER_ADDR": "node1", "NPROC_PER_NODE": "1"}
+    assert finish(start(TRAIN, fakes, **given)) == (0, "")
+    arguments = agent_arguments(tmp_path / "log")
+    assert {"--local-addr=10.0.0.2", f"--rdzv-endpoint={endpoint}"} <= set(arguments)
+    assert "GLOO_SOCKET_IFNAME=eth1" in (tmp_path / "log.agent").read_text()
+
+
+def test_a_given_address_and_interface_are_kept(start, tmp_path):
+    given = {"NNODES": "2", "MASTER_ADDR": "node1", "NPROC_PER_NODE": "1"}
+    given |= {"LOCAL_ADDR": "10.1.0.2", "GLOO_SOCKET_IFNAME": "ib0"}
+    assert finish(start(TRAIN, {"python": PYTHON, "ip": "exit 1"}, **given)) == (0, "")
+    assert "--local-addr=10.1.0.2" in agent_arguments(tmp_path / "log")
+    assert "GLOO_SOCKET_IFNAME=ib0" in (tmp_path / "log.agent").read_text()
 
 
 HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", "--glob", "*"]
@@ -372,7 +428,7 @@ def test_files_that_git_does_not_track_are_not_linted(tmp_path):
     assert run.stdout.splitlines() == ["check scripts/ours.py", "format --check scripts/ours.py"]
 
 
-@pytest.mark.parametrize("srun_code, requeued", [(0, False), (1, False), (75, True)])
+@pytest.mark.parametrize("srun_code, requeued", [(0, False), (75, True)])
 def test_slurm_starts_each_node_and_requeues_after_exit_code_75(
     start, tmp_path, srun_code, requeued
 ):
@@ -381,6 +437,8 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(
         'printf "%s " "$MASTER_ADDR" "$NNODES" "$NPROC_PER_NODE" "$@" >> "$LOG.slurm"; echo >> '
         '"$LOG.slurm"\n'
     )
+    # the first start ends with 1
+    srun += 'echo "$RDZV_ID $MAX_RESTARTS" >> "$LOG.ids"; [ "$RDZV_ID" != 7-0-0 ] || exit 1\n'
     fakes = {
         name: "#!/usr/bin/env bash\n" + text
         for name, text in [("scontrol", scontrol), ("srun", srun)]
@@ -396,7 +454,9 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(
     shutil.copy(ROOT / "scripts/post_train/slurm.sbatch", tmp_path / "spooled")  # Slurm runs a copy
     code, output = finish(start(["bash", tmp_path / "spooled", "--eta", "1 2"], fakes, **job))
     assert code == (0 if requeued else srun_code), output
-    hostnames, started, *after = (tmp_path / "log.slurm").read_text().splitlines()
+    hostnames, started, again, *after = (tmp_path / "log.slurm").read_text().splitlines()
+    assert started == again
+    assert (tmp_path / "log.ids").read_text() == "7-0-0 0\n7-0-1 0\n"
     assert hostnames == "scontrol show hostnames n[1-2]"
     assert started.startswith("n1 2 8 ") and started.endswith(
         "bash scripts/post_train/train_grpo.sh --eta 1 2 "

@@ -120,15 +120,13 @@ def test_the_compilers_of_a_machine_share_its_cores(monkeypatch, local, cores, g
     assert os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") == workers
 
 
-def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it(monkeypatch):
+def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it():
     before = signal.getsignal(signal.SIGHUP)
     try:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         assert signal.SIGHUP in processes.stop_signals()
-        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-        assert processes.stop_signals() == {signal.SIGUSR1, signal.SIGINT, signal.SIGHUP}
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        assert processes.stop_signals() == {signal.SIGUSR1, signal.SIGINT}
+        assert processes.stop_signals() == {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     finally:
         signal.signal(signal.SIGHUP, before)
 

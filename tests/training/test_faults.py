@@ -3,18 +3,15 @@ uninterrupted run.
 """
 
 import math
-import os
 import re
 import signal
-import subprocess
 import time
 from itertools import cycle
 
 import pytest
 
 from hyvideo.trainer import Trainer
-from tests.forked import ROOT, python
-from tests.promises.runs import PROGRAM, STAGES, Run
+from tests.promises.runs import STAGES, Run
 from tests.test_trainer import CPU, Redness
 from tests.training.test_run_state import SETTINGS, train_iterations
 
@@ -86,29 +83,8 @@ def start_with_hanging_rank(folder, stage):
 
     Return the run and launcher.
     """
-    run = Run(folder)
-    fault = str(run.log), stage, 2, "STOP", 1
-    (folder / "program.py").write_text(PROGRAM.format("inject", fault))
-    launcher = ["-m", "scripts.launch", "--standalone", "--nproc_per_node=2", "--max-restarts=3"]
-    limits = {"collective_timeout": 8, "watchdog_seconds": 3, "max_steps": 2}
-    flags = run.flags(**limits)
-    command = [
-        python(),
-        *launcher,
-        str(folder / "program.py"),
-        "--config",
-        "configs/smoke.yaml",
-        *flags,
-    ]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "PYTHON_EXEC": python(),
-    }
-    with open(folder / "output", "w") as output:
-        return run, subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=ROOT, env=environment
-        )
+    run = Run(folder, collective_timeout=8, watchdog_seconds=3, max_steps=2)
+    return run, run.launch("inject", str(run.log), stage, 2, "STOP", 1)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -180,18 +156,11 @@ def test_clocks_that_jump_do_not_change_the_results(tiny_config, mesh, monkeypat
         for stage in STAGES
     ],
 )
-def test_a_rank_that_hangs_is_reported_with_its_stage_ended_and_the_run_resumed(
-    tmp_path, stage, hanging
-):
+def test_a_rank_that_hangs_is_reported_with_its_stage_and_ends_the_run(tmp_path, stage, hanging):
     run, launcher = hanging if stage == "anchor" else start_with_hanging_rank(tmp_path, stage)
-    code = launcher.wait(timeout=300)
-    output = (run.log.parent / "output").read_text()
-    assert code == 0, output
+    code, output = launcher.wait(timeout=300), run.output()
+    assert code == 1, output
     # Rank 1 is stopped, so it prints nothing; rank 0 waits for it in this or a later stage.
     assert re.search(r"watchdog: rank 0 .* has been in stage .* of iteration 2 for 3 s", output)
     assert re.search(r"rank 0 .* ends in stage .* of iteration 2: ", output), output
-    assert "resuming from iteration 1" in output
-    assert [line["iteration"] for line in run.metrics()] == [1, 2] and run.names() == [
-        "000001",
-        "000002",
-    ]
+    assert "000001" in run.names()

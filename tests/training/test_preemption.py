@@ -149,7 +149,8 @@ def test_after_its_first_optimizer_step_an_iteration_is_finished(config, mesh):
     assert sorted(path.name for path in folder.glob("0*")) == ["000001", "000002", "000003"]
 
 
-def test_only_a_second_ctrl_c_exits_at_once(mesh, monkeypatch):
+def test_only_a_second_ctrl_c_exits_at_once_and_no_signal_to_a_rank(mesh, monkeypatch):
+    """A rank receives Ctrl-C from the terminal and from its launcher."""
     exits = []
     monkeypatch.setattr(os, "_exit", exits.append)
     signals = PreemptionSignals(mesh)
@@ -158,4 +159,7 @@ def test_only_a_second_ctrl_c_exits_at_once(mesh, monkeypatch):
     assert exits == [] and signals.received == "SIGUSR1"
     for _ in range(2):
         signals._handle(signal.SIGINT, None)
+    assert exits == [130]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    signals._handle(signal.SIGINT, None)
     assert exits == [130]

@@ -35,7 +35,7 @@ fields by `python -m pytest tests/test_types_page.py --regenerate`. [glossary.md
 |---|---|---|
 """
 COLLECTOR, UPDATE = (
-    "training.rollout_collector:RolloutCollector",
+    "training.rollouts:Rollouts",
     "training.policy_update:PolicyUpdate",
 )
 GRPO, NFT = "training.objectives.grpo:GRPO", "training.objectives.nft:NFT"

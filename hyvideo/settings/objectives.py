@@ -6,6 +6,7 @@ its class declares in ``Settings``. Imports no torch, except for a custom object
 """
 
 import inspect
+import json
 import pkgutil
 import re
 from functools import cache
@@ -14,6 +15,7 @@ from typing import ClassVar, Literal
 from pydantic import create_model
 
 from hyvideo.data.custom_code import load_object
+from hyvideo.data.pairs import Examples, read_ratings, select_preferences, split_by_prompt
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.settings.sections import MAX_STEPS, Section, learning, machine
 
@@ -32,7 +34,8 @@ class ObjectiveSettings(Section):
     trains: ClassVar[Literal["steps", "path", "levels"]]  # stochastic steps, an ODE path, levels
     has_ratio: ClassVar[bool] = False  # the loss has likelihood ratios
     needs_old_velocities: ClassVar[bool] = False  # later updates need those of the rollout policy
-    uses_pairs: ClassVar[bool] = False  # it trains on rated pairs of videos instead of rollouts
+    # setting that names the CSV files of the videos that it trains on; empty: rollouts
+    videos_from: ClassVar[str] = ""
     needs_rewards: ClassVar[bool] = True  # rollouts are decoded and scored
 
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", ge=1)
@@ -56,7 +59,14 @@ class ObjectiveSettings(Section):
     @property
     def scores_rollouts(self) -> bool:
         """True if the videos of the rollouts are decoded and scored."""
-        return self.needs_rewards and not self.uses_pairs
+        return self.needs_rewards and not self.videos_from
+
+    def read_videos(self, seed: int) -> Examples:
+        """Return the videos that an objective with ``videos_from`` trains on.
+
+        Raises ValueError for files that cannot be used.
+        """
+        raise NotImplementedError(f"objective {self.name} trains on rollouts")
 
     # What every run asks for; an objective that lacks the setting has this value.
 
@@ -234,7 +244,7 @@ class DPOSettings(KLCoefficientSettings):
     label = "DPO"
     class_path = "hyvideo.training.objectives.dpo:DPO"
     trains = "levels"
-    uses_pairs = True
+    videos_from = "pairs_csv"
 
     pairs_csv: list[str] = learning(
         [],
@@ -257,6 +267,17 @@ class DPOSettings(KLCoefficientSettings):
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "constant", "KL coefficient schedule."
     )
+
+    @property
+    def dimension_weights(self) -> dict[str, float]:
+        """Weights of the dimensions of rated pairs; empty if all count equally."""
+        return json.loads(self.pair_weights) if self.pair_weights else {}
+
+    def read_videos(self, seed: int) -> Examples:
+        ratings = [rating for path in self.pairs_csv for rating in read_ratings(path)]
+        source = ", ".join(self.pairs_csv)
+        found = select_preferences(ratings, self.dimension_weights, source)
+        return split_by_prompt(found, seed)
 
 
 class DistillSettings(TrainedStepsSettings):
@@ -281,8 +302,8 @@ class DistillSettings(TrainedStepsSettings):
 _ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, DistillSettings)
 BUILT_IN = {each.name: each for each in _ALL}
 # Attributes that the class of a custom objective has as well.
-_TRAITS = ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_rewards")
-# The settings of a custom objective, by what it trains.
+_TRAITS = ("trains", "has_ratio", "needs_old_velocities", "needs_rewards")
+# The settings of a custom objective that inherits from no built-in one, by what it trains.
 _LIKE = {"steps": GRPOSettings, "levels": NFTSettings, "path": DistillSettings}
 
 
@@ -315,17 +336,19 @@ def objective_class(name: str) -> type:
 
 @cache
 def _custom_settings(name: str) -> type[ObjectiveSettings]:
-    """Return the settings of a custom objective: those of the built-in one that trains the same,
-    and those in ``Settings`` of its class, a `Section`.
+    """Return the settings of a custom objective: those of the built-in one that it inherits from or
+    that trains the same, and those in ``Settings`` of its class, a `Section`.
     """
     cls = objective_class(name)
-    like = DPOSettings if cls.uses_pairs else _LIKE[cls.trains]
+    paths = {each.class_path: each for each in _ALL}
+    bases = (f"{base.__module__}:{base.__name__}" for base in cls.__mro__)
+    like = next((paths[base] for base in bases if base in paths), _LIKE[cls.trains])
     own = getattr(cls, "Settings", None)
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
     settings.name = name
     settings.label = label_of(name)
     for trait in _TRAITS:
-        setattr(settings, trait, getattr(cls, trait))
+        setattr(settings, trait, getattr(cls, trait, getattr(like, trait)))
     return settings
 
 
@@ -354,15 +377,15 @@ def _custom_class(name: str) -> type:
 
 def _check_traits(place: str, cls: type) -> None:
     """Raise ValueError if the traits of the class contradict one another."""
-    for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents"):
-        if not isinstance(value := getattr(cls, name), bool):
+    for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents", "measures"):
+        if not isinstance(value := getattr(cls, name, False), bool):
             raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
-    if cls.uses_advantages and not cls.needs_rewards:
+    if cls.uses_advantages and not getattr(cls, "needs_rewards", True):
         raise ValueError(
             f"{place} has uses_advantages True, but without rewards (needs_rewards False) all "
             "advantages are 0 and every update would be skipped; set uses_advantages False"
         )
-    if cls.has_ratio and cls.trains != "steps":
+    if getattr(cls, "has_ratio", False) and cls.trains != "steps":
         raise ValueError(
             f"{place} has has_ratio True, but trains {cls.trains}, which have no likelihood; "
             "inherit from StepObjective, or set has_ratio False"

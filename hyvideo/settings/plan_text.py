@@ -20,7 +20,7 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan: how many rollouts, in which batches, with how much noise,
     trained how.
     """
-    if config.objective.uses_pairs:
+    if config.objective.videos_from:
         return _rows_of_pairs(config, plan)
     rollout = config.rollout
     sampling = config.sampling

@@ -374,7 +374,7 @@ def objective_problems(config: Config) -> Problems:
         yield from level_problems(config)
     if objective.reward_weight:
         yield from reward_gradient_problems(config)
-    if objective.uses_pairs:
+    if objective.videos_from:
         yield from pair_problems(config)
     if config.reward.ignore_rewards and not objective.scores_rollouts:
         yield (

@@ -49,7 +49,7 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
             *kl_that_is_too_weak(inputs),
             *found,
         ]
-    if config.objective.uses_pairs:
+    if config.objective.videos_from:
         found += kl_that_does_not_hold_pairs(config)
     return found
 
@@ -144,7 +144,7 @@ def kl_that_does_not_hold_pairs(config: Config) -> Iterator[str]:
 
 
 def prompts_beside_pairs(config: Config, changed: Collection[str]) -> Iterator[str]:
-    if config.objective.uses_pairs and "prompts_csv" in changed:
+    if config.objective.videos_from and "prompts_csv" in changed:
         yield f"prompts_csv: objective {config.objective.name} trains on the prompts of pairs_csv"
 
 

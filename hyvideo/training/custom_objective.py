@@ -4,8 +4,7 @@ The update makes the same checks in every pass, because the shapes of passes dif
 """
 
 import copy
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.objective import Objective, Terms
-from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
+from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex, forbid_changes
 
 
 def try_objective(
@@ -44,7 +43,7 @@ def try_objective(
     with (
         restored_state(),
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        forbid_changes(rollouts, trial),
+        forbid_changes(rollouts, trial.name),
     ):
         try:
             reference = trial.prepare(rollouts)
@@ -54,7 +53,7 @@ def try_objective(
         except Exception as error:  # a user's code may raise anything
             add_place(error, type(objective).__module__)
             raise ValueError(
-                f"objective {objective.config.objective.name} failed in a trial on random latents, "
+                f"objective {objective.name} failed in a trial on random latents, "
                 f"before the first rollouts: {describe_error(error)}"
             ) from error
     check_terms(terms, trial, rows)
@@ -74,7 +73,7 @@ def _random_rollouts(
     schedule = objective.schedule(schedule, 1)
     num_steps = len(schedule.transitions)
     num_latents = num_steps + 1 if objective.keeps_all_latents else 3
-    if objective.uses_pairs:
+    if objective.config.objective.videos_from:
         num_latents = 1
 
     def random(*shape: int) -> Tensor:
@@ -104,27 +103,11 @@ def _random_rollouts(
     )
 
 
-@contextmanager
-def forbid_changes(rollouts: RolloutBatch, objective: Objective) -> Iterator[None]:
-    """Raise ValueError if the body, a method of the objective, changes the rollouts in place, which
-    later passes and updates also read.
-    """
-    before = rollouts.versions
-    yield
-    changed = [name for name, version in rollouts.versions.items() if version != before[name]]
-    if changed:
-        raise ValueError(
-            f"objective {objective.config.objective.name} must not change the rollouts, which other "
-            f"passes also read, got rollouts.{changed[0]} changed in place; change a copy instead "
-            f"(rollouts.{changed[0]}.clone())"
-        )
-
-
 def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
     """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss
     without a gradient.
     """
-    name = objective.config.objective.name
+    name = objective.name
     if not isinstance(terms, Terms):
         raise ValueError(f"`terms` of objective {name} must return `Terms`, got {terms!r:.80}")
     if not isinstance(terms.metrics, dict) or terms.metrics.keys() != set(objective.metrics):

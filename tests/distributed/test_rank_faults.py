@@ -212,7 +212,7 @@ def stop_and_resume(folder, mesh):
 
     def counted(trainer):
         def sample(
-            iteration, schedule, indices, conditions, sample=trainer.run.collector.sample, **options
+            iteration, schedule, indices, conditions, sample=trainer.run.source.sample, **options
         ):
             sampled.append([iteration, indices[0].group])
             rollout = sample(iteration, schedule, indices, conditions, **options)
@@ -220,7 +220,7 @@ def stop_and_resume(folder, mesh):
                 os.kill(os.getpid(), signal.SIGTERM)
             return rollout
 
-        trainer.run.collector.sample = sample
+        trainer.run.source.sample = sample
         return trainer
 
     try:
@@ -250,7 +250,7 @@ def fill_disk(folder, mesh):
 
     def watched():
         save()
-        failed.append(trainer.run.checkpoints.last_failed)
+        failed.append(trainer.run.state.checkpoints.last_failed)
 
     trainer.run_iteration, trainer.run.state.save = run, watched
     trainer.train()

@@ -195,7 +195,7 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     config = config.with_settings(max_grad_norm=1e9)
     trainer = trainer_of(config, mesh)
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, trainer._start_timer())
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
@@ -204,8 +204,7 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     for column in rollouts.columns:
         levels = rollouts.trained_steps[:, column]
         noise = [
-            trainer.run.collector.noise.for_renoising(1, index, column)
-            for index in rollouts.indices
+            trainer.run.source.noise.for_renoising(1, index, column) for index in rollouts.indices
         ]
         noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
         velocity = trainer.run.pipeline._forward(

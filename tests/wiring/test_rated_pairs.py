@@ -6,9 +6,8 @@ from statistics import fmean
 import pytest
 import torch
 
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
-from hyvideo.training.pair_latents import PairLatents
+from hyvideo.training.video_latents import VideoLatents
 from tests.rated_pairs import DPO, PROMPTS, write_pairs
 from tests.shallow import SHALLOW
 
@@ -27,7 +26,7 @@ def trainer(tiny_config, mesh, tmp_path):
 
 
 def test_each_pair_has_its_own_weight_relative_to_the_mean(trainer):
-    collector = trainer.run.collector
+    collector = trainer.run.source
     weighted = [
         replace(pair, weight=WEIGHTS[pair.request.prompt]) for pair in collector.preferences.train
     ]
@@ -46,7 +45,7 @@ def test_each_pair_has_its_own_weight_relative_to_the_mean(trainer):
     mean = fmean(pair.weight for pair in weighted)
     trained_on = set()
     for iteration in (1, 2):
-        rollouts, _ = collector.collect(iteration, StageTimer(CPU))
+        rollouts, _ = collector.collect(trainer.run.objective, iteration, is_scored=True)
         expected = [WEIGHTS[prompt] / mean for prompt in rollouts.prompts]
         assert rollouts.weights.tolist() == pytest.approx(expected)
         trained_on.update(rollouts.prompts)
@@ -81,7 +80,7 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
 def test_stored_latents_are_those_of_one_video_and_one_vae(tmp_path):
     videos = [write_pairs(tmp_path / "rated").parent / f"0{side}.mp4" for side in "ab"]
     files = [
-        PairLatents(tmp_path / "run", videos, vae_identity=vae).files[video]
+        VideoLatents(tmp_path / "run", videos, vae_identity=vae).files[video]
         for vae in ("one", "other")
         for video in videos
     ]

@@ -129,9 +129,7 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
 
 def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what rollouts, their decoding and their scoring add."""
-    if (
-        run.config.objective.videos_from
-    ):  # videos are read instead of sampled, and only validation scores any
+    if run.config.objective.videos_from:  # only validation samples and scores
         return {}
     activation = activations.inference_bytes(run, run.settings.batch_size)
     phases = {

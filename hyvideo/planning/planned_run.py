@@ -155,11 +155,8 @@ class PlannedRun:
         Raises ValueError for an invalid file.
         """
         data = self.config.data
-        trained = (
-            self.config.objective.pairs_csv
-            if self.config.objective.videos_from
-            else data.prompts_csv
-        )
+        source = self.config.objective.videos_from
+        trained = getattr(self.config.objective, source) if source else data.prompts_csv
         paths = dict.fromkeys([*trained, *data.valid_video_csv])
         return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
 

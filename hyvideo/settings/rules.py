@@ -28,6 +28,7 @@ from hyvideo.settings import machine_rules as machine
 from hyvideo.settings.config import REWARD_PRESETS, Config, SettingsError, flat_weights
 from hyvideo.settings.iteration_plan import num_stochastic_steps
 from hyvideo.settings.machine_rules import problem_of
+from hyvideo.settings.objectives import DPOSettings
 from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.run_inputs import RunInputs
@@ -374,7 +375,7 @@ def objective_problems(config: Config) -> Problems:
         yield from level_problems(config)
     if objective.reward_weight:
         yield from reward_gradient_problems(config)
-    if objective.videos_from:
+    if isinstance(objective, DPOSettings):
         yield from pair_problems(config)
     if config.reward.ignore_rewards and not objective.scores_rollouts:
         yield (

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import GRPOSettings
+from hyvideo.settings.objectives import DPOSettings, GRPOSettings
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
 
@@ -49,7 +49,7 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
             *kl_that_is_too_weak(inputs),
             *found,
         ]
-    if config.objective.videos_from:
+    if isinstance(config.objective, DPOSettings):
         found += kl_that_does_not_hold_pairs(config)
     return found
 
@@ -145,7 +145,11 @@ def kl_that_does_not_hold_pairs(config: Config) -> Iterator[str]:
 
 def prompts_beside_pairs(config: Config, changed: Collection[str]) -> Iterator[str]:
     if config.objective.videos_from and "prompts_csv" in changed:
-        yield f"prompts_csv: objective {config.objective.name} trains on the prompts of pairs_csv"
+        objective = config.objective
+        yield (
+            f"prompts_csv: objective {objective.name} trains on the prompts of "
+            f"{objective.videos_from}"
+        )
 
 
 def feedback_after_the_end(config: Config, changed: Collection[str]) -> Iterator[str]:

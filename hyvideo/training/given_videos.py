@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hyvideo.data.pairs import Example, Preference
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import to_device
@@ -76,7 +77,7 @@ class GivenVideos:
                 iteration,
                 indices,
                 [example.request for example in examples],
-                [example.videos[index.member] for example, index in zip(examples, indices)],
+                videos_of(examples, indices),
                 self.plan.num_trained_steps,
             )
         self.cost.start(round(fmean(len(sample.text) for sample in rollouts.conditions.samples)))
@@ -109,3 +110,15 @@ class GivenVideos:
             anchor_columns=list(range(num_levels)),
             iteration=iteration,
         )
+
+
+def videos_of(
+    examples: Sequence[Example | Preference], indices: Sequence[RolloutIndex]
+) -> list[Path]:
+    """Return the video of each member; members beyond the number of videos begin again, with other
+    noise.
+    """
+    return [
+        example.videos[index.member % len(example.videos)]
+        for example, index in zip(examples, indices, strict=True)
+    ]

@@ -21,6 +21,7 @@ from hyvideo.grpo.dpo import DPOInputs, DPOTerms, accuracy_of, dpo_terms, dpo_te
 from hyvideo.grpo.nft import mean_square
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.training.given_videos import videos_of
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits, step_tolerance
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, chunks, select
@@ -159,9 +160,10 @@ class DPO(LevelObjective):
             indices = [RolloutIndex(row, member) for row in rows for member in (0, 1)]
             rated = [pairs[index.group] for index in indices]
             requests = [pair.request for pair in rated]
-            videos = [pair.videos[index.member] for pair, index in zip(rated, indices)]
             # no iteration has the number 0
-            batch = run.source.batch(self, 0, indices, requests, videos, HELD_OUT_LEVELS)
+            batch = run.source.batch(
+                self, 0, indices, requests, videos_of(rated, indices), HELD_OUT_LEVELS
+            )
             if number == len(self._base_errors):
                 self._base_errors.append(self.errors(batch, of_base_model=True))
             # (videos, levels)

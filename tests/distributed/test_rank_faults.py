@@ -176,10 +176,10 @@ def replace_owner(folder, mesh):
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration = trainer.run_iteration
 
-    def run(writer=None):
+    def run():
         if mesh.is_main and trainer.iteration == 2:
             (folder / LEASE).unlink()
-        return run_iteration(writer)
+        return run_iteration()
 
     trainer.run_iteration = run
     try:
@@ -240,13 +240,13 @@ def fill_disk(folder, mesh):
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration, save, failed = trainer.run_iteration, trainer.run.state.save, []
 
-    def run(writer=None):
+    def run():
         is_full = mesh.rank == 1 and trainer.iteration == 2
         resource.setrlimit(
             resource.RLIMIT_FSIZE,
             (0 if is_full else resource.RLIM_INFINITY, resource.RLIM_INFINITY),
         )
-        return run_iteration(writer)
+        return run_iteration()
 
     def watched():
         save()

@@ -206,7 +206,7 @@ def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
 def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompts(config, mesh):
     trainer = Trainer(config.with_settings(max_steps=2, validation_interval=2), mesh, CPU)
     (held_out,) = trainer.run.source.examples.held_out
-    assert trainer.run.held_out.measure() == {
+    assert trainer.run.objective.measure(trainer.run) == {
         "dpo/held_out_accuracy": 0.5,
         "dpo/held_out_margin": 0.0,
     }

@@ -359,9 +359,8 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
     monkeypatch.setattr(
         run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options)
     )
-    run_setup._checkpoint_writer(
-        trainer.config.record, trainer.mesh, trainer.lease.check, "1a2b", timeout=1234.0
-    )
+    config = trainer.config.with_settings(collective_timeout=1234.0)
+    run_setup._checkpoint_writer(config, trainer.mesh, trainer.lease, "1a2b")
     assert writers[0]["timeout"] == 1234.0 and writers[0]["run"] == "1a2b"
     assert writers[0]["check_owner"] == trainer.lease.check
     checkpoints, recorder = trainer.run.state.checkpoints, trainer.run.recorder

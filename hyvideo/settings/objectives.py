@@ -342,13 +342,15 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     cls = objective_class(name)
     paths = {each.class_path: each for each in _ALL}
     bases = (f"{base.__module__}:{base.__name__}" for base in cls.__mro__)
-    like = next((paths[base] for base in bases if base in paths), _LIKE[cls.trains])
+    inherited = next((paths[base] for base in bases if base in paths), None)
+    like = inherited or _LIKE[cls.trains]
+    defaults = inherited or ObjectiveSettings
     own = getattr(cls, "Settings", None)
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
     settings.name = name
     settings.label = label_of(name)
     for trait in _TRAITS:
-        setattr(settings, trait, getattr(cls, trait, getattr(like, trait)))
+        setattr(settings, trait, getattr(cls, trait, getattr(defaults, trait, None)))
     return settings
 
 

@@ -40,11 +40,7 @@ def config(tiny_config, rated) -> Config:
 
 def collect(trainer, iteration=1):
     trainer.iteration = iteration
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, iteration, is_scored=True)
-    rewards = trainer.run.rewards.wait(pending)
-    return rollouts.with_rewards(
-        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
-    )
+    return trainer.run.objective.collect(trainer.run, iteration).rollouts
 
 
 def state(trainer):
@@ -394,7 +390,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
             {"pair_weights": '{"VQ": 1}'},
             "pair_weights must name dimensions of pairs_csv, none, got 'VQ'",
         ),
-        ({"width": 32}, "a video of pairs_csv must have 5 frames of 16 x 32 or 256 x 512 pixels"),
+        ({"width": 32}, "a training video must have 5 frames of 16 x 32 or 256 x 512 pixels"),
         ({"sde_window": "random:1"}, "sde_window is a setting of"),
     ],
 )
@@ -415,7 +411,7 @@ def test_both_videos_of_a_pair_are_on_one_replica(config):
 
 def test_a_run_on_pairs_needs_no_prompts_and_its_requests_are_those_of_the_pairs(config):
     inputs = check(config.with_settings(prompts_csv=[]))
-    prompts = {request.prompt for request in inputs.preferences.all_requests}
+    prompts = {request.prompt for request in inputs.videos.all_requests}
     assert prompts == {*PROMPTS} and {r.prompt for r in inputs.requests} < prompts
 
 

@@ -36,7 +36,7 @@ def record(folder, rewards, iteration, **settings):
     )
     videos = dict.fromkeys(range(3), torch.zeros(2, 3, 256, 256, dtype=torch.uint8))
     recorder.record(
-        batch, videos, iteration, num_missing=sum(total != total for total in rewards), writer=None
+        batch, videos, iteration, num_missing=sum(total != total for total in rewards)
     )
     path = folder / "rollouts" / f"{iteration:06d}"
     if not path.exists():

@@ -113,7 +113,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     if trainer.mesh.is_main and code in (0, 3) and not command.pilot:
         print_summary(trainer.output_dir, trainer.iteration, trainer.validation)
     if trainer.mesh.is_main and code == 0 and command.pilot:
-        print_pilot(trainer.run.planned_run, trainer.device)
+        print_pilot(trainer.run.loaded.planned_run, trainer.device)
     ranks.stop()
     return code
 
@@ -199,7 +199,7 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     print_plan(inputs, cost, command.flags)
     trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
-    kernel, rejected = trainer.run.attention
+    kernel, rejected = trainer.run.loaded.attention
     chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
     rows += labelled(
         "attention", [chosen, *(f"not {name}: {reason}" for name, reason in rejected.items())]

@@ -81,7 +81,7 @@ def measurement(config: Config) -> Config:
 def scored_rollouts(trainer) -> RolloutBatch:
     """Return the next iteration's rollouts with advantages."""
     trainer.iteration += 1
-    rollouts, pending = trainer.run.collector.collect(
+    rollouts, pending = trainer.run.source.collect(
         trainer.iteration, StageTimer(trainer.device, trainer.progress.enter)
     )
     rewards = trainer.run.rewards.wait(pending)

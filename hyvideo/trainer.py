@@ -2,7 +2,7 @@
 
 Stages of an iteration and the files that implement them:
 
-1. Prompts, one for each group of rollouts                       training/rollout_collector.py
+1. Prompts, one for each group of rollouts                       training/rollouts.py
 2. Rollouts with an SDE whose variance is the exact integral     schedulers/transitions.py,
    over a step (SAGE), and their log-probabilities               pipelines/
 3. Rewards of the decoded videos, in the background              rewards/scoring.py
@@ -47,19 +47,17 @@ from hyvideo.records.run_files import write_config
 from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
-from hyvideo.rewards.rewards import Reward, Scorer
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.training.custom_objective import forbid_changes
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.output_folder import find_start
-from hyvideo.training.preemption import Stopped
+from hyvideo.training.preemption import PreemptionSignals, Stopped
+from hyvideo.training.progress import Progress
 from hyvideo.training.rewards import TooManyMissingRewards
-from hyvideo.training.rollout_batch import RolloutBatch
-from hyvideo.training.rollout_collector import PendingRewards
 from hyvideo.training.run_setup import build_run
-from hyvideo.training.run_state import Progress, check_changes
+from hyvideo.training.run_state import check_changes
 from hyvideo.validation.reward_hacking.rule import RewardHacking
 from hyvideo.validation.validation import Validation
 
@@ -92,7 +90,7 @@ class Trainer:
         self.device = device
         self.output_dir = Path(config.record.output_dir)
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
-        self.progress = Progress(on_stage, self.bar.stage)
+        self.progress = Progress(PreemptionSignals(mesh), on_stage, self.bar.stage)
         self.progress.enter("load")
         self.lease = Lease(self.output_dir)  # of the main rank
         with ExitStack() as on_error:
@@ -110,8 +108,8 @@ class Trainer:
                 config,
                 mesh,
                 device,
-                progress=self.progress,
-                check_owner=self.lease.check,
+                self.progress,
+                self.lease,
                 run_id=self.start.run,
                 recorded=self.recorded,
                 scorers=scorers,
@@ -127,8 +125,8 @@ class Trainer:
                     self.run.scorer,
                     self.run.inputs.validated,
                     self.progress.enter,
-                    self.run.signals.all_ready,
-                    trained_on=self.run.collector.requests,
+                    self.progress.signals.all_ready,
+                    trained_on=self.run.source.requests,
                     run_id=self.start.run,
                 )
             self._resume()
@@ -142,8 +140,6 @@ class Trainer:
         start, state = self.start, self.run.state
         if start.checkpoint:
             state.resume(start.checkpoint, start.state)
-            if self.iteration in start.recorded:  # a line is written after the validation
-                state.unvalidated = {}
         elif start.record and any(start.recorded):
             # The run ended before its first checkpoint. Its iterations are removed only if they are
             # trained again.
@@ -154,6 +150,18 @@ class Trainer:
                 state.inputs,
                 same_rollouts=True,
             )
+
+    @property
+    def _lacks_line(self) -> bool:
+        """True if the run continues in its folder, and ended before the metrics of its last
+        iteration, or their validation, were written.
+        """
+        start = self.start
+        return (
+            self.resumed
+            and start.record is not None
+            and (start.state.iteration not in start.recorded)
+        )
 
     @property
     def resumed(self) -> bool:
@@ -184,7 +192,7 @@ class Trainer:
                 "max_steps must be greater than the iteration of the checkpoint: got "
                 f"max_steps={max_steps} and iteration {state.iteration}; increase max_steps"
             )
-        return not state.unvalidated or state.iteration in self.start.recorded
+        return state.iteration in self.start.recorded
 
     def _check_owner(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
@@ -227,7 +235,7 @@ class Trainer:
 
     def _require_checkpoint(self) -> None:
         """Raise OSError if the last checkpoint could not be written."""
-        if self.run.checkpoints.last_failed:
+        if self.run.state.checkpoints.last_failed:
             raise OSError(
                 f"could not write the checkpoint of iteration {self.iteration}; earlier "
                 "checkpoints are kept"
@@ -243,62 +251,88 @@ class Trainer:
         self.lease.__exit__()
 
     def _train(self) -> None:
-        max_steps, started = self.config.optimizer.max_steps, time.perf_counter()
         with raise_on_all_ranks(self.mesh, errors=(NotOwner, ValueError, OSError)):
             writer = self._open_records() if self.mesh.is_main else None
-        with self.run.signals, writer or nullcontext():
+        self.run.recorder.writer = writer
+        with self.progress.signals, writer or nullcontext():
             try:
-                if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
-                    self.validate()
-                    self._report()
-                # of the resumed iteration, whose validation is missing
-                if self.run.state.unvalidated:
-                    self._finish_iteration(writer, started)
-                while self.iteration < max_steps:
-                    self.iteration += 1
-                    metrics = self.run_iteration(writer)
-                    self.run.state.mark_finished(metrics)
-                    self._finish_iteration(writer, started)
+                self._train_until(self.config.optimizer.max_steps, writer)
             except (NotOwner, RewardHacking):  # the first must not write, the second has saved
                 raise
             except BaseException as error:  # also sys.exit in code of a scorer
                 self._save_after(error)
                 raise
-            self.run.checkpoints.wait()
+            self.run.state.checkpoints.wait()
             self._write_timeline()  # with the end of the last checkpoint
             self._report()  # with the last checkpoint
 
-    def _finish_iteration(self, writer: MetricsWriter | None, started: float) -> None:
-        """Validate the policy if that is due, write the metrics of the iteration, and save if that
-        is due.
-
-        The order keeps one complete line per iteration: it is on disk before a checkpoint without
-        the metrics, and a checkpoint that is written earlier, after an error, has the metrics for
-        the resumed run.
+    def _train_until(self, max_steps: int, writer: MetricsWriter | None) -> None:
+        """Train the iterations of Algorithm 1 (arXiv:2603.21872), each with its checkpoint first,
+        then its validation, and then its metrics: the checkpoint has the metrics for a run that is
+        killed before they are written.
         """
+        self.begin = time.perf_counter()
+        if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
+            self.validate()
+            self._report()
+        if self._lacks_line:
+            self._finish_iteration(writer)
+        while self.iteration < max_steps:
+            self.iteration += 1
+            metrics = self.run_iteration()
+            self.run.state.mark_finished(metrics)
+            self._save_if_due()
+            self._finish_iteration(writer)
+
+    def run_iteration(self) -> dict[str, float]:
+        """Collect what the iteration trains on, update the policy, and return the metrics by
+        name.
+        """
+        self._start_timer()
+        run = self.run
+        rollouts, reference, metrics = run.objective.collect(run, self.iteration)
+        with self.progress.timed("update"):
+            updated = run.update(rollouts, reference, self.iteration)
+        return {
+            "iteration": self.iteration,
+            "update": run.update.update_count,
+            **metrics,
+            **updated,
+            "anchor/age": run.policy.anchor.age if run.policy.anchor else 0,
+            "cost/forwards": run.objective.cost.forwards / len(rollouts),
+            **self.timer.metrics(),
+            "time/scoring": sum(end - start for start, end in run.scorer.spans),
+            "memory/peak_gib": peak_memory_gib(self.device),
+            "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
+        }
+
+    def _save_if_due(self) -> None:
         self._check_owner()
-        self.run.checkpoints.check()
-        metrics = self.run.state.unvalidated | {"time/since_start": time.perf_counter() - started}
-        if self._is_due(self.config.record.validation_interval) and (
-            self.validation or self.run.held_out
-        ):
-            metrics = metrics | self.validate()
+        self.run.state.checkpoints.check()
+        if self._is_due(self.config.record.save_interval) or self.run.state.is_save_due():
+            with self.progress.timed("save"):
+                self.run.state.save()
+
+    def _finish_iteration(self, writer: MetricsWriter | None) -> None:
+        """Validate the policy if that is due, and write the metrics of the iteration."""
+        is_due = self._is_due(self.config.record.validation_interval)
+        metrics = self.run.state.metrics
+        metrics = metrics | {"time/since_start": time.perf_counter() - self.begin}
+        if is_due and (self.validation or self.run.objective.measures):
+            metrics |= self.validate()
+            self._check_owner()  # a validation may take long
         if writer:
             if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):
                 writer.log({f"validation/{name}": value for name, value in base.items()}, 0)
             writer.log(metrics, self.iteration)
             self.bar.update(metrics)
-        if self._is_due(self.config.record.validation_interval):
+        if is_due:
             self._report()
-        self.run.state.unvalidated = {}
-        if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
-            saved = self.run.state.save()
-            self.run.checkpoints.wait()
-            self.validation.monitor.end(saved)
-        if self._is_due(self.config.record.save_interval) or self.run.state.is_save_due():
-            with self.timer("save"):
-                self.run.state.save()
         self._write_timeline()
+        if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
+            folder = self.run.state.save()  # unless it is saved
+            self.run.state.checkpoints.wait()
+            self.validation.monitor.end(folder)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after an error, if all ranks have one; a failure to do
@@ -326,7 +360,12 @@ class Trainer:
                 file=sys.stderr,
                 flush=True,
             )
-        elif self.mesh.is_main and saved and not is_common and not self.run.checkpoints.last_failed:
+        elif (
+            self.mesh.is_main
+            and saved
+            and not is_common
+            and not self.run.state.checkpoints.last_failed
+        ):
             print(
                 f"\niteration {saved} is saved, the last finished one; the same command resumes the run",
                 file=sys.stderr,
@@ -335,97 +374,41 @@ class Trainer:
         if isinstance(error, Stopped):
             self._require_checkpoint()  # exit code 75 says that it is saved
 
-    def run_iteration(self, writer: MetricsWriter | None = None) -> dict[str, float]:
-        """Run one iteration (rollouts, rewards, advantages, updates) and return its metrics by
-        name.
-        """
-        timer = self._start_timer()
-        # Each batch is scored while the next one is sampled, the last one beside the anchor's
-        # forward passes. With `score_between_stages`, all are scored before the anchor, while the
-        # GPU is otherwise idle.
-        rollouts, pending = self.run.collector.collect(self.iteration, timer)
-        is_between = self.config.reward.scores_between_stages and self.run.objective.needs_rewards
-        rewards = self._wait_for_rewards(pending, timer) if is_between else {}
-        # usually the forward passes of the anchor, whose seconds are time/anchor
-        with timer("anchor"), forbid_changes(rollouts, self.run.objective):
-            reference = self.run.objective.prepare(rollouts)
-        if self.run.objective.needs_rewards:
-            if not is_between:
-                rewards = self._wait_for_rewards(pending, timer)
-            rollouts, reward_metrics = self._with_rewards(rollouts, rewards, pending, timer, writer)
-        else:
-            rollouts = rollouts.with_rewards({}, torch.zeros(len(rollouts), device=self.device))
-            reward_metrics = {}
-        with timer("update"):
-            update_metrics = self.run.update(rollouts, reference, self.iteration)
-        return {
-            "iteration": self.iteration,
-            "update": self.run.update.update_count,
-            **reward_metrics,
-            **update_metrics,
-            "anchor/age": self.run.policy.anchor.age if self.run.policy.anchor else 0,
-            "cost/forwards": self.run.cost.forwards / len(rollouts),
-            **timer.metrics(),
-            "time/scoring": sum(end - start for start, end in self.run.scorer.spans),
-            "memory/peak_gib": peak_memory_gib(self.device),
-            "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
-        }
-
-    def _with_rewards(
-        self,
-        rollouts: RolloutBatch,
-        rewards: dict[int, Reward],
-        pending: PendingRewards,
-        timer: StageTimer,
-        writer: MetricsWriter | None,
-    ) -> tuple[RolloutBatch, dict[str, float]]:
-        """Return the rollouts with rewards and advantages, after recording and checking them, and
-        the metrics.
-        """
-        advantages, metrics = self.run.rewards.advantages(rollouts.indices, rewards)
-        rollouts = rollouts.with_rewards(rewards, advantages.to(self.device))
-        num_missing = metrics["reward/missing"]
-        with timer("record"):
-            self.run.recorder.record(
-                rollouts, pending.videos, self.iteration, num_missing=num_missing, writer=writer
-            )
-        divergence = self.run.update.nonfinite.divergence(self.iteration)
-        self.run.rewards.check_failed_rewards(
-            metrics, rewards, self.iteration, divergence=divergence
-        )
-        return rollouts, metrics
-
-    def _wait_for_rewards(self, pending: PendingRewards, timer: StageTimer) -> dict[int, Reward]:
-        with timer("reward", f"{self.run.inputs.plan.rollouts} videos"):
-            return self.run.rewards.wait(pending, self.run.signals.all_ready)
-
     def validate(self) -> dict[str, float]:
         """Validate the EMA weights if the run keeps them, else the policy, and return the
         metrics.
         """
         metrics: dict[str, float] = {}
-        with self.timer("validation"), self.run.policy.with_ema_weights():
+        with self.progress.timed("validation"), self.run.policy.with_ema_weights():
             if self.validation:
                 metrics |= self.validation.run(self.iteration)
-            if self.run.held_out:
-                metrics |= self.run.held_out.measure()
+            if self.run.objective.measures:
+                metrics |= self.run.objective.measure(self.run)
         return metrics
 
-    def _start_timer(self) -> StageTimer:
-        """Return the timer of an iteration, whose timeline also has the validation and the
-        checkpoint after it.
+    @property
+    def timer(self) -> StageTimer:
+        """Timer of the current iteration."""
+        return self.progress.timer
+
+    def _start_timer(self) -> None:
+        """Start the times of an iteration, whose timeline also has the checkpoint and the
+        validation after it.
         """
         self.run.scorer.spans.clear()
+        cost = self.run.objective.cost
         has_peak = self.device.type == "cuda" and self.config.model.dtype != "fp32"
         peak, _ = gpu_rates(torch.cuda.get_device_name(self.device)) if has_peak else (0.0, 0.0)
-        self.timer = StageTimer(
-            self.device, self.progress.enter, flops=lambda: self.run.cost.flops, peak=peak
+        self.progress.timer = StageTimer(
+            self.device, self.progress.enter, flops=lambda: cost.flops, peak=peak
         )
-        return self.timer
 
     def _write_timeline(self) -> None:
         if self.mesh.is_main:
-            background = {"scoring": self.run.scorer.spans, "writing": self.run.checkpoints.spans}
+            background = {
+                "scoring": self.run.scorer.spans,
+                "writing": self.run.state.checkpoints.spans,
+            }
             spans = [(stage, span) for stage, spans in background.items() for span in spans]
             write_timeline(
                 self.output_dir, self.iteration, self.timer.start, self.timer.spans() + spans
@@ -443,7 +426,8 @@ class Trainer:
         """
         record = self.config.record
         self._write_record()
-        if self.resumed and self.run.state.unvalidated:
+        last_line = None
+        if self._lacks_line:
             # The line of this iteration is written again; that of iteration 1 with the line of the
             # base model (0).
             last_line = self.iteration - 1 or -1
@@ -451,8 +435,6 @@ class Trainer:
             last_line = self.iteration
         elif self.start.record:  # a run that starts over
             last_line = -1
-        else:
-            last_line = None
         writer = MetricsWriter(
             self.output_dir,
             report_to=[name for name in record.report_to if name != "none"],

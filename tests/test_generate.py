@@ -32,7 +32,7 @@ from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.reference_flags import table
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.pair_latents import write_latents
+from hyvideo.training.video_latents import write_latents
 from tests.distributed.launch import start
 from tests.forked import python
 from tests.rewards.chat_server import completion, endpoints

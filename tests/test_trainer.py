@@ -72,9 +72,7 @@ def weights(trainer):
 
 def first_prompt(trainer):
     """Return the prompt of the iteration's first rollout."""
-    return trainer.run.collector.requests_of(trainer.iteration, trainer.run.collector.indices())[
-        0
-    ].prompt
+    return trainer.run.source.requests_of(trainer.iteration, trainer.run.source.indices())[0].prompt
 
 
 def without_times(line):
@@ -196,11 +194,11 @@ def test_the_loss_equals_its_definition(tiny_config, mesh):
         kl_weight=0.5, kl_coef=0.5, kl_schedule="constant", dual_kl_step_weight=0.3
     )
     _, trainer = run(config, mesh)  # the policy has moved away from its rollouts
-    indices = trainer.run.collector.indices()
-    conditions = trainer.run.encoder(trainer.run.collector.requests_of(trainer.iteration, indices))
+    indices = trainer.run.source.indices()
+    conditions = trainer.run.encoder(trainer.run.source.requests_of(trainer.iteration, indices))
     trained_steps = torch.tensor([[2, 0, 1], [1, 2, 0]] * 4)
-    schedule = trainer.run.collector.schedule
-    drawn = trainer.run.collector.sample(
+    schedule = trainer.run.source.schedule
+    drawn = trainer.run.source.sample(
         trainer.iteration, schedule, indices, conditions, mean_steps=trained_steps
     )
     advantages = torch.linspace(-2, 2, 8)

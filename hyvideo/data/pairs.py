@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data.csv_files import read_rows
-from hyvideo.data.digests import digest_file
+from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request, check_prompt, find_image
+from hyvideo.data.prompts import Request, check_prompt, find_image, hash_requests
 from hyvideo.data.randomness import permutation
 from hyvideo.data.text import quote
 
@@ -55,28 +55,49 @@ class Preference:
 
 
 @dataclass(frozen=True)
-class Preferences:
-    """Preferences of a run. No prompt is in both parts."""
+class Example:
+    """Videos of one prompt that an objective trains on."""
 
-    train: list[Preference]
-    held_out: list[Preference]
+    request: Request
+    videos: tuple[Path, ...]
+    place: str  # row and file, for messages
+    weight: float = 1.0  # of the loss
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Videos that a run trains on in place of rollouts. No prompt is in both parts."""
+
+    train: Sequence[Example | Preference]
+    held_out: Sequence[Example | Preference] = ()
+
+    @property
+    def all(self) -> list[Example | Preference]:
+        return [*self.train, *self.held_out]
 
     @property
     def requests(self) -> list[Request]:
         """Prompts that are trained on, each once."""
-        return list(dict.fromkeys(preference.request for preference in self.train))
+        return list(dict.fromkeys(example.request for example in self.train))
 
     @property
     def all_requests(self) -> list[Request]:
-        return list(
-            dict.fromkeys(preference.request for preference in [*self.train, *self.held_out])
-        )
+        return list(dict.fromkeys(example.request for example in self.all))
 
     @property
     def videos(self) -> list[Path]:
         """Videos of both parts, each once, in order."""
-        preferences = [*self.train, *self.held_out]
-        return list(dict.fromkeys(path for preference in preferences for path in preference.videos))
+        return list(dict.fromkeys(path for example in self.all for path in example.videos))
+
+    @property
+    def digest(self) -> str:
+        """Digest of the prompts, the order of the videos and the weights, without the contents of
+        the videos.
+        """
+        requests = hash_requests([example.request for example in self.all])
+        videos = self.videos
+        order = [[videos.index(video) for video in example.videos] for example in self.all]
+        return digest_of(requests, order, [example.weight for example in self.all])
 
 
 def read_ratings(path: str | Path) -> list[Rating]:
@@ -175,7 +196,7 @@ def select_preferences(
     return preferences
 
 
-def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) -> None:
+def check_videos(examples: Iterable[Example | Preference], size: tuple[int, int, int]) -> None:
     """Raise ValueError, naming the row, if a video cannot be read or has another number of frames
     or size in pixels.
 
@@ -187,8 +208,8 @@ def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) 
     factor = mp4_factor(height, width)
     sizes = dict.fromkeys([(height, width), (height * factor, width * factor)])
     seen: set[Path] = set()
-    for preference in preferences:
-        for video in preference.videos:
+    for example in examples:
+        for video in example.videos:
             if video in seen:
                 continue
             seen.add(video)
@@ -196,25 +217,25 @@ def check_videos(preferences: Iterable[Preference], size: tuple[int, int, int]) 
                 found = read_header(video)
             except ValueError as error:
                 raise ValueError(
-                    f"{error}, in {preference.place}; replace the file or remove the row"
+                    f"{error}, in {example.place}; replace the file or remove the row"
                 ) from error
             if (found.height, found.width) not in sizes or found.num_frames not in (frames, 0):
                 expected = " or ".join(f"{each[0]} x {each[1]}" for each in sizes)
                 raise ValueError(
-                    f"a video of pairs_csv must have {frames} frames of {expected} pixels "
+                    f"a training video must have {frames} frames of {expected} pixels "
                     f"(sample_n_frames, height, width), got {found.num_frames} of {found.height} x "
-                    f"{found.width} in {quote(video)}, {preference.place}; change these settings "
+                    f"{found.width} in {quote(video)}, {example.place}; change these settings "
                     "or generate the video again"
                 )
 
 
-def check_images(preferences: Iterable[Preference]) -> None:
+def check_images(examples: Iterable[Example | Preference]) -> None:
     """Raise ValueError, naming the row, if a first frame cannot be read."""
     from hyvideo.data.images import read_image
 
     seen: set[str] = set()
-    for preference in preferences:
-        image = preference.request.image
+    for example in examples:
+        image = example.request.image
         if image is None or image in seen:
             continue
         seen.add(image)
@@ -222,11 +243,11 @@ def check_images(preferences: Iterable[Preference]) -> None:
             read_image(image)
         except ValueError as error:
             raise ValueError(
-                f"{error}, in {preference.place}; replace the file or remove the row"
+                f"{error}, in {example.place}; replace the file or remove the row"
             ) from error
 
 
-def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]) -> None:
+def check_latents(examples: Iterable[Example | Preference], shape: tuple[int, int, int]) -> None:
     """Raise ValueError if latents beside a video have another shape, or are those of another video.
 
     ``shape`` is (frames, height, width) in latents.
@@ -238,8 +259,8 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
         "restore the file, or delete it, so that the video is encoded (a resume then needs "
         "--allow_changed_settings pairs_csv)"
     )
-    for preference in preferences:
-        for video in preference.videos:
+    for example in examples:
+        for video in example.videos:
             path = video.with_suffix(LATENTS_SUFFIX)
             if video in seen or not path.is_file():
                 continue
@@ -257,19 +278,19 @@ def check_latents(preferences: Iterable[Preference], shape: tuple[int, int, int]
                 if found[1:] == shape:
                     reason = "those of another video"
                 raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}, {preference.place}, got "
+                    f"{quote(path)} must have the latents of {video.name}, {example.place}, got "
                     f"{reason}; {remedy}"
                 )
 
 
-def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Preferences:
+def split_by_prompt(preferences: Sequence[Preference], seed: int) -> Examples:
     """Hold out the preferences of 15 % of the prompts, at least one; with a single prompt, none."""
     prompts = sorted({preference.request.prompt for preference in preferences})
     count = min(len(prompts) - 1, max(1, round(HELD_OUT * len(prompts))))
     held_out = {
         prompts[place] for place in permutation(len(prompts), seed, "held-out pairs")[:count]
     }
-    return Preferences(
+    return Examples(
         train=[
             preference for preference in preferences if preference.request.prompt not in held_out
         ],

@@ -25,7 +25,7 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.pair_latents import write_latents
+from hyvideo.training.video_latents import write_latents
 
 RECORD_SUFFIX = ".json"  # of the file beside a video that has its settings
 STAGE = "super-resolution"  # has separate noise

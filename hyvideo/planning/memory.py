@@ -129,9 +129,7 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
 
 def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what rollouts, their decoding and their scoring add."""
-    if (
-        run.config.objective.uses_pairs
-    ):  # videos are read instead of sampled, and only validation scores any
+    if run.config.objective.videos_from:  # only validation samples and scores
         return {}
     activation = activations.inference_bytes(run, run.settings.batch_size)
     phases = {
@@ -152,7 +150,7 @@ def _anchor(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
         run.with_settings(cfg_scale=guidance), run.settings.mini_batch_size_per_update
     )
     phase = {"activations": activation} | items.inference
-    return {"anchor": phase if run.config.objective.uses_pairs else phase | items.beside}
+    return {"anchor": phase if run.config.objective.videos_from else phase | items.beside}
 
 
 def _update(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
@@ -200,7 +198,7 @@ def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     scorers = {} if settings.reward_offload else items.scorers
     encoders = {"encoders": states.encoder_bytes(run)}
     phases = {}
-    if run.config.objective.uses_pairs:  # encoding needs about as much as decoding
+    if run.config.objective.videos_from:  # encoding needs about as much as decoding
         phases["encode videos"] = items.vae | {"encoding": states.decoding_bytes(run)} | scorers
         if not settings.precompute_conditions:
             phases["encode videos"] |= encoders

@@ -141,7 +141,7 @@ def trajectory_bytes(run: PlannedRun) -> float:
         run.architecture.latent_size(*run.config.sampling.size)
     )
     num_steps = run.settings.grpo_sampling_steps
-    if run.config.objective.uses_pairs:
+    if run.config.objective.videos_from:
         states = 1
     elif run.config.objective.trains == "levels":
         kept = num_steps + 1 if run.plan.num_reward_steps else min(num_steps + 1, 3)

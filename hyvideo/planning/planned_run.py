@@ -104,7 +104,7 @@ class PlannedRun:
         nothing is scored.
         """
         reward = self.config.reward
-        if self.config.objective.uses_pairs and not self.config.data.valid_video_csv:
+        if self.config.objective.videos_from and not self.config.data.valid_video_csv:
             return 0.0
         if reward.remote_reward_url:
             return 0.0
@@ -123,7 +123,7 @@ class PlannedRun:
             return None
         sampling = self.config.validation_sampling
         objective = self.config.objective.name
-        if self.config.objective.uses_pairs:  # any objective with rollouts
+        if self.config.objective.videos_from:  # any objective with rollouts
             objective = "nft"
         # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
         without_window = {"sde_window": ""} if self.config.objective.window else {}
@@ -155,11 +155,8 @@ class PlannedRun:
         Raises ValueError for an invalid file.
         """
         data = self.config.data
-        trained = (
-            self.config.objective.pairs_csv
-            if self.config.objective.uses_pairs
-            else data.prompts_csv
-        )
+        source = self.config.objective.videos_from
+        trained = getattr(self.config.objective, source) if source else data.prompts_csv
         paths = dict.fromkeys([*trained, *data.valid_video_csv])
         return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
 
@@ -193,7 +190,7 @@ class PlannedRun:
         with one update per iteration.
         """
         # with one video per pass, the errors of all videos are computed in advance
-        if self.config.objective.uses_pairs:
+        if self.config.objective.videos_from:
             return self.plan.num_trained_steps if self.config.rows_per_pass == 1 else 0.0
         if not self.config.objective.needs_old_velocities or self.plan.updates == 1:
             return 0.0
@@ -217,7 +214,7 @@ class PlannedRun:
     @property
     def sampled_forwards(self) -> float:
         """Forward passes per rollout, all branches, that sample it; 0 for rated pairs."""
-        if self.config.objective.uses_pairs:
+        if self.config.objective.videos_from:
             return 0.0
         return self.plan.sampled_branches * self.settings.grpo_sampling_steps
 

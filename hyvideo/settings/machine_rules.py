@@ -24,7 +24,7 @@ REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 def data_problems(inputs: RunInputs) -> Problems:
     """Yield what the prompts, pairs and sizes of the run lack, as far as their files exist."""
     config = inputs.config
-    if not config.data.prompts_csv and not config.objective.uses_pairs:
+    if not config.data.prompts_csv and not config.objective.videos_from:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
     yield from prompts_are_readable(inputs, existing=True)
     yield from pairs_are_usable(inputs, existing=True)
@@ -83,7 +83,7 @@ def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     Checks only files that exist, or only those that do not.
     """
     data = inputs.config.data
-    trained = [] if inputs.config.objective.uses_pairs else data.prompts_csv
+    trained = [] if inputs.config.objective.videos_from else data.prompts_csv
     for path in dict.fromkeys([*trained, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
             yield from problem_of(_read_prompts, inputs.files, path)
@@ -95,9 +95,10 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
     Checks only if all files exist, or only if not.
     """
     config = inputs.config
-    if not config.objective.uses_pairs or not config.objective.pairs_csv:
+    paths = getattr(config.objective, config.objective.videos_from or "missing", None)
+    if not paths:
         return
-    if all(os.path.isfile(find_path(path)) for path in config.objective.pairs_csv) != existing:
+    if all(os.path.isfile(find_path(path)) for path in paths) != existing:
         return
     yield from problem_of(check_pairs, inputs)
 
@@ -107,14 +108,14 @@ def check_pairs(inputs: RunInputs) -> None:
     the run.
     """
     config = inputs.config
-    preferences = [*inputs.preferences.train, *inputs.preferences.held_out]
-    check_images(preferences)
-    check_videos(preferences, config.sampling.size)
+    examples = inputs.videos.all
+    check_images(examples)
+    check_videos(examples, config.sampling.size)
     try:
         shape = inputs.architecture.latent_size(*config.sampling.size)
     except ValueError:
         return  # the folder of the model and the size are checked elsewhere
-    check_latents(preferences, shape)
+    check_latents(examples, shape)
 
 
 def _read_prompts(files: PromptFiles, path: str) -> None:
@@ -151,7 +152,7 @@ def images_fit_the_version(inputs: RunInputs) -> Problems:
     if released is None:
         return
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-        source = "pairs_csv" if inputs.config.objective.uses_pairs else "prompts_csv"
+        source = inputs.config.objective.videos_from or "prompts_csv"
         yield from image_problems(
             released.task, inputs.requests, f"transformer_version {version}", source
         )

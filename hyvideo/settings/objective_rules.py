@@ -6,7 +6,7 @@ from hyvideo.models.versions import Version, version_defaults
 from hyvideo.rewards.rewards import SCORERS, has_gradient
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
-from hyvideo.settings.objectives import ObjectiveSettings
+from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.sections import RewardSettings, RolloutSettings
 
@@ -24,7 +24,7 @@ def objective_problems(config: Config) -> Problems:
         yield from level_problems(objective, rollout, version)
     if objective.reward_weight:
         yield from reward_gradient_problems(config.reward)
-    if objective.uses_pairs:
+    if isinstance(objective, DPOSettings):
         yield from pair_problems(objective, rollout, config.rows_per_pass)
     if config.reward.ignore_rewards and objective.strategy == "none" and objective.scores_rollouts:
         yield (

@@ -15,6 +15,7 @@ from pydantic import create_model, field_validator
 
 from hyvideo.data.custom_code import load_object
 from hyvideo.data.files import parse_json
+from hyvideo.data.pairs import Examples, read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.text import quote
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.rewards.rewards import MAX_SCORE
@@ -35,7 +36,8 @@ class ObjectiveSettings(Section):
     trains: ClassVar[Literal["steps", "path", "levels"]]  # stochastic steps, an ODE path, levels
     has_ratio: ClassVar[bool] = False  # the loss has likelihood ratios
     needs_old_velocities: ClassVar[bool] = False  # later updates need those of the rollout policy
-    uses_pairs: ClassVar[bool] = False  # it trains on rated pairs of videos instead of rollouts
+    # setting that names the CSV files of the videos that it trains on; empty: rollouts
+    videos_from: ClassVar[str] = ""
     needs_rewards: ClassVar[bool] = True  # rollouts are decoded and scored
 
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", ge=1)
@@ -59,7 +61,14 @@ class ObjectiveSettings(Section):
     @property
     def scores_rollouts(self) -> bool:
         """True if the videos of the rollouts are decoded and scored."""
-        return self.needs_rewards and not self.uses_pairs
+        return self.needs_rewards and not self.videos_from
+
+    def read_videos(self, seed: int) -> Examples:
+        """Return the videos that an objective with ``videos_from`` trains on.
+
+        Raises ValueError for files that cannot be used.
+        """
+        raise NotImplementedError(f"objective {self.name} trains on rollouts")
 
     # What every run asks for; an objective that lacks the setting has this value.
 
@@ -237,7 +246,7 @@ class DPOSettings(KLCoefficientSettings):
     label = "DPO"
     class_path = "hyvideo.training.objectives.dpo:DPO"
     trains = "levels"
-    uses_pairs = True
+    videos_from = "pairs_csv"
 
     pairs_csv: list[str] = learning(
         [],
@@ -281,6 +290,17 @@ class DPOSettings(KLCoefficientSettings):
             )
         return text
 
+    @property
+    def dimension_weights(self) -> dict[str, float]:
+        """Weights of the dimensions of rated pairs; empty if all count equally."""
+        return parse_json(self.pair_weights) if self.pair_weights else {}
+
+    def read_videos(self, seed: int) -> Examples:
+        ratings = [rating for path in self.pairs_csv for rating in read_ratings(path)]
+        source = ", ".join(self.pairs_csv)
+        found = select_preferences(ratings, self.dimension_weights, source)
+        return split_by_prompt(found, seed)
+
 
 class DistillSettings(TrainedStepsSettings):
     """A student of few steps, which follows its guided teacher."""
@@ -304,8 +324,8 @@ class DistillSettings(TrainedStepsSettings):
 _ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, DistillSettings)
 BUILT_IN = {each.name: each for each in _ALL}
 # Attributes that the class of a custom objective has as well.
-_TRAITS = ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_rewards")
-# The settings of a custom objective, by what it trains.
+_TRAITS = ("trains", "has_ratio", "needs_old_velocities", "needs_rewards")
+# The settings of a custom objective that inherits from no built-in one, by what it trains.
 _LIKE = {"steps": GRPOSettings, "levels": NFTSettings, "path": DistillSettings}
 
 
@@ -338,11 +358,15 @@ def objective_class(name: str) -> type:
 
 @cache
 def _custom_settings(name: str) -> type[ObjectiveSettings]:
-    """Return the settings of a custom objective: those of the built-in one that trains the same,
-    and those in ``Settings`` of its class, a `Section`.
+    """Return the settings of a custom objective: those of the built-in one that it inherits from or
+    that trains the same, and those in ``Settings`` of its class, a `Section`.
     """
     cls = objective_class(name)
-    like = DPOSettings if cls.uses_pairs else _LIKE[cls.trains]
+    paths = {each.class_path: each for each in _ALL}
+    bases = (f"{base.__module__}:{base.__name__}" for base in cls.__mro__)
+    inherited = next((paths[base] for base in bases if base in paths), None)
+    like = inherited or _LIKE[cls.trains]
+    defaults = inherited or ObjectiveSettings
     own = getattr(cls, "Settings", None)
     if own is not None and not (isinstance(own, type) and issubclass(own, Section)):
         raise ValueError(f"objective {name} needs a Section as `Settings`, got {own!r:.80}")
@@ -350,7 +374,7 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     settings.name = name
     settings.label = label_of(name)
     for trait in _TRAITS:
-        setattr(settings, trait, getattr(cls, trait))
+        setattr(settings, trait, getattr(cls, trait, getattr(defaults, trait, None)))
     return settings
 
 
@@ -379,15 +403,15 @@ def _custom_class(name: str) -> type:
 
 def _check_traits(place: str, cls: type) -> None:
     """Raise ValueError if the traits of the class contradict one another."""
-    for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents"):
-        if not isinstance(value := getattr(cls, name), bool):
+    for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents", "measures"):
+        if not isinstance(value := getattr(cls, name, False), bool):
             raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
-    if cls.uses_advantages and not cls.needs_rewards:
+    if cls.uses_advantages and not getattr(cls, "needs_rewards", True):
         raise ValueError(
             f"{place} has uses_advantages True, but without rewards (needs_rewards False) all "
             "advantages are 0 and every update would be skipped; set uses_advantages False"
         )
-    if cls.has_ratio and cls.trains != "steps":
+    if getattr(cls, "has_ratio", False) and cls.trains != "steps":
         raise ValueError(
             f"{place} has has_ratio True, but trains {cls.trains}, which have no likelihood; "
             "inherit from StepObjective, or set has_ratio False"

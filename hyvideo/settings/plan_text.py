@@ -5,6 +5,7 @@ from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import MAX_NOISE, Plan
+from hyvideo.settings.objectives import DPOSettings
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.version_notes import run_notes
 
@@ -20,8 +21,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan: how many rollouts, in which batches, with how much noise,
     trained how.
     """
-    if config.objective.uses_pairs:
-        return _rows_of_pairs(config, plan)
+    if config.objective.videos_from:
+        return _rows_of_videos(config, plan)
     rollout = config.rollout
     sampling = config.sampling
     variances = [step.std**2 for step in sampling.stochastic_transitions()]
@@ -61,17 +62,20 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     return rows
 
 
-def _rows_of_pairs(config: Config, plan: Plan) -> list[Row]:
-    """Return the rows of the plan of a run that trains on rated pairs."""
+def _rows_of_videos(config: Config, plan: Plan) -> list[Row]:
+    """Return the rows of the plan of a run that trains on videos of files."""
     objective = config.objective
     levels = counted(objective.nft_levels, "noise level")
+    rows = [("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})")]
+    if isinstance(objective, DPOSettings):
+        rows.append(("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"))
+        rows.append(("objective", f"{objective.name}, beta {objective.dpo_beta:g}"))
+    else:
+        rows.append(("videos per iteration", f"{plan.rollouts}, {levels} per video"))
+        rows.append(("objective", objective.name))
     trust = f"{objective.strategy}, {objective.kl_schedule} coefficient"
-    return [
-        ("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})"),
-        ("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"),
-        ("objective", f"{objective.name}, beta {objective.dpo_beta:g}"),
-        ("trust region", f"{trust}, at most {objective.kl_weight:g}"),
-    ]
+    rows.append(("trust region", f"{trust}, at most {objective.kl_weight:g}"))
+    return rows
 
 
 def _updates(config: Config, plan: Plan) -> str:

@@ -32,11 +32,6 @@ def reward_weights(reward: RewardSettings) -> dict[str, float]:
     return flat_weights(given_reward_weights(reward))
 
 
-def given_pair_weights(text: str) -> dict[str, float]:
-    """Return the weights of the dimensions of rated pairs; empty if all dimensions count equally."""
-    return parse_json(text) if text else {}
-
-
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
     """Return the options of each scorer; ``reward_config`` overrides settings.
 

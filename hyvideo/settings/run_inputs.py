@@ -5,18 +5,11 @@ once.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hyvideo.data.pairs import (
-    Preferences,
-    Rating,
-    read_ratings,
-    select_preferences,
-    split_by_prompt,
-)
+from hyvideo.data.pairs import Examples
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.sizes import Sizes, read_architecture
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
-from hyvideo.settings.reward_settings import given_pair_weights
 
 
 @dataclass(frozen=True)
@@ -40,29 +33,22 @@ class RunInputs:
         return replace(self, config=config)
 
     @cached_property
-    def ratings(self) -> list[Rating]:
-        """Rows of pairs_csv."""
-        return [rating for path in self.config.objective.pairs_csv for rating in read_ratings(path)]
-
-    @cached_property
-    def preferences(self) -> Preferences:
-        """Preferences of pairs_csv for training, and those that are held out."""
+    def videos(self) -> Examples | None:
+        """Videos that are trained on in place of rollouts; None for rollouts."""
         objective = self.config.objective
-        weights = given_pair_weights(objective.pair_weights)
-        found = select_preferences(self.ratings, weights, ", ".join(objective.pairs_csv))
-        return split_by_prompt(found, self.config.data.seed)
+        return objective.read_videos(self.config.data.seed) if objective.videos_from else None
 
     @cached_property
     def requests(self) -> list[Request]:
         """Prompts for training."""
-        if self.config.objective.uses_pairs:
-            return self.preferences.requests
+        if self.videos:
+            return self.videos.requests
         return self.files.read(self.config.data.prompts_csv)
 
     @cached_property
     def prompts(self) -> list[Request]:
-        """Prompts for training, and those of the held-out pairs."""
-        return self.preferences.all_requests if self.config.objective.uses_pairs else self.requests
+        """Prompts for training, and those of held-out videos."""
+        return self.videos.all_requests if self.videos else self.requests
 
     @cached_property
     def validated(self) -> list[Request]:

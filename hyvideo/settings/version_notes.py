@@ -14,7 +14,7 @@ from hyvideo.settings.sampling import Sampling
 def run_notes(config: Config) -> list[Row]:
     """Return the rows on the version of a training run, with its rollouts and its validation."""
     sampled = {}
-    if not config.objective.uses_pairs:
+    if not config.objective.videos_from:
         sampled["rollouts"] = config.sampling
     if config.data.valid_video_csv:
         sampled["validation"] = config.validation_sampling

@@ -4,8 +4,7 @@ The update makes the same checks in every pass, because the shapes of passes dif
 """
 
 import copy
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 import torch
 from torch import Tensor
@@ -19,15 +18,15 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.training.objective import Objective, Terms
-from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
+from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex, forbid_changes
 
 
-def make_objective(cls: type[Objective], config: Config, *parts: object, **options) -> Objective:
+def new_objective(cls: type[Objective], config: Config, *parts: object) -> Objective:
     """Return a new objective. Raises ValueError for anything that a custom class raises."""
     if config.objective.name in BUILT_IN:
-        return cls(config, *parts, **options)
+        return cls(config, *parts)
     with named_errors(f"objective {config.objective.name} cannot be created", cls.__module__):
-        return cls(config, *parts, **options)
+        return cls(config, *parts)
 
 
 def try_objective(
@@ -52,7 +51,7 @@ def try_objective(
     device = objective.pipeline.device
     with (
         torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        forbid_changes(rollouts, trial),
+        forbid_changes(rollouts, trial.name),
     ):
         what = (
             f"objective {objective.config.objective.name} failed in a trial on random latents, "
@@ -78,7 +77,7 @@ def _random_rollouts(
     schedule = objective.schedule(schedule, 1)
     num_steps = len(schedule.transitions)
     num_latents = num_steps + 1 if objective.keeps_all_latents else 3
-    if objective.uses_pairs:
+    if objective.config.objective.videos_from:
         num_latents = 1
 
     def random(*shape: int) -> Tensor:
@@ -108,27 +107,11 @@ def _random_rollouts(
     )
 
 
-@contextmanager
-def forbid_changes(rollouts: RolloutBatch, objective: Objective) -> Iterator[None]:
-    """Raise ValueError if the body, a method of the objective, changes the rollouts in place, which
-    later passes and updates also read.
-    """
-    before = rollouts.versions
-    yield
-    changed = [name for name, version in rollouts.versions.items() if version != before[name]]
-    if changed:
-        raise ValueError(
-            f"objective {objective.config.objective.name} must not change the rollouts, which other "
-            f"passes also read, got rollouts.{changed[0]} changed in place; change a copy instead "
-            f"(rollouts.{changed[0]}.clone())"
-        )
-
-
 def check_terms(terms: object, objective: Objective, rows: list[int]) -> None:
     """Raise ValueError if the result of ``terms`` has wrong types, shapes or names, or a loss
     without a gradient.
     """
-    name = objective.config.objective.name
+    name = objective.name
     if not isinstance(terms, Terms):
         raise ValueError(f"`terms` of objective {name} must return `Terms`, got {terms!r:.80}")
     if not isinstance(terms.metrics, dict) or terms.metrics.keys() != set(objective.metrics):

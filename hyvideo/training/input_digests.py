@@ -4,12 +4,11 @@ it: the rows of a CSV, the tokens of a file of code, and samples of files of wei
 A resumed run must have the same, except for those that ``allow_changed_settings`` names.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from hyvideo.data.digests import digest_code, digest_file, digest_of, digest_weights
 from hyvideo.data.files import find_path
-from hyvideo.data.pairs import Rating
 from hyvideo.data.prompts import hash_requests
 from hyvideo.models import loading
 from hyvideo.settings.config import Config
@@ -19,7 +18,6 @@ from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings
 
 MODELS = "pretrained_model_root/"  # start of the names of the models that a run loads
-PAIRS = "pairs_csv"
 SERVICE = "remote_reward_url"
 
 
@@ -34,7 +32,7 @@ def digest_inputs(config: Config, inputs: RunInputs, kinds: Collection[str]) -> 
         for name, paths in code_of(config).items()
     }
     found |= {name: digest_weights(paths) for name, paths in weights_of(config).items()}
-    if not config.objective.uses_pairs:
+    if not config.objective.videos_from:
         found["prompts_csv"] = hash_requests(inputs.requests)
     if config.reward.reward_config:
         found["reward_config"] = _digest_options(reward_options(config.reward))
@@ -55,12 +53,6 @@ def digest_models(model: ModelSettings, kinds: Collection[str]) -> dict[str, str
         if part.kind in kinds:
             folders[part.kind] = [root / folder for folder in part.folders]
     return {f"{MODELS}{name}": digest_weights(paths) for name, paths in folders.items()}
-
-
-def digest_ratings(ratings: Sequence[Rating]) -> str:
-    """Return a digest of the answers and prompts of rated pairs, in order, without their videos."""
-    requests = hash_requests([rating.request for rating in ratings])
-    return digest_of(requests, [[rating.dimension, rating.outcome] for rating in ratings])
 
 
 def changed_inputs(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -98,8 +98,8 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     }
     try:
         requests = {name: inputs.files.read(paths) for name, paths in existing.items()}
-        if config.objective.uses_pairs:
-            requests["pairs_csv"] = inputs.preferences.all_requests
+        if config.objective.videos_from:
+            requests[config.objective.videos_from] = inputs.prompts
         check_checkpoint(config, requests, list(config.video_sizes.values()))
     except ValueError as error:
         yield from (line for line in str(error).splitlines() if line not in reported)

@@ -1,6 +1,6 @@
 """The interface of an objective: what it trains on, and the loss terms of a pass.
 
-    draw -> prepare -> terms, once per pass -> (`PolicyUpdate`) gradients, optimizer step, KL coefficient
+    collect (draw, prepare) -> terms, once per pass -> (`PolicyUpdate`) gradients, optimizer step, KL coefficient
 
 The built-in ones are the files in `objectives/`. A custom objective is a class in a file,
 ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines
@@ -8,18 +8,17 @@ The built-in ones are the files in `objectives/`. A custom objective is a class 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from hyvideo.distributed.collectives import gather_ranks
-from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
@@ -29,6 +28,7 @@ from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.cost import Cost
 from hyvideo.training.policy import Policy
+from hyvideo.training.progress import Progress
 from hyvideo.training.rollout_batch import (
     Pass,
     RolloutBatch,
@@ -38,6 +38,10 @@ from hyvideo.training.rollout_batch import (
     select,
     timestep_permutations,
 )
+from hyvideo.training.rollouts import Collected, rollouts_with_rewards, without_rewards
+
+if TYPE_CHECKING:
+    from hyvideo.training.run_setup import Run
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,8 @@ class Objective(ABC):
         metrics: Names of `Terms.metrics`, in the order of metrics.jsonl.
         by_step: Those of them that are also reported by denoising step.
         deviation_names: Names of the largest `Terms.deviation` of all updates, and of the first one.
-        has_ratio: Whether the loss has likelihood ratios, so that rollout and update must round equally.
-        needs_old_velocities: Whether updates after the first one compute the rollout policy's velocities in advance.
-        uses_pairs: Whether it trains on rated pairs of videos (`PairCollector`) instead of rollouts.
-        needs_rewards: Whether rollouts are decoded and scored.
         uses_advantages: Whether the loss has no gradient where all advantages are 0, so that such updates are skipped.
+        measures: Whether a validation calls `measure`.
         keeps_all_latents: Whether rollouts keep their latents at every step; otherwise the noise, those after the first
             step, and the final ones.
     """
@@ -76,39 +77,41 @@ class Objective(ABC):
     metrics: ClassVar[tuple[str, ...]]
     by_step: ClassVar[tuple[str, ...]] = ()
     deviation_names: ClassVar[tuple[str, str]] = ("policy/max_deviation", "policy/first_deviation")
-    has_ratio: ClassVar[bool] = False
-    needs_old_velocities: ClassVar[bool] = False
-    uses_pairs: ClassVar[bool] = False
-    needs_rewards: ClassVar[bool] = True
     uses_advantages: ClassVar[bool] = True
+    measures: ClassVar[bool] = False
     keeps_all_latents: ClassVar[bool] = False
 
     def __init__(
         self,
         config: Config,
-        mesh: Mesh,
-        pipeline: GRPOPipeline,
         policy: Policy,
-        *,
-        noise: RolloutNoise,  # random draws for rollouts
-        num_updates: int,  # optimizer updates per iteration
+        pipeline: GRPOPipeline,
+        progress: Progress,
         cost: Cost,  # counts forward passes and FLOPs
-        # called with the stage and the current pass
-        on_stage: Callable[..., None] = lambda *stage: None,
-        # called before each pass; may raise to stop the run
-        check: Callable[[], None] = lambda: None,
     ):
         self.config = config
-        self.mesh = mesh
-        self.pipeline = pipeline
+        self.mesh = policy.mesh
         self.policy = policy
-        self.noise = noise
-        self.num_updates = num_updates
+        self.pipeline = pipeline
+        self.progress = progress
         self.cost = cost
-        self.on_stage = on_stage
-        self.check = check
+        self.noise = RolloutNoise.of_run(config, pipeline)
+
+    @property
+    def name(self) -> str:
+        """Value of the setting ``objective``."""
+        return self.config.objective.name
 
     # What it trains on.
+
+    def collect(self, run: "Run", iteration: int) -> Collected:
+        """Return the data of an iteration on this replica. Collective.
+
+        Here: rollouts with rewards, or without them where the objective needs none.
+        """
+        if self.config.objective.scores_rollouts:
+            return rollouts_with_rewards(self, run, iteration)
+        return without_rewards(self, run, iteration)
 
     def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
         """Return the schedule of the rollouts of an iteration, given that of the settings."""
@@ -214,6 +217,13 @@ class Objective(ABC):
         """Return the number of forward passes of the transformer that a pass makes."""
         return self.pipeline.num_forwards(self.timesteps(rollouts, rows, column))
 
+    def measure(self, run: "Run") -> dict[str, float]:
+        """Return what a validation measures on data of the objective that is not trained on.
+
+        Collective. Here: nothing.
+        """
+        return {}
+
     # Checks, on all ranks together.
 
     def check_fresh(
@@ -234,15 +244,14 @@ class Objective(ABC):
         by_rank = gather_ranks(torch.stack(losses), self.mesh)
         if not by_rank.isfinite().all():
             bad = by_rank[~by_rank.isfinite()][0].item()
-            name = self.config.objective.name
             advice = "change `terms`"
-            if name in BUILT_IN:
+            if self.name in BUILT_IN:
                 advice = (
                     "a weight or a guidance scale in the settings is too large, or the weights of "
                     "the policy or the anchor are not finite"
                 )
             raise ValueError(
-                f"objective {name} must return a finite loss, got {bad} in the first update of "
+                f"objective {self.name} must return a finite loss, got {bad} in the first update of "
                 f"iteration {iteration}, before the policy has changed; {advice}"
             )
 
@@ -272,8 +281,7 @@ class Objective(ABC):
         }
         passes = list(product(chunks(range(len(rollouts)), self.config.rows_per_pass), columns))
         for number, (rows, column) in enumerate(passes, 1):
-            self.on_stage("anchor", f"pass {number}/{len(passes)}")
-            self.check()
+            self.progress.begin_pass("anchor", f"pass {number}/{len(passes)}")
             found[column][rows[0] : rows[-1] + 1] = self.predict(rollouts, rows, column)
         return found
 
@@ -302,7 +310,7 @@ class StepObjective(Objective):
     ) -> Tensor:
         """Return the trained steps of each rollout. Shape: (rollouts, count)."""
         steps = schedule.stochastic_steps
-        if self.trains == "path":
+        if self.config.objective.trains == "path":
             steps = list(range(len(schedule.transitions)))
         return timestep_permutations(
             self.config.objective, self.config.data, iteration, indices, steps, count

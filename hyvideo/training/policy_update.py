@@ -9,7 +9,6 @@ passes.
 
 import math
 import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -22,18 +21,15 @@ from hyvideo.distributed.collectives import (
     gather_replicas,
     sum_over_replicas,
 )
-from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import KLCoefficientSettings
-from hyvideo.training.cost import Cost
-from hyvideo.training.custom_objective import check_terms, forbid_changes
+from hyvideo.training.custom_objective import check_terms
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.objective import Objective
 from hyvideo.training.optimizers import learning_rate
-from hyvideo.training.policy import Policy
-from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks
+from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, forbid_changes
 
 
 class UpdateWork(NamedTuple):
@@ -59,35 +55,22 @@ class Accumulated(NamedTuple):
 class PolicyUpdate:
     """Trains the policy on the rollouts of an iteration."""
 
-    def __init__(
-        self,
-        config: Config,
-        mesh: Mesh,
-        policy: Policy,
-        objective: Objective,
-        *,
-        device: torch.device,
-        num_updates: int,  # optimizer updates per iteration
-        cost: Cost,  # counts forward passes and FLOPs
-        # called with the stage and the current pass
-        on_stage: Callable[..., None] = lambda *stage: None,
-        # called before each pass until the first step; may raise
-        check: Callable[[], None] = lambda: None,
-    ):
-        self.config = config
-        self.mesh = mesh
-        self.policy = policy
+    def __init__(self, objective: Objective):
         self.objective = objective
-        self.device = device
-        self.num_updates = num_updates
-        self.cost = cost
-        self.on_stage = on_stage
-        self.check = check
-        self.kl_coefficient = KLCoefficient(kl_schedule(config))
+        self.config = objective.config
+        self.mesh = objective.mesh
+        self.policy = objective.policy
+        self.device = objective.pipeline.device
+        self.progress = objective.progress
+        self.cost = objective.cost
+        self.num_updates = self.config.objective.updates
+        self.kl_coefficient = KLCoefficient(kl_schedule(self.config))
         self.update_count = 0
         # optimizer steps of this process, also one that failed; it may have changed some weights
         self.steps_begun = 0
-        self.nonfinite = NonFiniteUpdates(mesh, max_bad_updates=config.optimizer.max_bad_updates)
+        self.nonfinite = NonFiniteUpdates(
+            self.mesh, max_bad_updates=self.config.optimizer.max_bad_updates
+        )
         self._has_moved = False  # whether the last update had a nonzero gradient and learning rate
 
     def __call__(
@@ -175,7 +158,7 @@ class PolicyUpdate:
         found = self._accumulate(work)
         # with one update, the iteration ends right after the step
         if work.is_fresh and self.num_updates > 1:
-            self.check()
+            self.progress.check()
         coefficient = self.kl_coefficient.value
         lr = learning_rate(self.config.optimizer, self.update_count)
         # Copied to the CPU before the optimizer step, because a later copy would wait for it.
@@ -222,14 +205,14 @@ class PolicyUpdate:
         by_term = [sums.new_empty(len(objective.by_step) + 2, 0)]
         needs_check = work.is_fresh and self._is_check_due(work.iteration)
         for number, (rows, column) in enumerate(passes):
-            self.on_stage(
+            self.progress.enter(
                 "update", f"pass {number + 1}/{len(passes)} of update {self.update_count + 1}"
             )
             if work.is_fresh:
-                self.check()
+                self.progress.check()
             self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
-                with forbid_changes(work.rollouts, objective):
+                with forbid_changes(work.rollouts, objective.name):
                     terms = objective.terms(
                         work.rollouts,
                         work.reference,

@@ -165,17 +165,7 @@ class WithRewardGradient(LevelObjective):
     own_metrics = ("reward_gradient/reward", "reward_gradient/norm", "reward_gradient/missing")
 
     def __init__(self, inner: LevelObjective, reward_gradient: RewardGradient):
-        super().__init__(
-            inner.config,
-            inner.mesh,
-            inner.pipeline,
-            inner.policy,
-            noise=inner.noise,
-            num_updates=inner.num_updates,
-            cost=inner.cost,
-            on_stage=inner.on_stage,
-            check=inner.check,
-        )
+        super().__init__(inner.config, inner.policy, inner.pipeline, inner.progress, inner.cost)
         self.inner = inner
         self.reward_gradient = reward_gradient
         self.metrics = (*inner.metrics, *self.own_metrics)

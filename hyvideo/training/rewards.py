@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -18,7 +19,7 @@ from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
-from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer
+from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer, PendingBatch
 from hyvideo.rewards.trial import trial_videos, try_scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.processes import world_size
@@ -26,13 +27,21 @@ from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sections import DataSettings, RewardSettings
 from hyvideo.training.rollout_batch import RolloutIndex
-from hyvideo.training.rollout_collector import PendingRewards
 
 
 class TooManyMissingRewards(RuntimeError):
     """More rewards of an iteration are missing than ``max_missing_fraction`` allows; the policy was
     not changed.
     """
+
+
+@dataclass(frozen=True)
+class PendingRewards:
+    """Videos that this rank has decoded and their pending rewards, in the same order."""
+
+    # by row; None if it contains NaN or inf
+    videos: dict[int, Tensor | None] = field(default_factory=dict)
+    batches: list[PendingBatch] = field(default_factory=list)
 
 
 class GroupRewards:

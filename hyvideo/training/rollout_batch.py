@@ -1,6 +1,7 @@
 """Rollouts of an iteration on one replica: their indices, noise, data and trained steps."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -14,6 +15,7 @@ from hyvideo.models.conditions import Conditions
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
 from hyvideo.rewards.rewards import Reward
 from hyvideo.schedulers.schedule import Schedule, Step
+from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import ObjectiveSettings
 from hyvideo.settings.sections import DataSettings, RolloutSettings
 
@@ -118,6 +120,22 @@ class RolloutBatch:
         )
 
 
+@contextmanager
+def forbid_changes(rollouts: RolloutBatch, objective: str) -> Iterator[None]:
+    """Raise ValueError if the body, a method of the objective of this name, changes the rollouts in
+    place, which later passes and updates also read.
+    """
+    before = rollouts.versions
+    yield
+    changed = [name for name, version in rollouts.versions.items() if version != before[name]]
+    if changed:
+        raise ValueError(
+            f"objective {objective} must not change the rollouts, which other passes also read, got "
+            f"rollouts.{changed[0]} changed in place; change a copy instead "
+            f"(rollouts.{changed[0]}.clone())"
+        )
+
+
 def select(values: Tensor, *indices: list[int] | Tensor) -> Tensor:
     """Return ``values[indices]`` for indices on the CPU, without copying them to a GPU or
     synchronizing with it.
@@ -159,6 +177,12 @@ class RolloutNoise:
     seed: int
     shape: tuple[int, ...]  # latents of one rollout
     is_shared: bool = False  # whether the rollouts of a group share their initial noise
+
+    @classmethod
+    def of_run(cls, config: Config, pipeline: GRPOPipeline) -> "RolloutNoise":
+        """Return the draws of a run with these settings."""
+        shape = pipeline.latent_shape(*config.sampling.size)
+        return cls(config.data.seed, shape, config.rollout.use_same_noise)
 
     def initial(self, iteration: int, index: RolloutIndex) -> Tensor:
         """Return the initial latents of a rollout. Shape: ``shape``."""

@@ -39,6 +39,7 @@ class RolloutRecorder:
         run_id: str = "",  # marks the folders
     ):
         self.mesh = mesh
+        self.writer: MetricsWriter | None = None  # of the main rank, which also logs the videos
         self.group_size = group_size
         self.num_rollouts = num_rollouts
         self.run_id = run_id
@@ -53,7 +54,6 @@ class RolloutRecorder:
         iteration: int,
         *,
         num_missing: float,  # missing rewards over all ranks
-        writer: MetricsWriter | None,  # on the main rank, which also logs the videos
     ) -> None:
         """Write those of this rank's ``videos`` (by row) that are due or unscored, and all scores.
 
@@ -75,11 +75,11 @@ class RolloutRecorder:
             by_number = {numbers[row]: video for row, video in recorded.items()}
             files = write_videos(folder, by_number, self.fps, run=self.run_id)
         self._write_scores(folder, iteration, rollouts, numbers, files)
-        if writer is None:
+        if self.writer is None:
             return
         for row in recorded:
             if file := files.get(numbers[row]):
-                writer.add_video(f"rollout/{row}", folder / file, iteration)
+                self.writer.add_video(f"rollout/{row}", folder / file, iteration)
 
     def _write_scores(
         self,

@@ -1,15 +1,14 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
+from hyvideo.data.run_folder import Lease
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import (
     agree,
@@ -24,16 +23,15 @@ from hyvideo.planning.disk import check_room
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import BUILT_IN, objective_class
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
-from hyvideo.settings.sections import RecordSettings
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
-from hyvideo.training.custom_objective import make_objective, try_objective
-from hyvideo.training.input_digests import PAIRS, SERVICE, digest_inputs, digest_ratings
+from hyvideo.training.custom_objective import new_objective, try_objective
+from hyvideo.training.given_videos import GivenVideos
+from hyvideo.training.input_digests import SERVICE, digest_inputs
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -46,11 +44,9 @@ from hyvideo.training.model_setup import (
     vae_identity,
 )
 from hyvideo.training.objective import Objective
-from hyvideo.training.pair_collector import HeldOutPairs, PairCollector, PairLabels
-from hyvideo.training.pair_latents import PairLatents
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
-from hyvideo.training.preemption import PreemptionSignals
+from hyvideo.training.progress import Progress
 from hyvideo.training.reward_gradient import RewardGradient, WithRewardGradient, try_gradient
 from hyvideo.training.rewards import (
     GroupRewards,
@@ -60,42 +56,65 @@ from hyvideo.training.rewards import (
     try_held_out,
     try_scorers,
 )
-from hyvideo.training.rollout_batch import RolloutNoise
-from hyvideo.training.rollout_collector import RolloutCollector
 from hyvideo.training.rollout_records import RolloutRecorder
-from hyvideo.training.run_state import Progress, RunState
+from hyvideo.training.rollouts import Rollouts
+from hyvideo.training.run_state import RunState
+from hyvideo.training.video_latents import VideoLatents
+
+
+@dataclass(frozen=True)
+class LoadedInputs:
+    """What a run reads before its models, on all ranks alike."""
+
+    inputs: RunInputs  # prompts, plan of an iteration and architecture
+    digests: dict[str, str]  # of everything that the run reads, by setting
+    latents: VideoLatents | None  # of given videos; None for rollouts
+    planned_run: PlannedRun  # predicted memory and cost
+    attention: Choice  # attention kernel, and why others were rejected
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of a run."""
+
+    encoder: ConditionEncoder  # prompts -> conditions
+    policy: Policy  # trained transformer, with anchor, EMA and optimizers
+    pipeline: GRPOPipeline  # sampling, replay and decoding
 
 
 @dataclass(frozen=True)
 class Run:
     """The parts of a run; made in `build_run`."""
 
-    inputs: RunInputs  # settings, prompts, plan of an iteration and architecture
-    planned_run: PlannedRun  # predicted memory and cost
-    attention: Choice  # attention kernel, and why others were rejected
-    scorer: AsyncScorer  # rewards of videos, in the background
-    encoder: ConditionEncoder  # prompts -> conditions
-    policy: Policy  # trained transformer, with anchor, EMA and optimizers
-    pipeline: GRPOPipeline  # sampling, replay and decoding
-    signals: PreemptionSignals  # that stop the run
-    cost: Cost  # forward passes and FLOPs of an iteration
+    config: Config  # with absolute paths
+    loaded: LoadedInputs
+    rewards: GroupRewards  # scorers, and advantages within groups
+    encoder: ConditionEncoder
+    policy: Policy
+    pipeline: GRPOPipeline
+    progress: Progress  # iteration, stage and stop signals
     objective: Objective  # what an update trains on, and its loss
-    collector: RolloutCollector | PairCollector  # rollouts of an iteration, or rated pairs
-    rewards: GroupRewards | PairLabels  # advantages within groups, or answers
-    held_out: HeldOutPairs | None  # rated pairs that are not trained
+    source: Rollouts | GivenVideos  # of the data of an iteration
     recorder: RolloutRecorder  # scores and videos of rollouts
     update: PolicyUpdate  # gradients and optimizer steps
-    checkpoints: CheckpointWriter
     state: RunState  # contents of a checkpoint
+
+    @property
+    def inputs(self) -> RunInputs:
+        return self.loaded.inputs
+
+    @property
+    def scorer(self) -> AsyncScorer:
+        return self.rewards.scorer
 
 
 def build_run(
     config: Config,  # with absolute paths
     mesh: Mesh,
     device: torch.device,
-    *,
     progress: Progress,
-    check_owner: Callable[[], None],  # raises NotOwner on the main rank
+    lease: Lease,  # of the output folder, on the main rank
+    *,
     run_id: str,  # identity of the run, which marks its folders
     recorded: Config,  # the settings as given, for checkpoints
     scorers: dict[str, Scorer] | None = None,  # by name; default: created from the settings
@@ -104,23 +123,77 @@ def build_run(
 
     Raises ValueError for unusable checkpoints or prompts before any weights are read. Collective.
     """
+    loaded = load_inputs(config, mesh, device)
+    rewards = load_rewards(config, mesh, device, progress, loaded, scorers)
+    agree("the digest of", loaded.digests, mesh)
+    models = load_models(config, mesh, device, progress, loaded)
+    objective = make_objective(config, progress, loaded, models, rewards.scorer)
+    parts = (config, mesh, models.pipeline, models.encoder)
+    plan, cost = loaded.inputs.plan, objective.cost
+    if loaded.latents:
+        source = GivenVideos(*parts, loaded.inputs, loaded.latents, progress=progress, cost=cost)
+    else:
+        source = Rollouts(
+            *parts, rewards, loaded.inputs.requests, plan, progress=progress, cost=cost
+        )
+    recorder = RolloutRecorder(
+        config.record,
+        config.data,
+        mesh,
+        group_size=config.rollout.num_generations,
+        num_rollouts=plan.rollouts,
+        run_id=run_id,
+    )
+    update = PolicyUpdate(objective)
+    checkpoints = _checkpoint_writer(config, mesh, lease, run_id)
+    state = RunState(
+        recorded,
+        update,
+        checkpoints,
+        progress,
+        num_rollouts=plan.rollouts,
+        inputs=loaded.digests,
+    )
+    return Run(
+        config=config,
+        loaded=loaded,
+        rewards=rewards,
+        encoder=models.encoder,
+        policy=models.policy,
+        pipeline=models.pipeline,
+        progress=progress,
+        objective=objective,
+        source=source,
+        recorder=recorder,
+        update=update,
+        state=state,
+    )
+
+
+def load_inputs(config: Config, mesh: Mesh, device: torch.device) -> LoadedInputs:
+    """Read everything that decides what the run learns, and check that it fits the settings and the
+    machine, before models are loaded. Collective.
+    """
     inputs = RunInputs(config, mesh.world_size)
-    plan = inputs.plan
     agree_on_sampler(config.sampling, mesh)
-    objective_type = objective_class(config.objective.name)
-    schedule = config.sampling.schedule()
-    requests = inputs.requests
-    kinds = _check_models(config, inputs)
+    objective_class(config.objective.name)
+    sources = {
+        config.objective.videos_from or "prompts_csv": inputs.prompts,
+        "valid_video_csv": inputs.validated,
+    }
+    kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
+    check_adapter(config.model, config.optimizer)
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         digests = digest_inputs(config, inputs, kinds)
-    pair_latents = None
-    if config.objective.uses_pairs:
-        pair_latents = PairLatents(
+    latents = None
+    if inputs.videos:
+        latents = VideoLatents(
             Path(config.record.output_dir),
-            inputs.preferences.videos,
+            inputs.videos.videos,
             vae_identity=vae_identity(config.model),
         )
-        digests[PAIRS] = digest_of(digest_ratings(inputs.ratings), pair_latents.contents)
+        name = config.objective.videos_from
+        digests[name] = digest_of(inputs.videos.digest, latents.contents)
     planned_run = PlannedRun(config, mesh.world_size, inputs.architecture)
     with raise_on_all_ranks(mesh):
         if mesh.is_main:
@@ -132,17 +205,52 @@ def build_run(
         sp_size=mesh.sp_size,
         gather=partial(all_objects, mesh=mesh),
     )
+    return LoadedInputs(inputs, digests, latents, planned_run, attention)
 
+
+def load_rewards(
+    config: Config,
+    mesh: Mesh,
+    device: torch.device,
+    progress: Progress,
+    loaded: LoadedInputs,
+    given: dict[str, Scorer] | None,
+) -> GroupRewards:
+    """Return the rewards of the run, after a check of its prompts and a trial on one video; adds
+    their digests to those of the inputs. Collective.
+    """
     progress.enter("load", "the reward model")
-    if config.objective.scores_rollouts and scorers is None:
+    if config.objective.scores_rollouts and given is None:
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-            digests |= reward_digests(config)
-    scorer = _load_scorer(config, device, inputs, scorers)
+            loaded.digests.update(reward_digests(config))
+    requests = loaded.inputs.requests if config.objective.scores_rollouts else []
+    validated = loaded.inputs.validated
+    is_scored = config.objective.scores_rollouts or bool(validated)
+    scorer = make_async_scorer(config, device, given if is_scored else {})
+    scorer.check_prompts(
+        [request.prompt for request in requests], [request.prompt for request in validated]
+    )
+    if config.reward.check_reward and given is None and is_scored:
+        _try_rewards(scorer, config, loaded.inputs.requests, validated)
     service = service_identity(scorer)
     if service:
-        digests[SERVICE] = service
-    agree("the digest of", digests, mesh)
+        loaded.digests[SERVICE] = service
+    return GroupRewards(
+        config.reward,
+        scorer,
+        mesh,
+        group_size=config.rollout.num_generations,
+        num_rollouts=loaded.inputs.plan.rollouts,
+    )
 
+
+def load_models(
+    config: Config, mesh: Mesh, device: torch.device, progress: Progress, loaded: LoadedInputs
+) -> Models:
+    """Load encoders, VAE and transformer, encode prompts and given videos, and try what may fail
+    later. Collective.
+    """
+    inputs = loaded.inputs
     progress.enter("load", "the text encoders and the VAE")
     encoded = inputs.prompts + config.negative_requests
     encoder, vae = load_encoder(config, device)
@@ -154,12 +262,14 @@ def build_run(
         precompute_conditions(encoder, sized, mesh, on_stage=progress.enter)
     else:
         try_encoders(encoder, encoded, config.sampling.size)
-    if pair_latents:
-        _encode_pairs(pair_latents, config, vae, mesh, progress)
+    if loaded.latents:
+        size = config.sampling.size[1:]
+        loaded.latents.encode(vae, mesh, size=size, on_stage=progress.enter)
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")
-    policy = Policy(config, mesh, device, encoded if config.num_branches == 2 else requests)
+    used = encoded if config.num_branches == 2 else inputs.requests
+    policy = Policy(config, mesh, device, used)
     pipeline = make_pipeline(
         config.sampling,
         config.model.dtype,
@@ -169,136 +279,49 @@ def build_run(
         is_batched=config.rollout.batched_forward == "true",
     )
     # Other objectives tolerate rounding.
-    if config.distributed.enable_compile == "true" and objective_type.has_ratio:
+    if config.distributed.enable_compile == "true" and config.objective.has_ratio:
         progress.enter("load", "compiled blocks")
-        _probe_compiled_blocks(config, mesh, device, pipeline, encoder, schedule, requests[0])
-    signals = PreemptionSignals(mesh)
-    pipeline.with_progress = partial(progress.steps, check=signals.check)
+        _probe_compiled_blocks(config, mesh, pipeline, encoder, inputs.requests[0])
+    pipeline.with_progress = progress.steps
     for size in dict.fromkeys(config.video_sizes.values()):
         pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
+    return Models(encoder, policy, pipeline)
 
-    cost = Cost(planned_run)
-    shape = pipeline.latent_shape(*config.sampling.size)
-    objective = make_objective(
-        objective_type,
-        config,
-        mesh,
-        pipeline,
-        policy,
-        noise=RolloutNoise(config.data.seed, shape, config.rollout.use_same_noise),
-        num_updates=plan.updates,
-        cost=cost,
-        on_stage=progress.enter,
-        check=signals.check,
-    )
+
+def make_objective(
+    config: Config,
+    progress: Progress,
+    loaded: LoadedInputs,
+    models: Models,
+    scorer: AsyncScorer,
+) -> Objective:
+    """Return the objective, after a trial of a custom one and of scorers with a gradient."""
+    cost = Cost(loaded.planned_run)
+    cls = objective_class(config.objective.name)
+    objective = new_objective(cls, config, models.policy, models.pipeline, progress, cost)
+    request = loaded.inputs.requests[0]
     if config.objective.name not in BUILT_IN:
         progress.enter("load", "the objective")
-        condition = encoder([requests[0]], height=config.data.height, width=config.data.width)
-        with raise_on_all_ranks(mesh):
+        condition = models.encoder([request], height=config.data.height, width=config.data.width)
+        with raise_on_all_ranks(objective.mesh):
             try_objective(
                 objective,
-                schedule,
-                condition.to(device),
-                num_columns=plan.num_trained_steps,
+                config.sampling.schedule(),
+                condition.to(models.pipeline.device),
+                num_columns=loaded.inputs.plan.num_trained_steps,
                 dimensions=scorer.weights,
             )
-    if config.objective.reward_weight:
-        reward_gradient = _reward_gradient(config, pipeline, scorer, requests)
-        objective = WithRewardGradient(objective, reward_gradient)
-    held_out = None
-    record = config.record
-    if pair_latents:
-        collector = PairCollector(
-            config,
-            mesh,
-            pipeline,
-            encoder,
-            inputs.preferences,
-            pair_latents,
-            objective,
-            plan=plan,
-            schedule=schedule,
-            cost=cost,
-            check=signals.check,
-        )
-        rewards = PairLabels()
-        held_out = HeldOutPairs(collector)
-        record = record.model_copy(update={"log_video_interval": 0})  # no videos are sampled
-    else:
-        collector = RolloutCollector(
-            config,
-            mesh,
-            pipeline,
-            encoder,
-            scorer,
-            requests,
-            objective,
-            plan=plan,
-            schedule=schedule,
-            cost=cost,
-            check=signals.check,
-        )
-        rewards = GroupRewards(
-            config.reward,
-            scorer,
-            mesh,
-            group_size=config.rollout.num_generations,
-            num_rollouts=plan.rollouts,
-        )
-    recorder = RolloutRecorder(
-        record,
-        config.data,
-        mesh,
-        group_size=config.rollout.num_generations,
-        num_rollouts=plan.rollouts,
-        run_id=run_id,
+    if not config.objective.reward_weight:
+        return objective
+    reward_gradient = RewardGradient(
+        models.pipeline,
+        scorer,
+        fps=config.data.fps,
+        batch_size=config.rollout.decode_batch_size,
     )
-    update = PolicyUpdate(
-        config,
-        mesh,
-        policy,
-        objective,
-        device=device,
-        num_updates=plan.updates,
-        cost=cost,
-        on_stage=progress.enter,
-        check=signals.check,
-    )
-    checkpoints = _checkpoint_writer(
-        config.record,
-        mesh,
-        check_owner,
-        run_id,
-        timeout=config.distributed.collective_timeout,
-    )
-    state = RunState(
-        recorded,
-        policy,
-        update,
-        checkpoints,
-        progress,
-        num_rollouts=plan.rollouts,
-        inputs=digests,
-    )
-    return Run(
-        inputs=inputs,
-        planned_run=planned_run,
-        attention=attention,
-        scorer=scorer,
-        encoder=encoder,
-        policy=policy,
-        pipeline=pipeline,
-        signals=signals,
-        cost=cost,
-        objective=objective,
-        collector=collector,
-        rewards=rewards,
-        held_out=held_out,
-        recorder=recorder,
-        update=update,
-        checkpoints=checkpoints,
-        state=state,
-    )
+    if not config.reward.ignore_rewards:
+        try_gradient(reward_gradient, config.data, request.prompt)
+    return WithRewardGradient(objective, reward_gradient)
 
 
 def agree_on_sampler(sampling: Sampling, mesh: Mesh) -> None:
@@ -310,99 +333,37 @@ def agree_on_sampler(sampling: Sampling, mesh: Mesh) -> None:
         agree(f"sde_type {sampling.sampler} in step", steps, mesh)
 
 
-def _check_models(config: Config, inputs: RunInputs) -> frozenset[str]:
-    """Raise ValueError if the checkpoint or the adapter does not fit the settings and prompts;
-    return the kinds of conditions that the prompts need.
-    """
-    sources = {
-        "pairs_csv" if config.objective.uses_pairs else "prompts_csv": inputs.prompts,
-        "valid_video_csv": inputs.validated,
-    }
-    kinds = check_checkpoint(config, sources, list(config.video_sizes.values()))
-    check_adapter(config.model, config.optimizer)
-    return kinds
-
-
-def _encode_pairs(
-    pair_latents: PairLatents, config: Config, vae: nn.Module, mesh: Mesh, progress: Progress
-) -> None:
-    """Encode the rated videos that have no stored latents. Collective."""
-    _, height, width = config.sampling.size
-    pair_latents.encode(
-        vae,
-        mesh,
-        size=(height, width),
-        on_stage=progress.enter,
-    )
-
-
 def _probe_compiled_blocks(
     config: Config,
     mesh: Mesh,
-    device: torch.device,
     pipeline: GRPOPipeline,
     encoder: ConditionEncoder,
-    schedule: Schedule,
     request: Request,
 ) -> None:
     """Let rollouts run the compiled graphs of training if the others round differently."""
     conditions = encoder([request], height=config.data.height, width=config.data.width)
     match_gradient_mode(
         pipeline,
-        schedule,
-        conditions.to(device),
+        config.sampling.schedule(),
+        conditions.to(pipeline.device),
         config.sampling.size,
         mesh,
         batch_size=config.rows_per_pass,
     )
 
 
-def _checkpoint_writer(
-    settings: RecordSettings,
-    mesh: Mesh,
-    check_owner: Callable[[], None],
-    run_id: str,
-    *,
-    timeout: float,
-) -> CheckpointWriter:
+def _checkpoint_writer(config: Config, mesh: Mesh, lease: Lease, run_id: str) -> CheckpointWriter:
+    settings = config.record
     return CheckpointWriter(
         Path(settings.output_dir),
         mesh,
         keep=settings.save_total_limit,
         keep_every=settings.keep_every,
         is_asynchronous=settings.save_asynchronously,
-        timeout=timeout,
-        check_owner=check_owner,
+        timeout=config.distributed.collective_timeout,
+        check_owner=lease.check,
         run=run_id,
     )
-
-
-def _load_scorer(
-    config: Config, device: torch.device, inputs: RunInputs, given: dict[str, Scorer] | None
-) -> AsyncScorer:
-    """Return the rewards of the run, after a check of its prompts and a trial on one video."""
-    requests, validated = inputs.requests, inputs.validated
-    is_scored = config.objective.scores_rollouts or bool(validated)
-    scorer = make_async_scorer(config, device, given if is_scored else {})
-    scored = requests if config.objective.scores_rollouts else []
-    scorer.check_prompts(
-        [request.prompt for request in scored], [request.prompt for request in validated]
-    )
-    if config.reward.check_reward and given is None and is_scored:
-        _try_rewards(scorer, config, requests, validated)
-    return scorer
-
-
-def _reward_gradient(
-    config: Config, pipeline: GRPOPipeline, scorer: AsyncScorer, requests: list[Request]
-) -> RewardGradient:
-    """Return the gradient of the rewards, after a trial of its scorers on one video."""
-    reward_gradient = RewardGradient(
-        pipeline, scorer, fps=config.data.fps, batch_size=config.rollout.decode_batch_size
-    )
-    if not config.reward.ignore_rewards:
-        try_gradient(reward_gradient, config.data, requests[0].prompt)
-    return reward_gradient
 
 
 def _try_rewards(

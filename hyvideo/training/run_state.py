@@ -5,7 +5,7 @@ Settings and inputs that affect rollouts, rewards, loss or updates may change on
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from hyvideo.models.lora import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import changed_settings
 from hyvideo.training.input_digests import changed_inputs
-from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
+from hyvideo.training.progress import Progress
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
 
 ALL = "all"  # in allow_changed_settings
@@ -50,41 +50,10 @@ class SavedState(BaseModel):
     anchor_age: int  # updates since the anchor was refreshed
     kl_coefficient: KLState  # value, number of updates, recent KL values
     health: HealthState  # recent gradient norms and skipped updates
-    unvalidated: dict[str, Any]  # metrics of the iteration, if its validation is not finished
+    metrics: dict[str, Any]  # of the iteration, without those of its validation
     rollouts: int  # per iteration, over all replicas
     settings: dict[str, Any]  # all settings by name
     inputs: dict[str, str]  # digests of what the run read, by setting
-
-
-class Progress:
-    """Current iteration and stage: calls ``on_stage(stage, iteration)`` and
-    ``show(stage, iteration, part)``.
-    """
-
-    def __init__(self, on_stage: Callable[[str, int], None], show: Callable[[str, int, str], None]):
-        self.iteration = 0
-        self.stage = ""
-        self._on_stage = on_stage
-        self._show = show
-
-    def enter(self, stage: str, part: str = "") -> None:
-        """Report that the run enters a stage of the current iteration, or a ``part`` of it."""
-        self.stage = stage
-        self._part = part
-        self._on_stage(stage, self.iteration)
-        self._show(stage, self.iteration, part)
-
-    def steps(
-        self, schedule: Sequence[int], check: Callable[[], None] = lambda: None
-    ) -> Iterator[int]:
-        """Yield the sampler's steps and report each as a part of the stage; ``check``, called
-        before it, may raise.
-        """
-        for number, step in enumerate(schedule, 1):
-            check()
-            self._on_stage(self.stage, self.iteration)
-            self._show(self.stage, self.iteration, f"{self._part}, step {number}/{len(schedule)}")
-            yield step
 
 
 class RunState:
@@ -93,7 +62,6 @@ class RunState:
     def __init__(
         self,
         config: Config,
-        policy: Policy,
         update: PolicyUpdate,
         checkpoints: CheckpointWriter,
         progress: Progress,
@@ -102,7 +70,7 @@ class RunState:
         inputs: Mapping[str, str],  # digests of what the run reads, by setting
     ):
         self.config = config
-        self.policy = policy
+        self.policy = update.policy
         self.update = update
         self.checkpoints = checkpoints
         self.progress = progress
@@ -110,8 +78,7 @@ class RunState:
         self.inputs = dict(inputs)
         self.saved_iteration = 0
         self._saved_at = time.monotonic()
-        # metrics of an iteration whose validation is not finished
-        self.unvalidated: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}  # of the last finished iteration
         self.changed_settings: list[str] = []  # relative to the checkpoint that was resumed
         self.mark_finished({})
 
@@ -125,11 +92,9 @@ class RunState:
             mesh.is_main and time.monotonic() - self._saved_at >= 60 * minutes, mesh
         )
 
-    def mark_finished(self, unvalidated: Mapping[str, float]) -> None:
-        """Record that the current iteration is finished; ``unvalidated`` are its metrics before the
-        validation.
-        """
-        self.unvalidated = dict(unvalidated)
+    def mark_finished(self, metrics: Mapping[str, float]) -> None:
+        """Record that the current iteration is finished, with its metrics before the validation."""
+        self.metrics = dict(metrics)
         self._finished = self._counters()
         self._steps_begun = self.update.steps_begun
 
@@ -151,7 +116,7 @@ class RunState:
         self.progress.enter("save", "a checkpoint")
         state = SavedState(
             run=self.checkpoints.run,
-            unvalidated=self.unvalidated,
+            metrics=self.metrics,
             rollouts=self.num_rollouts,
             settings=self.config.flat(),
             inputs=self.inputs,
@@ -212,7 +177,7 @@ class RunState:
         self.progress.iteration = state.iteration
         self.saved_iteration = state.iteration
         self.update.update_count = state.update
-        self.mark_finished(state.unvalidated)
+        self.mark_finished(state.metrics)
 
 
 def read_saved_state(folder: Path) -> SavedState:

@@ -36,7 +36,7 @@ STATE = {
     "anchor_age": 0,
     "kl_coefficient": {"value": 0.1, "num_updates": 3, "recent": []},
     "health": {"bad_in_a_row": 0, "norms": [], "last_outlier": 0},
-    "unvalidated": {},
+    "metrics": {},
     "rollouts": 4,
     "settings": {},
     "inputs": {},

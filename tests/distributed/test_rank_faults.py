@@ -176,10 +176,10 @@ def replace_owner(folder, mesh):
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration = trainer.run_iteration
 
-    def run(writer=None):
+    def run():
         if mesh.is_main and trainer.iteration == 2:
             (folder / LEASE).unlink()
-        return run_iteration(writer)
+        return run_iteration()
 
     trainer.run_iteration = run
     try:
@@ -212,7 +212,7 @@ def stop_and_resume(folder, mesh):
 
     def counted(trainer):
         def sample(
-            iteration, schedule, indices, conditions, sample=trainer.run.collector.sample, **options
+            iteration, schedule, indices, conditions, sample=trainer.run.source.sample, **options
         ):
             sampled.append([iteration, indices[0].group])
             rollout = sample(iteration, schedule, indices, conditions, **options)
@@ -220,7 +220,7 @@ def stop_and_resume(folder, mesh):
                 os.kill(os.getpid(), signal.SIGTERM)
             return rollout
 
-        trainer.run.collector.sample = sample
+        trainer.run.source.sample = sample
         return trainer
 
     try:
@@ -240,17 +240,17 @@ def fill_disk(folder, mesh):
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration, save, failed = trainer.run_iteration, trainer.run.state.save, []
 
-    def run(writer=None):
+    def run():
         is_full = mesh.rank == 1 and trainer.iteration == 2
         resource.setrlimit(
             resource.RLIMIT_FSIZE,
             (0 if is_full else resource.RLIM_INFINITY, resource.RLIM_INFINITY),
         )
-        return run_iteration(writer)
+        return run_iteration()
 
     def watched():
         save()
-        failed.append(trainer.run.checkpoints.last_failed)
+        failed.append(trainer.run.state.checkpoints.last_failed)
 
     trainer.run_iteration, trainer.run.state.save = run, watched
     trainer.train()

@@ -171,7 +171,7 @@ def train(folder, settings, threshold, iterations=2):
     for _ in range(iterations):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-    collector, indices = trainer.run.collector, trainer.run.collector.indices()
+    collector, indices = trainer.run.source, trainer.run.source.indices()
     conditions = trainer.run.encoder(collector.requests_of(trainer.iteration, indices))
     latents = collector.sample(trainer.iteration, collector.schedule, indices, conditions).final
     save_tensors(Path(folder) / "tensors.safetensors", trainer.run.policy.tensors())

@@ -11,7 +11,7 @@ from hyvideo.data.videos import at_original_size, read_video, to_uint8
 from hyvideo.models.decoding import decode
 from hyvideo.models.family import family_of
 from hyvideo.models.loading import load_vae
-from hyvideo.training.pair_latents import PairLatents
+from hyvideo.training.video_latents import VideoLatents
 from tests.forked import ROOT
 
 FLAGS = [
@@ -28,7 +28,7 @@ def test_latents_are_written_with_the_video_and_deleted_with_it(tmp_path, exit_c
     video = tmp_path / "0000.mp4"
     assert exit_code(generate.main, *FLAGS, "--keep_latents", "--output_path", tmp_path) == 0
     pair = [Preference(Request("a red circle moves up"), video, video, 1.0, "row 1")]
-    latents = PairLatents(tmp_path / "run", [video], vae_identity="")
+    latents = VideoLatents(tmp_path / "run", [video], vae_identity="")
     assert latents.files[video] == video.with_suffix(".safetensors")
     found = latents.read(video)
     check_latents(pair, tuple(found.shape[1:]))

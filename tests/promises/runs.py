@@ -96,7 +96,7 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
             return call
 
         # a run on rated pairs samples nothing
-        sample = getattr(trainer.run.collector, "sample", None)
+        sample = getattr(trainer.run.source, "sample", None)
 
         def logged_sample(number, schedule, indices, conditions, sample=sample, **options):
             with open(log, "a") as file:
@@ -106,8 +106,8 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
                 send_signals()
             return rollout
 
-        trainer.run.collector.sample = logged_sample
-        trainer.run.collector.encoder = faulty(trainer.run.encoder, stage == "conditions")
+        trainer.run.source.sample = logged_sample
+        trainer.run.source.encoder = faulty(trainer.run.encoder, stage == "conditions")
         for scorer in trainer.run.scorer.scorers.values():
             scorer.score = faulty(scorer.score, stage == "reward", number=2)
         trainer.run.objective.prepare = faulty(trainer.run.objective.prepare, stage == "anchor")
@@ -165,12 +165,12 @@ def fill_disk(first, last):
         trainer = build(*arguments)
         run_iteration = trainer.run_iteration
 
-        def run_with_limit(writer):
+        def run_with_limit():
             is_full = first <= trainer.iteration <= last
             resource.setrlimit(
                 resource.RLIMIT_FSIZE, (0 if is_full else resource.RLIM_INFINITY, -1)
             )
-            return run_iteration(writer)
+            return run_iteration()
 
         trainer.run_iteration = run_with_limit
         return trainer
@@ -189,10 +189,10 @@ def delete_lease(folder, iteration):
         trainer = build(*arguments)
         run_iteration = trainer.run_iteration
 
-        def run(writer):
+        def run():
             if trainer.iteration == iteration:
                 os.unlink(os.path.join(folder, LEASE))
-            return run_iteration(writer)
+            return run_iteration()
 
         trainer.run_iteration = run
         return trainer
@@ -210,12 +210,12 @@ def wait_in_iteration(iteration, waits, go):
         trainer = build(*arguments)
         run_iteration = trainer.run_iteration
 
-        def run(writer):
+        def run():
             if trainer.iteration == iteration:
                 open(waits, "w").close()
                 while not os.path.exists(go):
                     time.sleep(0.05)
-            return run_iteration(writer)
+            return run_iteration()
 
         trainer.run_iteration = run
         return trainer
@@ -251,6 +251,10 @@ def add_videos(folder):
         return trainer
 
     post_train.build = build_and_add
+
+
+def without_times(metrics):
+    return {k: v for k, v in metrics.items() if not k.startswith(("time/", "memory/", "perf/"))}
 
 
 class Result(NamedTuple):
@@ -310,10 +314,7 @@ class Run:
 
     def metrics(self):
         lines = [json.loads(line) for _, line in complete_lines(self.out / "metrics.jsonl")]
-        return [
-            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))}
-            for line in lines
-        ]
+        return [without_times(line) for line in lines]
 
     def names(self, parent="checkpoints"):
         return sorted(path.name for path in (self.out / parent).iterdir())
@@ -328,6 +329,7 @@ class Run:
         files = json.loads((self.checkpoint(iteration) / "digests.json").read_text())
         state = json.loads((self.checkpoint(iteration) / "state.json").read_text())
         del state["settings"], state["run"]
+        state["metrics"] = without_times(state["metrics"])
         return {name: entry for name, entry in files.items() if name.endswith(".distcp")}, state
 
     def files(self):

@@ -109,7 +109,7 @@ def test_only_steps_in_the_window_have_noise_and_are_trained(tiny_config, mesh, 
     outside = next(i for i in range(6) if i not in window)
     drawn = iterations[-1]
     steps = torch.full((len(drawn), 1), outside)
-    ode = trainer.run.collector.sample(
+    ode = trainer.run.source.sample(
         trainer.iteration, drawn.schedule, drawn.indices, drawn.conditions, mean_steps=steps
     )
     assert torch.equal(ode.latents[:, outside + 1], ode.means[:, 0])

@@ -182,7 +182,7 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
     config = config_of(path)
     is_guided = config.anchor_has_own_guidance
     learned = "the reward"
-    if config.objective.uses_pairs:
+    if config.objective.videos_from:
         learned = "the preferences"
     elif config.objective.name == "draft":
         learned = "the reward and guidance"
@@ -190,7 +190,7 @@ def test_a_header_says_what_a_recipe_learns_with_its_control_and_its_results(pat
         learned = "guidance"
     assert found["Learns"].startswith(learned)
     assert is_guided == path.stem.endswith(("_guidance", "_draft"))
-    if config.objective.uses_pairs:
+    if config.objective.videos_from:
         assert found["Control"].startswith("none. The base model is the reference")
         check(config, 1, on_this_machine=False)
     else:

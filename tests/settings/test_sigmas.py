@@ -41,14 +41,14 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     )
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    assert trainer.run.collector.schedule.levels == trainer.validation.schedule.levels == LEVELS
+    assert trainer.run.source.schedule.levels == trainer.validation.schedule.levels == LEVELS
     assert trainer.validation.made_with["sigmas"] == SIGMAS
     seen = []
     trainer.run.policy.transformer.register_forward_pre_hook(
         lambda module, inputs, options: seen.append(options["timestep"][0].item()), with_kwargs=True
     )
     trainer.iteration = 1
-    rollouts, _ = trainer.run.collector.collect(1, trainer._start_timer())
+    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     assert seen == [1000.0, 757.0, 522.0]
     # Each step is that of the sampler between these levels.
     expected = schedule(

@@ -88,8 +88,8 @@ def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(
 def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, monkeypatch):
     trainer = Trainer(tiny_config, mesh, CPU)
     monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
-    conditions = trainer.run.encoder(trainer.run.collector.requests[:1], height=16, width=16)
-    schedule = trainer.run.collector.schedule
+    conditions = trainer.run.encoder(trainer.run.source.requests[:1], height=16, width=16)
+    schedule = trainer.run.source.schedule
     compile_probe.match_gradient_mode(
         trainer.run.pipeline, schedule, conditions, trainer.config.sampling.size, mesh
     )
@@ -128,9 +128,9 @@ def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
     """
     trainer = Trainer(tiny_config, mesh, CPU)
     pipeline, transformer = trainer.run.pipeline, trainer.run.policy.transformer
-    requests = trainer.run.collector.requests[:1]
+    requests = trainer.run.source.requests[:1]
     conditions = trainer.run.encoder(requests, height=16, width=16)
-    noise, timestep = torch.randn(1, *trainer.run.collector.noise.shape), torch.tensor([1000.0])
+    noise, timestep = torch.randn(1, *trainer.run.source.noise.shape), torch.tensor([1000.0])
     depths = []
 
     def record(block, inputs, outputs):

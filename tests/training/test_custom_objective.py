@@ -9,16 +9,18 @@ import torch
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.identity import code_of
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.objectives import BUILT_IN, label_of, objective_class, settings_class
+from hyvideo.settings.objectives import label_of, settings_class
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
+from tests.rated_pairs import PROMPTS, write_pairs
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness, weights
 
 CPU = torch.device("cpu")
 EXAMPLE = f"{ROOT}/examples/custom_objective.py:WeightedRegression"
+FINETUNING = f"{ROOT}/examples/custom_data.py:Finetuning"
 LEVELS = {"nft_levels": 2, "eta": 0.0, "learning_rate": 1e-3}
 TEXT = """
 import torch
@@ -162,12 +164,35 @@ def trainer_of(config, mesh):
 # --- training -------------------------------------------------------------------------------------
 
 
-def test_the_traits_of_the_built_in_objectives_are_those_of_their_classes():
-    traits = ("trains", "has_ratio", "needs_old_velocities", "uses_pairs", "needs_rewards")
-    for name, settings in BUILT_IN.items():
-        cls = objective_class(name)
-        for trait in traits:
-            assert getattr(settings, trait) == getattr(cls, trait), (name, trait)
+def test_an_objective_with_data_of_its_own_trains_on_its_videos_alone(tiny_config, mesh, tmp_path):
+    write_pairs(tmp_path / "videos")
+    csv = tmp_path / "videos" / "videos.csv"
+    csv.write_text("prompt,video\n" + "".join(f"{p},{k}a.mp4\n" for k, p in enumerate(PROMPTS)))
+    config = tiny_config.with_settings(
+        **LEVELS, objective=FINETUNING, videos_csv=[str(csv)], max_steps=1, check_reward=True
+    )
+    check(config)
+    trainer = Trainer(config, mesh, CPU)
+    before = weights(trainer)
+    trainer.train()
+    assert not all(map(torch.equal, before, weights(trainer)))
+    (line,) = [
+        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    ]
+    assert line["finetuning/error"] > 0 and "reward/mean" not in line
+    # one forward and two backward passes for each level, and nothing to sample
+    assert line["cost/forwards"] == pytest.approx(3 * config.objective.nft_levels)
+    csv.write_text("prompt,video\n" + "".join(f"{p},{k}b.mp4\n" for k, p in enumerate(PROMPTS)))
+    with pytest.raises(ValueError, match="videos_csv"):
+        Trainer(config.with_settings(max_steps=2), mesh, CPU)
+
+
+def test_a_missing_video_is_named_before_models_are_loaded(tiny_config, tmp_path):
+    csv = tmp_path / "videos.csv"
+    csv.write_text("prompt,video\na red circle,absent.mp4\n")
+    config = tiny_config.with_settings(**LEVELS, objective=FINETUNING, videos_csv=[str(csv)])
+    with pytest.raises(ValueError, match="absent.mp4"):
+        check(config)
 
 
 def test_the_example_trains_and_its_metrics_are_reported(tiny_config, mesh, tmp_path):
@@ -195,7 +220,7 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     config = config.with_settings(max_grad_norm=1e9)
     trainer = trainer_of(config, mesh)
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, trainer._start_timer())
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
@@ -204,8 +229,7 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     for column in rollouts.columns:
         levels = rollouts.trained_steps[:, column]
         noise = [
-            trainer.run.collector.noise.for_renoising(1, index, column)
-            for index in rollouts.indices
+            trainer.run.source.noise.for_renoising(1, index, column) for index in rollouts.indices
         ]
         noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
         velocity = trainer.run.pipeline._forward(

@@ -59,7 +59,7 @@ def trainer_of(config, mesh):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, _ = trainer.run.collector.collect(1, trainer._start_timer())
+    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     return rollouts.with_rewards({}, torch.zeros(len(rollouts)))
 
 

@@ -12,13 +12,12 @@ from safetensors.torch import save_file
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.on_policy_check import OffPolicyError
-from hyvideo.training.pair_latents import PairLatents, write_latents
+from hyvideo.training.video_latents import VideoLatents, write_latents
 from tests.distributed.launch import launch
 from tests.forked import ROOT
 from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
@@ -41,11 +40,7 @@ def config(tiny_config, rated) -> Config:
 
 def collect(trainer, iteration=1):
     trainer.iteration = iteration
-    rollouts, pending = trainer.run.collector.collect(iteration, StageTimer(CPU))
-    rewards = trainer.run.rewards.wait(pending)
-    return rollouts.with_rewards(
-        rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
-    )
+    return trainer.run.objective.collect(trainer.run, iteration).rollouts
 
 
 def state(trainer):
@@ -64,7 +59,9 @@ def test_before_the_first_update_the_policy_is_the_base_model(config, mesh):
     assert metrics["dpo/deviation_first"] > 0 and metrics["kl/position"] > 0
     assert metrics["anchor/age"] == 2
     # 4 videos at 2 levels, each with an anchor pass and a training pass
-    assert metrics["cost/forwards"] == pytest.approx(2 * (1 + trainer.run.cost.per_training_pass))
+    assert metrics["cost/forwards"] == pytest.approx(
+        2 * (1 + trainer.run.objective.cost.per_training_pass)
+    )
 
 
 def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
@@ -84,9 +81,7 @@ def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
     latents = rollouts.trajectories.final
     assert latents.shape == (4, *trainer.run.pipeline.latent_shape(*config.sampling.size))
     pair = next(
-        p
-        for p in trainer.run.collector.preferences.train
-        if p.request.prompt == rollouts.prompts[0]
+        p for p in trainer.run.source.examples.train if p.request.prompt == rollouts.prompts[0]
     )
     for row, video in enumerate(pair.videos):
         pixels = at_original_size(read_video(video)[0], 16, 16)
@@ -181,7 +176,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(config, mesh, ch
     uninterrupted = Trainer(config, mesh, CPU)
     train(uninterrupted, 2)
     folder = uninterrupted.run.state.save()
-    uninterrupted.run.checkpoints.wait()
+    uninterrupted.run.state.checkpoints.wait()
     expected = train(uninterrupted, 2)
     changes = {"resume_from_checkpoint": str(folder), "output_dir": str(tmp_path / "resumed")}
     resumed = Trainer(config.with_settings(**changes), mesh, CPU)
@@ -206,8 +201,8 @@ def test_a_run_does_not_resume_with_another_video(config, mesh, tmp_path):
 @pytest.mark.system
 def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompts(config, mesh):
     trainer = Trainer(config.with_settings(max_steps=2, validation_interval=2), mesh, CPU)
-    (held_out,) = trainer.run.collector.preferences.held_out
-    assert trainer.run.held_out.measure() == {
+    (held_out,) = trainer.run.source.examples.held_out
+    assert trainer.run.objective.measure(trainer.run) == {
         "dpo/held_out_accuracy": 0.5,
         "dpo/held_out_margin": 0.0,
     }
@@ -221,7 +216,7 @@ def test_a_run_writes_the_accuracy_on_held_out_answers_without_validation_prompt
     )
     assert lines[1]["reward/missing"] == 0 and "reward/mean" not in lines[1]
     assert not (trainer.output_dir / "rollouts").exists()
-    assert held_out.request not in trainer.run.collector.requests
+    assert held_out.request not in trainer.run.source.requests
 
 
 @pytest.fixture
@@ -234,7 +229,7 @@ def rated_videos(tmp_path):
     vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
 
     def prepare(mesh, vae_identity="a"):
-        latents = PairLatents(tmp_path / "run", videos, vae_identity=vae_identity)
+        latents = VideoLatents(tmp_path / "run", videos, vae_identity=vae_identity)
         latents.encode(vae, mesh, size=(16, 16))
         return latents
 
@@ -245,7 +240,7 @@ def test_videos_are_encoded_once_for_each_vae(rated_videos, mesh, monkeypatch):
     videos, prepare = rated_videos
     encoded = []
     monkeypatch.setattr(
-        "hyvideo.training.pair_latents.encode",
+        "hyvideo.training.video_latents.encode",
         lambda vae, clips: (encoded.append(len(clips)), encode(vae, clips))[1],
     )
     given = torch.ones(16, 2, 2, 2)
@@ -274,7 +269,7 @@ def test_a_video_that_changes_before_it_is_encoded_is_an_error(mesh, tmp_path):
     path = write_pairs(tmp_path / "rated")
     videos = [path.parent / "0a.mp4", path.parent / "0b.mp4"]
     vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
-    latents = PairLatents(tmp_path / "run", videos, vae_identity="a")
+    latents = VideoLatents(tmp_path / "run", videos, vae_identity="a")
     write_clip(videos[1], seed=99)
     with pytest.raises(ValueError, match="0b.mp4"):
         latents.encode(vae, mesh, size=(16, 16))
@@ -315,12 +310,12 @@ def test_encoding_inverts_decoding(config, mesh):
     )
     trainer.iteration = 1
     rows = [0, 1, 2, 3]
-    indices = trainer.run.collector.indices()[:4]
+    indices = trainer.run.source.indices()[:4]
     conditions = trainer.run.encoder(
-        trainer.run.collector.requests_of(1, indices), height=32, width=32
+        trainer.run.source.requests_of(1, indices), height=32, width=32
     )
-    schedule = trainer.run.collector.schedule
-    latents = trainer.run.collector.sample(1, schedule, indices, conditions).final
+    schedule = trainer.run.source.schedule
+    latents = trainer.run.source.sample(1, schedule, indices, conditions).final
     videos = trainer.run.pipeline.decode(latents, batch_size=4)
     found = torch.stack([encode(trainer.run.pipeline.vae, [videos[row]])[0] for row in rows])
     assert (found - latents).square().mean().sqrt() < 0.25 * latents.std()
@@ -343,7 +338,7 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
     trainer = Trainer(config, mesh, CPU)
     shape = trainer.run.pipeline.latent_shape(*config.sampling.size)
     monstrous = 30 * torch.ones(shape)
-    trainer.run.collector.latents.read = lambda video: monstrous
+    trainer.run.source.latents.read = lambda video: monstrous
     trainer.iteration = 1
     with pytest.raises(
         OffPolicyError,
@@ -394,7 +389,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
             {"pair_weights": '{"VQ": 1}'},
             "pair_weights must name dimensions of pairs_csv, none, got 'VQ'",
         ),
-        ({"width": 32}, "a video of pairs_csv must have 5 frames of 16 x 32 or 256 x 512 pixels"),
+        ({"width": 32}, "a training video must have 5 frames of 16 x 32 or 256 x 512 pixels"),
         ({"sde_window": "random:1"}, "sde_window is a setting of"),
     ],
 )
@@ -415,7 +410,7 @@ def test_both_videos_of_a_pair_are_on_one_replica(config):
 
 def test_a_run_on_pairs_needs_no_prompts_and_its_requests_are_those_of_the_pairs(config):
     inputs = check(config.with_settings(prompts_csv=[]))
-    prompts = {request.prompt for request in inputs.preferences.all_requests}
+    prompts = {request.prompt for request in inputs.videos.all_requests}
     assert prompts == {*PROMPTS} and {r.prompt for r in inputs.requests} < prompts
 
 

@@ -10,7 +10,6 @@ from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import duration, forwards_per_rollout, stage_flops
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
@@ -262,8 +261,8 @@ def test_the_flow_maps_of_others_may_be_trained_with_objective_nft(config, versi
 
 
 def schedules(trainer):
-    collector = trainer.run.collector
-    return [collector.schedule_of(iteration).levels for iteration in (1, 2)]
+    collector = trainer.run.source
+    return [collector.schedule_of(trainer.run.objective, iteration).levels for iteration in (1, 2)]
 
 
 def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
@@ -272,7 +271,7 @@ def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
     first, second = schedules(trainer)
     assert first != second and len(first) == 4 and first[0] == 1 and first[-1] == 0
     assert list(first) == sorted(first, reverse=True)
-    rollouts, _ = trainer.run.collector.collect(1, StageTimer(CPU))
+    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     teacher = trainer.run.objective.teacher_schedule(rollouts).levels
     assert teacher[::2] == pytest.approx(first) and len(teacher) == 7
     (line,) = train_iterations(trainer, 1)  # with the check that teacher and student are equal

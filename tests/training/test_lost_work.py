@@ -60,7 +60,7 @@ class Failing:
 
 
 PLACES = {  # the function that fails in iteration 3, and the iteration that is saved
-    "rollout": (lambda trainer: (trainer.run.collector, "sample"), 2),
+    "rollout": (lambda trainer: (trainer.run.source, "sample"), 2),
     "record": (lambda trainer: (trainer.run.recorder, "record"), 2),
     "update": (lambda trainer: (trainer.run.objective, "terms"), 2),
     "validation": (lambda trainer: (trainer.validation, "videos"), 3),
@@ -126,7 +126,7 @@ def test_an_iteration_whose_weights_have_begun_to_change_is_not_saved_as_the_one
 ):
     trainer = make(config.with_settings(max_steps=3, save_interval=1))
     Failing(trainer, trainer.run.policy, "after_update", 3)
-    Failing(trainer, trainer.run.checkpoints, "_write_digests", 2)
+    Failing(trainer, trainer.run.state.checkpoints, "_write_digests", 2)
     with pytest.raises(RuntimeError, match="planted"):
         trainer.train()
     assert "cannot be saved: an optimizer step of the next one" in capsys.readouterr().err
@@ -151,7 +151,7 @@ def test_too_many_skipped_updates_save_the_counters_of_the_last_finished_iterati
 
 def test_a_failed_save_does_not_hide_the_error(config, capsys):
     trainer = make(config)
-    Failing(trainer, trainer.run.collector, "sample", 2)
+    Failing(trainer, trainer.run.source, "sample", 2)
     Failing(trainer, trainer.run.policy, "tensors", 1)
     with pytest.raises(RuntimeError, match="planted") as raised:
         trainer.train()
@@ -259,8 +259,8 @@ def test_a_scorer_may_turn_warnings_into_errors(config):
         trainer = make(config)
         train_iterations(trainer, 1)
         trainer.run.state.save()
-        trainer.run.checkpoints.wait()
-    assert not trainer.run.checkpoints.last_failed
+        trainer.run.state.checkpoints.wait()
+    assert not trainer.run.state.checkpoints.last_failed
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Reward
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
@@ -39,7 +38,7 @@ def trainer(tiny_config, mesh, tmp_path):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     return rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
@@ -47,7 +46,7 @@ def sample_rollouts(trainer):
 
 
 def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
-    levels = trainer.run.collector.noise.levels(1, trainer.run.collector.indices(), 4, shift=1.0)
+    levels = trainer.run.source.noise.levels(1, trainer.run.source.indices(), 4, shift=1.0)
     assert (levels.sort(1).values * 4).floor().tolist() == [[0, 1, 2, 3]] * len(levels)
     assert len(levels.unique()) == levels.numel()
 
@@ -69,11 +68,11 @@ def test_with_a_guidance_interval_all_rollouts_train_the_same_levels_and_the_cos
     rollouts = sample_rollouts(trainer)
     levels = rollouts.trained_steps
     assert levels.shape == (8, 2) and torch.equal(levels, levels[:1].expand_as(levels))
-    trainer.run.cost.forwards = 0
+    trainer.run.objective.cost.forwards = 0
     trainer.run.objective.prepare(rollouts)
     branches = 1 + (levels[0] >= 0.5).int()
     # four rows of the second update, and one row
-    assert trainer.run.cost.forwards == 4 * branches.sum() + branches[0]
+    assert trainer.run.objective.cost.forwards == 4 * branches.sum() + branches[0]
 
 
 @pytest.mark.slow
@@ -94,9 +93,9 @@ def test_the_cost_counts_every_forward_pass_also_of_the_check(trainer, iteration
     trainer.run.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     trainer.iteration = iteration
     num_forwards = 8 * trainer.run_iteration()["cost/forwards"]
-    assert calls[False] + trainer.run.cost.per_training_pass * calls[True] == pytest.approx(
-        num_forwards
-    )
+    assert calls[False] + trainer.run.objective.cost.per_training_pass * calls[
+        True
+    ] == pytest.approx(num_forwards)
     of_check = calls[False] - 2 * 8 * trainer.config.rollout.grpo_sampling_steps - 2 * (4 * 2 + 1)
     # two calls of two branches, besides sampling and old velocities
     assert of_check == (4 if is_checked else 0)
@@ -156,7 +155,7 @@ def velocities_and_targets(trainer, rollouts, column, scale):
     pipeline, levels = trainer.run.pipeline, rollouts.trained_steps[:, column]
     final = rollouts.trajectories.latents[:, -1]
     noise = torch.stack(
-        [trainer.run.collector.noise.for_renoising(1, index, column) for index in rollouts.indices]
+        [trainer.run.source.noise.for_renoising(1, index, column) for index in rollouts.indices]
     )
     noised = torch.stack([(1 - s) * x + s * e for s, x, e in zip(levels, final, noise)])
     times = [(1000.0 * level, None) for level in levels.tolist()]

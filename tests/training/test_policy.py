@@ -39,7 +39,7 @@ def adapter_is_unchanged(folder):
         config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)}
     )
     before = trainer.run.policy.lora()
-    collector, indices = trainer.run.collector, trainer.run.collector.indices()
+    collector, indices = trainer.run.source, trainer.run.source.indices()
     collector.sample(
         1, collector.schedule, indices, trainer.run.encoder(collector.requests_of(1, indices))
     )

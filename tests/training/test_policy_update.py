@@ -12,7 +12,6 @@ import torch
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.cost import forwards_per_rollout, stage_flops, training_forwards
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
@@ -109,7 +108,7 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
     config = tiny_config.with_settings(**SETTINGS, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
     rollouts = rollouts.with_rewards(rewards, advantages)
@@ -237,7 +236,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     assert len(rollouts.anchor_columns) == 1
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
@@ -291,12 +290,12 @@ def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(
         4 + anchor + trained * training_forwards(planned)
     )
     assert 3 < training_forwards(planned) < 4
-    requests = trainer.run.collector.requests_of(2, trainer.run.collector.indices())
+    requests = trainer.run.source.requests_of(2, trainer.run.source.indices())
     conditions = trainer.run.encoder(requests, height=config.data.height, width=config.data.width)
     tokens = round(fmean(len(sample.text) for sample in conditions.samples))
     plain = replace(planned.with_settings(enable_gradient_checkpointing=False), text_tokens=tokens)
     flops = stage_flops(plain)
-    assert trainer.run.cost.flops == pytest.approx(
+    assert trainer.run.objective.cost.flops == pytest.approx(
         flops["rollout"] + flops["anchor"] + flops["update"]
     )
     assert metrics["perf/tflops/update"] * metrics["time/update"] > 0.9e-12 * flops["update"]
@@ -375,7 +374,7 @@ def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_r
     }
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hyvideo.data.videos import to_levels
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.iteration_plan import make_plan
@@ -91,7 +90,7 @@ def make_trainer(config, mesh, scorer=None, **changes):
 
 def sample(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     return rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
@@ -346,10 +345,10 @@ def test_the_plan_counts_every_forward_pass(tiny_config, mesh, levels):
     trainer.run.policy.transformer.register_forward_pre_hook(count, with_kwargs=True)
     trainer.iteration = 1
     metrics = trainer.run_iteration()
-    run = trainer.run.planned_run
+    run = trainer.run.loaded.planned_run
     assert calls[True] == 8 * run.forwards_with_gradient == 8 * max(1, levels + 1)
     assert calls[False] == 8 * run.forwards_without_gradient == 8 * (4 + 2 * max(1, levels))
-    counted = (calls[False] + trainer.run.cost.per_training_pass * calls[True]) / 8
+    counted = (calls[False] + trainer.run.objective.cost.per_training_pass * calls[True]) / 8
     assert metrics["cost/forwards"] == pytest.approx(counted)
     assert make_plan(trainer.config).num_reward_steps == 1
 

@@ -30,7 +30,7 @@ from hyvideo.training.rewards import (
     try_scorers,
 )
 from hyvideo.training.rollout_batch import RolloutIndex
-from hyvideo.training.rollout_collector import PendingRewards
+from hyvideo.training.rollouts import PendingRewards
 from hyvideo.validation.reward_hacking.monitor import read_validation
 from hyvideo.validation.reward_hacking.rule import all_shifts
 from tests.distributed.launch import launch

@@ -35,9 +35,7 @@ def record(folder, rewards, iteration, **settings):
         settings, DataSettings(seed=5, fps=24.0), Mesh.single(), group_size=3, num_rollouts=6
     )
     videos = dict.fromkeys(range(3), torch.zeros(2, 3, 256, 256, dtype=torch.uint8))
-    recorder.record(
-        batch, videos, iteration, num_missing=sum(total != total for total in rewards), writer=None
-    )
+    recorder.record(batch, videos, iteration, num_missing=sum(total != total for total in rewards))
     path = folder / "rollouts" / f"{iteration:06d}"
     if not path.exists():
         return [], []

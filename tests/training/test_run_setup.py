@@ -9,7 +9,6 @@ from hyvideo.data.prompts import read_requests
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
@@ -78,7 +77,7 @@ def test_loss_and_trust_region_follow_the_settings(trainer):
     assert trainer.run.objective.on_policy_check.tolerances == (0.25, 0.25)
     assert (update._is_check_due(8), update._is_check_due(7)) == (True, False)
     assert update.nonfinite.max_bad_updates == 5
-    assert set(trainer.run.objective.step_weights(trainer.run.collector.schedule).tolist()) == {
+    assert set(trainer.run.objective.step_weights(trainer.run.source.schedule).tolist()) == {
         0.0,
         1.0,
     }  # without the equalizer
@@ -260,7 +259,7 @@ def test_these_values_differ_from_the_defaults():
 
 def test_the_sampler_follows_the_settings(elsewhere):
     trainer, _ = elsewhere
-    sampling, collector = trainer.run.pipeline.sampling, trainer.run.collector
+    sampling, collector = trainer.run.pipeline.sampling, trainer.run.source
     assert sampling.guidance_scale == 2.0
     assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx(
         (0.1, 0.9), abs=1e-5
@@ -274,7 +273,10 @@ def test_the_sampler_follows_the_settings(elsewhere):
         reference_conventions=trainer.config.rollout.reference_conventions,
     )
     assert (collector.noise.seed, collector.noise.is_shared, collector.order.seed) == (7, True, 7)
-    assert collector.schedule_of(1).stochastic_steps == collector.schedule.stochastic_steps[:1]
+    assert (
+        collector.schedule_of(trainer.run.objective, 1).stochastic_steps
+        == collector.schedule.stochastic_steps[:1]
+    )
 
 
 def test_each_precomputed_prompt_is_reported(tiny_config, mesh):
@@ -357,12 +359,11 @@ def test_records_follow_the_settings(elsewhere, monkeypatch):
     monkeypatch.setattr(
         run_setup, "CheckpointWriter", lambda *_, **options: writers.append(options)
     )
-    run_setup._checkpoint_writer(
-        trainer.config.record, trainer.mesh, trainer.lease.check, "1a2b", timeout=1234.0
-    )
+    config = trainer.config.with_settings(collective_timeout=1234.0)
+    run_setup._checkpoint_writer(config, trainer.mesh, trainer.lease, "1a2b")
     assert writers[0]["timeout"] == 1234.0 and writers[0]["run"] == "1a2b"
     assert writers[0]["check_owner"] == trainer.lease.check
-    checkpoints, recorder = trainer.run.checkpoints, trainer.run.recorder
+    checkpoints, recorder = trainer.run.state.checkpoints, trainer.run.recorder
     assert (checkpoints.keep, checkpoints.keep_every, checkpoints.is_asynchronous) == (5, 4, False)
     assert (recorder.interval, recorder.num_videos, recorder.seed, recorder.fps) == (3, 2, 7, 12.0)
     assert trainer.run.rewards.max_missing_fraction == 0.75
@@ -375,7 +376,7 @@ def test_rollouts_are_decoded_and_scored_as_the_settings_say(elsewhere):
         scored.append(fps) or submit(*batches, fps=fps)
     )
     decoded = decode_sizes(trainer.run.pipeline)
-    _, pending = trainer.run.collector.collect(1, StageTimer(CPU))
+    _, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
     trainer.run.rewards.wait(pending)
     size = trainer.config.rollout.batch_size
     assert decoded == [3] * (size // 3) + [size % 3] * (size % 3 > 0) and set(scored) == {12.0}

@@ -105,7 +105,7 @@ def test_a_resumed_run_equals_the_uninterrupted_run_bit_for_bit(tiny_config, mes
     uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     train_iterations(uninterrupted, 2)
     folder = uninterrupted.run.state.save()
-    uninterrupted.run.checkpoints.wait()
+    uninterrupted.run.state.checkpoints.wait()
     expected = train_iterations(uninterrupted, 2)
 
     out = {"output_dir": str(tmp_path / "resumed")}
@@ -181,7 +181,7 @@ def test_save_minutes_are_counted_from_the_last_checkpoint(tiny_config, mesh, mo
         due.append(trainer.run.state.is_save_due())
         if due[-1]:
             trainer.run.state.save()
-    trainer.run.checkpoints.wait()
+    trainer.run.state.checkpoints.wait()
     assert due == [False, False, True, False, False, True, False]
     trainer.run.state.config = tiny_config.with_settings(save_minutes=0.0)
     now = 1e9

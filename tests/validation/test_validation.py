@@ -278,7 +278,7 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     assert len(videos[0]) == 9
     (latent_frames, levels), *_ = calls
     assert (latent_frames, levels) == (3, (1.0, 0.875, 0.0))  # 7 / 2 over 1 + 6 / 2
-    assert trainer.run.collector.schedule.levels == shifted_levels(4, 3.0)
+    assert trainer.run.source.schedule.levels == shifted_levels(4, 3.0)
 
 
 def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):

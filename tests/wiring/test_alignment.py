@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.trainer import Trainer
 from tests.shallow import SHALLOW
@@ -63,14 +62,14 @@ def trainer(tiny_config, mesh):
 def scored_rollouts(trainer, monkeypatch, layout):
     """Return the prompt and labels of each rollout by its number, over all ranks of a layout."""
     _, _, batch_size, num_batches = layout
-    collector, found = trainer.run.collector, {}
+    collector, found = trainer.run.source, {}
     config = trainer.config.with_settings(
         batch_size=batch_size, gradient_accumulation_steps=num_batches
     )
     monkeypatch.setattr(collector, "config", config)
     for mesh in ranks(layout):
         monkeypatch.setattr(collector, "mesh", mesh)
-        rollouts, pending = collector.collect(1, StageTimer(CPU))
+        rollouts, pending = collector.collect(trainer.run.objective, 1, is_scored=True)
         for row, reward in trainer.run.rewards.wait(pending).items():
             rollout = rollouts.indices[row].number(config.rollout.num_generations)
             assert rollout not in found, "two ranks score a rollout"
@@ -81,7 +80,7 @@ def scored_rollouts(trainer, monkeypatch, layout):
 
 
 def test_each_rollout_is_scored_once_with_its_own_prompt_and_video(trainer, monkeypatch):
-    collector = trainer.run.collector
+    collector = trainer.run.source
     order = collector.order.indices(1)
     prompts = [collector.requests[order[rollout // 2]].prompt for rollout in range(NUM_ROLLOUTS)]
     assert len({number(prompt) for prompt in prompts}) == NUM_ROLLOUTS // 2
@@ -104,10 +103,10 @@ def test_rewards_that_are_requested_between_stages_are_those_of_the_same_rollout
 
 def test_advantages_follow_the_rewards_of_their_own_rollouts(trainer, monkeypatch):
     """In a group, whose rollouts have one prompt, the better video has the positive advantage."""
-    collector = trainer.run.collector
+    collector = trainer.run.source
     config = trainer.config.with_settings(batch_size=2, gradient_accumulation_steps=4)
     monkeypatch.setattr(collector, "config", config)
-    rollouts, pending = collector.collect(1, StageTimer(CPU))
+    rollouts, pending = collector.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
     for first in range(0, NUM_ROLLOUTS, 2):

@@ -14,7 +14,6 @@ from hyvideo.data import randomness
 from hyvideo.data.pairs import Preference, split_by_prompt
 from hyvideo.data.prompts import Request
 from hyvideo.generation.video_sampler import Video, VideoSampler
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
@@ -101,7 +100,7 @@ def make(tiny_config, mesh):
 
 def collect(trainer):
     for iteration in sorted(ITERATIONS):
-        trainer.run.collector.collect(iteration, StageTimer(CPU))
+        trainer.run.source.collect(trainer.run.objective, iteration, is_scored=True)
 
 
 def check(keys, seed, *names, streams=STREAMS):
@@ -179,7 +178,7 @@ def test_the_noise_of_a_generated_video_depends_on_seed_number_candidate_and_ste
     make, keys, tmp_path, mesh
 ):
     trainer = make()
-    schedule = trainer.run.collector.schedule
+    schedule = trainer.run.source.schedule
     sampler = VideoSampler(trainer.config.data, mesh, SEED, "default", on_stage=lambda *_: None)
     requests = [Request("a red circle moves up"), Request("a red circle moves up", seed=3)]
     conditions = trainer.run.encoder(requests)

@@ -6,9 +6,8 @@ from statistics import fmean
 import pytest
 import torch
 
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.trainer import Trainer
-from hyvideo.training.pair_latents import PairLatents
+from hyvideo.training.video_latents import VideoLatents
 from tests.rated_pairs import DPO, PROMPTS, write_pairs
 from tests.shallow import SHALLOW
 
@@ -26,27 +25,16 @@ def trainer(tiny_config, mesh, tmp_path):
     )
 
 
-def test_each_pair_has_its_own_weight_relative_to_the_mean(trainer):
-    collector = trainer.run.collector
+def test_each_pair_has_its_own_weight_relative_to_the_mean(trainer, monkeypatch):
+    run = trainer.run
     weighted = [
-        replace(pair, weight=WEIGHTS[pair.request.prompt]) for pair in collector.preferences.train
+        replace(pair, weight=WEIGHTS[pair.request.prompt]) for pair in run.source.examples.train
     ]
-    collector = type(collector)(
-        collector.config,
-        collector.mesh,
-        collector.pipeline,
-        collector.encoder,
-        replace(collector.preferences, train=weighted),
-        collector.latents,
-        collector.objective,
-        plan=collector.plan,
-        schedule=collector.schedule,
-        cost=collector.cost,
-    )
+    monkeypatch.setitem(vars(run.inputs), "videos", replace(run.inputs.videos, train=weighted))
     mean = fmean(pair.weight for pair in weighted)
     trained_on = set()
     for iteration in (1, 2):
-        rollouts, _ = collector.collect(iteration, StageTimer(CPU))
+        rollouts = run.objective.collect(run, iteration).rollouts
         expected = [WEIGHTS[prompt] / mean for prompt in rollouts.prompts]
         assert rollouts.weights.tolist() == pytest.approx(expected)
         trained_on.update(rollouts.prompts)
@@ -57,7 +45,7 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
     trainer, monkeypatch
 ):
     """A smaller error of the velocity of the winner means that it has become more likely."""
-    held_out = trainer.run.held_out
+    objective = trainer.run.objective
 
     def errors(better):
         def of(batch, *, of_base_model):
@@ -70,9 +58,9 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
 
     found = []
     for better in (0, 1):
-        held_out._base_errors.clear()
-        monkeypatch.setattr(trainer.run.objective, "errors", errors(better))
-        found.append(held_out.measure())
+        objective._base_errors.clear()
+        monkeypatch.setattr(objective, "errors", errors(better))
+        found.append(objective.measure(trainer.run))
     # beta / 2 * 0.25
     assert [each["dpo/held_out_margin"] for each in found] == pytest.approx([2.5, -2.5])
     assert [each["dpo/held_out_accuracy"] for each in found] == [1.0, 0.0]
@@ -81,7 +69,7 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
 def test_stored_latents_are_those_of_one_video_and_one_vae(tmp_path):
     videos = [write_pairs(tmp_path / "rated").parent / f"0{side}.mp4" for side in "ab"]
     files = [
-        PairLatents(tmp_path / "run", videos, vae_identity=vae).files[video]
+        VideoLatents(tmp_path / "run", videos, vae_identity=vae).files[video]
         for vae in ("one", "other")
         for video in videos
     ]

@@ -141,7 +141,7 @@ def sampled_with(folder, reshard_after_forward):
     run = Trainer(config, mesh, CPU, scorers={"test": ThresholdScorer(-9.0)})
     run.iteration = 1
     run.run_iteration()
-    collector, policy = run.run.collector, run.run.policy
+    collector, policy = run.run.source, run.run.policy
     indices = collector.indices()
     conditions = collector.encoder(collector.requests_of(1, indices))
 

@@ -68,7 +68,7 @@ def test_pipelines_with_another_guidance_keep_all_other_settings(trainer):
 def test_each_pipeline_of_a_run_has_the_levels_and_guidance_of_its_purpose(trainer):
     config = trainer.config
     for pipeline, schedule, sampling in (
-        (trainer.run.pipeline, trainer.run.collector.schedule, config.sampling),
+        (trainer.run.pipeline, trainer.run.source.schedule, config.sampling),
         (trainer.validation.pipeline, trainer.validation.schedule, config.validation_sampling),
     ):
         assert schedule == sampling.schedule()

@@ -8,7 +8,6 @@ from hyvideo.data.pairs import COLUMNS
 from hyvideo.data.videos import write_video
 from hyvideo.rewards.trial import trial_videos
 from hyvideo.settings.config import Config
-from hyvideo.settings.reward_settings import given_pair_weights
 
 PROMPTS = (
     "a red ball flies in front of a stone wall",
@@ -20,7 +19,7 @@ PROMPTS = (
 
 def lacks_pairs(config: Config) -> bool:
     """Return whether a run needs rated pairs, and none of its files exists."""
-    if not config.objective.uses_pairs:
+    if not config.objective.videos_from:
         return False
     return not any(find_path(path).is_file() for path in config.objective.pairs_csv)
 
@@ -36,7 +35,7 @@ def write_pairs(folder: Path, config: Config) -> Path:
     path = folder / "pairs.csv"
     rows = [
         [prompt, "first.mp4", "second.mp4", "first", dimension]
-        for dimension in given_pair_weights(config.objective.pair_weights) or ("",)
+        for dimension in config.objective.dimension_weights or ("",)
         for prompt in PROMPTS
     ]
     path.write_text(csv_text([*COLUMNS, "dimension"], rows), encoding="utf-8")

@@ -29,11 +29,11 @@ class Distill(StepObjective):
     metrics = ("loss/total", "distill/error")
     deviation_names = ("distill/deviation_max", "distill/deviation_first")
     uses_advantages = False
-    needs_rewards = False
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.num_substeps = self.config.objective.anchor_substeps
+    @property
+    def num_substeps(self) -> int:
+        """Steps that the teacher takes for each step of a rollout."""
+        return self.config.objective.anchor_substeps
 
     @property
     def draws_levels(self) -> bool:

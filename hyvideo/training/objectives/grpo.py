@@ -4,6 +4,8 @@ anchor means -> log-probability and mean of each trained step -> clipped loss, p
 KL
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from hyvideo.grpo.loss import LossInputs, grpo_terms
@@ -27,10 +29,9 @@ class GRPO(StepObjective):
     )
     by_step = ("policy/ratio_mean",)
     deviation_names = ("policy/ratio_max_deviation", "policy/ratio_first_deviation")
-    has_ratio = True
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
         config = self.config
         self._is_gaussian = (
             config.objective.measures_velocity and config.objective.kl_velocity == "gaussian"

@@ -58,14 +58,13 @@ class NFT(LevelObjective):
         "policy/velocity_norm",
     )
     deviation_names = ("nft/distance_max", "nft/distance_first")
-    needs_old_velocities = True
 
     def prepare(self, rollouts: RolloutBatch) -> Velocities:
         """Return the velocities of the rollout policy that later updates need, and those of the
         anchor.
         """
         self.cache_levels(rollouts)
-        if self.num_updates == 1:
+        if self.config.objective.updates == 1:
             return Velocities(anchor=self.anchor_predictions(rollouts))
         old, checked = self._old_velocities(rollouts)
         anchor = self.policy.anchor
@@ -83,7 +82,7 @@ class NFT(LevelObjective):
 
         All replicas make the same number of passes.
         """
-        updates = rollouts.updates_of_rows(self.num_updates)
+        updates = rollouts.updates_of_rows(self.config.objective.updates)
         batches = chunks(
             [row for row, update in enumerate(updates) if update > 0], self.config.rows_per_pass
         )
@@ -96,8 +95,7 @@ class NFT(LevelObjective):
         ]
         old: dict[tuple[int, int], Tensor] = {}
         for number, (rows, column) in enumerate(passes, 1):
-            self.on_stage("anchor", f"pass {number}/{len(passes)}")
-            self.check()
+            self.progress.begin_pass("anchor", f"pass {number}/{len(passes)}")
             if rows:
                 velocities = self.predict(rollouts, rows, column)
                 old |= {

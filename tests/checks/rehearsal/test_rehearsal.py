@@ -269,7 +269,7 @@ def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run
     pairs = write_pairs(tmp_path / "pairs", config)
     config = config.with_settings(pairs_csv=[str(pairs)])
     assert not lacks_pairs(config)
-    preferences = RunInputs(config, 1).preferences
+    preferences = RunInputs(config, 1).videos
     assert preferences.train and preferences.held_out
     check_videos(preferences.train, config.sampling.size)
 

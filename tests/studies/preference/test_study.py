@@ -12,7 +12,7 @@ import torch
 from hyvideo.data.pairs import Preference, check_latents
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_header, read_video, write_video
-from hyvideo.training.pair_latents import write_latents
+from hyvideo.training.video_latents import write_latents
 from studies.preference.study import DATE, design, make_study
 from tests.full_size import copy_distinct, write_full_size
 from tests.studies.preference.conftest import METHODS, PROMPTS, write_folder

@@ -18,10 +18,13 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
             "sde_window": "fixed:2:2",
             "grpo_sampling_steps": 6,
         }
-        collector = Trainer(tiny_config.with_settings(**settings), mesh, CPU).run.collector
+        trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
+        collector = trainer.run.source
         indices = collector.indices()
         conditions = collector.encoder(collector.requests_of(1, indices))
-        latents = collector.sample(1, collector.schedule_of(1), indices, conditions).latents
+        latents = collector.sample(
+            1, collector.schedule_of(trainer.run.objective, 1), indices, conditions
+        ).latents
         distinct = [
             len({tuple(row.flatten().tolist()) for row in latents[:, step]}) for step in range(7)
         ]
@@ -30,15 +33,16 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
 
 def test_a_window_is_applied_to_the_schedule_of_the_objective(tiny_config, mesh, monkeypatch):
     config = tiny_config.with_settings(sde_window="fixed:1:1", grpo_sampling_steps=3)
-    collector = Trainer(config, mesh, CPU).run.collector
+    trainer = Trainer(config, mesh, CPU)
+    collector = trainer.run.source
     other = collector.schedule.with_noise_only_at([1])
     assert other != collector.schedule
-    monkeypatch.setattr(collector.objective, "schedule", lambda schedule, iteration: other)
+    monkeypatch.setattr(trainer.run.objective, "schedule", lambda schedule, iteration: other)
     given = []
     monkeypatch.setattr(
         type(collector.window), "steps", lambda self, steps, *rest: given.append(steps) or steps
     )
-    assert collector.schedule_of(1) == other and given == [[1]]
+    assert collector.schedule_of(trainer.run.objective, 1) == other and given == [[1]]
 
 
 def test_the_plan_counts_the_forward_passes_of_an_iteration(tiny_config, mesh):

@@ -1,4 +1,4 @@
-"""Latents of the videos of rated pairs: encoded once, stored in the output folder of a run, and
+"""Latents of given videos: encoded once, stored in the output folder of a run, and
 read when needed.
 """
 
@@ -30,7 +30,7 @@ def write_latents(video: Path, latents: Tensor) -> None:
     _save(video.with_suffix(LATENTS_SUFFIX), latents, digest_file(video))
 
 
-class PairLatents:
+class VideoLatents:
     """Latents of videos by path, from the file beside a video if there is one, else encoded by the
     VAE.
 

@@ -1,0 +1,124 @@
+"""Videos from files in place of rollouts: the batch of an iteration."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+import torch
+
+from hyvideo.data.pairs import Example, Preference
+from hyvideo.data.prompts import PromptOrder, Request
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.models.conditions import to_device
+from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
+from hyvideo.settings.config import Config
+from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.training.cost import Cost
+from hyvideo.training.progress import Progress
+from hyvideo.training.rewards import PendingRewards
+from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
+from hyvideo.training.rollouts import replica_indices
+from hyvideo.training.video_latents import VideoLatents
+
+if TYPE_CHECKING:
+    from hyvideo.training.objective import Objective
+
+
+class GivenVideos:
+    """Reads the videos of an iteration on this replica, which an objective names in its settings
+    (`ObjectiveSettings.read_videos`).
+
+    Member m of a group is the m-th video of an example: a rated pair has two.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        mesh: Mesh,
+        pipeline: GRPOPipeline,
+        encoder: ConditionEncoder,
+        inputs: RunInputs,
+        latents: VideoLatents,
+        *,
+        progress: Progress,
+        cost: Cost,
+    ):
+        self.config = config
+        self.mesh = mesh
+        self.pipeline = pipeline
+        self.encoder = encoder
+        self.plan = inputs.plan
+        self.examples = inputs.videos
+        self.latents = latents
+        self.progress = progress
+        self.cost = cost
+        self.schedule = config.sampling.schedule()
+        self.order = PromptOrder(len(self.examples.train), self.plan.groups, config.data.seed)
+
+    @property
+    def requests(self) -> list[Request]:
+        """Prompts that are trained on."""
+        return self.examples.requests
+
+    def collect(
+        self, objective: "Objective", iteration: int, *, is_scored: bool = False
+    ) -> tuple[RolloutBatch, PendingRewards]:
+        """Return the videos of an iteration, without advantages, and no pending rewards."""
+        assert not is_scored, "given videos have no rewards"
+        self.progress.check()
+        order = self.order.indices(iteration)
+        indices = replica_indices(self.config.rollout, self.mesh)
+        examples = [self.examples.train[order[index.group]] for index in indices]
+        with self.progress.timed("pairs", f"{len(indices)} videos"):
+            rollouts = self.batch(
+                objective,
+                iteration,
+                indices,
+                [example.request for example in examples],
+                videos_of(examples, indices),
+                self.plan.num_trained_steps,
+            )
+        self.cost.start(round(fmean(len(sample.text) for sample in rollouts.conditions.samples)))
+        return rollouts, PendingRewards()
+
+    def batch(
+        self,
+        objective: "Objective",
+        iteration: int,
+        indices: list[RolloutIndex],
+        requests: Sequence[Request],  # of each video
+        videos: Sequence[Path],
+        num_levels: int,
+    ) -> RolloutBatch:
+        """Return videos as rollouts of which only the final latents are known."""
+        conditions = self.encoder(
+            list(requests), height=self.config.data.height, width=self.config.data.width
+        )
+        latents = torch.stack([self.latents.read(video) for video in videos])
+        latents = to_device(latents, self.pipeline.device)
+        return RolloutBatch(
+            indices=indices,
+            prompts=[request.prompt for request in requests],
+            conditions=conditions.to(self.pipeline.device),
+            trajectories=Trajectories(
+                latents=latents[:, None], log_probs=latents.new_zeros(len(latents), 0)
+            ),
+            schedule=self.schedule,
+            trained_steps=objective.draw(self.schedule, iteration, indices, num_levels),
+            anchor_columns=list(range(num_levels)),
+            iteration=iteration,
+        )
+
+
+def videos_of(
+    examples: Sequence[Example | Preference], indices: Sequence[RolloutIndex]
+) -> list[Path]:
+    """Return the video of each member; members beyond the number of videos begin again, with other
+    noise.
+    """
+    return [
+        example.videos[index.member % len(example.videos)]
+        for example, index in zip(examples, indices, strict=True)
+    ]

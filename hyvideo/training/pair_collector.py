@@ -84,7 +84,7 @@ class PairCollector:
         pairs = [self.preferences.train[order[index.group]] for index in indices]
         with timer("pairs", f"{len(pairs)} videos"):
             rollouts = self.batch(iteration, indices, pairs, self.plan.num_trained_steps)
-        self.cost.start(round(fmean(len(sample.text) for sample in rollouts.conditions.samples)))
+        self.cost.start()
         return rollouts, PendingRewards()
 
     def batch(

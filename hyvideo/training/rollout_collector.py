@@ -4,7 +4,6 @@ all of them.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ class RolloutCollector:
                 requests, height=self.config.data.height, width=self.config.data.width
             )
             conditions = conditions.to(self.pipeline.device)
-        self.cost.start(round(fmean(len(sample.text) for sample in conditions.samples)))
+        self.cost.start()
         prompts = [request.prompt for request in requests]
         # With a guidance interval, all FSDP ranks must train the same step at the same time, to
         # make the same calls.

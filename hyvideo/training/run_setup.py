@@ -177,7 +177,7 @@ def build_run(
     for size in dict.fromkeys(config.video_sizes.values()):
         pipeline.try_decoding(*size, batch_size=config.rollout.decode_batch_size)
 
-    cost = Cost(planned_run)
+    cost = Cost(planned_run, counts_flops=device.type == "cuda")
     shape = pipeline.latent_shape(*config.sampling.size)
     objective = objective_type(
         config,

@@ -254,12 +254,10 @@ def as_run(command, folder):
         words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
         program = "post_train.py"
     if program == "post_train.py":
-        words = [word for word in words if word != "--print_config"] + [
-            "--print_config",
-            "--output_dir",
-            folder / "out",
-        ]
-        if "--help" not in words and "--world_size" not in words:
+        is_plan = "--print_config" in words or "--help" in words
+        words = [word for word in words if word != "--print_config"]
+        words += ["--print_config", "--output_dir", folder / "out"]
+        if not is_plan and "--world_size" not in words:
             words += ["--world_size", command.processes]
     return program.removesuffix(".py").replace("/", "."), [str(word) for word in words]
 

@@ -56,7 +56,7 @@ def load_module(location: str, kind: str) -> ModuleType:
     program would end as if it had succeeded.
     """
     if location.endswith(".py") and not os.path.lexists(location):
-        raise ValueError(f"file not found: {location} (from {kind})")
+        raise ValueError(f"{kind}: file not found: {location}")
     try:
         with restored_state():
             if location.endswith(".py"):

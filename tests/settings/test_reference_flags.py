@@ -286,11 +286,8 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
             "--train_video_csvs a.csv",
             "unknown flag --train_video_csvs; did you mean --train_video_csv?",
         ),
-        ("--world_size 8", "--world_size must be positive and needs --print_config, got 8"),
-        (
-            "--world_size 0 --print_config",
-            "--world_size must be positive and needs --print_config, got 0",
-        ),
+        ("--world_size 8", "--world_size needs --print_config"),
+        ("--world_size 0 --print_config", "--world_size must be above 0"),
     ],
 )
 def test_contradictions_and_invalid_values_raise_a_clear_error(capsys, flags, message):

@@ -299,7 +299,7 @@ def test_an_invalid_class_is_reported_once_before_a_run(file, tiny_config, name,
         ("import absent_module", "bad.py.*ModuleNotFoundError: No module named 'absent_module'"),
         ("exit(0)", "bad.py.*SystemExit: 0"),
         ("def f(:", "bad.py.*SyntaxError"),
-        (None, "bad.py.*FileNotFoundError"),
+        (None, "objective: file not found: .*bad.py"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_reported(tiny_config, tmp_path, text, message):

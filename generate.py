@@ -185,7 +185,9 @@ def add_memory(parser: Parser) -> None:
         "without overlap"
     )
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
-    words = "print the memory that each way of offloading needs, for a GPU such as RTX 4090, and exit"
+    words = (
+        "print the memory that each way of offloading needs, for a GPU such as RTX 4090, and exit"
+    )
     memory.add_argument("--print_memory", metavar="GPU", help=words)
 
 

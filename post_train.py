@@ -89,9 +89,9 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         )
         return 1 if is_failure else 2  # launchers repeat the first
 
-    from hyvideo.checks.pilot import print_pilot
     from hyvideo.data.run_folder import NotOwner
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.planning.pilot import print_pilot
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped

@@ -55,17 +55,16 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     OutOfMemoryError, tiles become smaller and remain so.
     """
     family = family_of(vae)
-    videos, _, latent_frames, latent_height, latent_width = latents.shape
+    videos, channels, latent_frames, latent_height, latent_width = latents.shape
     _, temporal, spatial, *_ = family.latents(vae.config)
     size = (
         (latent_frames - 1) * temporal + 1,
         latent_height * spatial,
         latent_width * spatial,
     )
-    measured = decoding_memory(family.name)
+    measured = decoding_memory(family.name, channels)
     needed = {
-        tile: measured.bytes(videos, size, tile, vae.dtype.itemsize)
-        for tile in _tiles(vae, size)
+        tile: measured.bytes(videos, size, tile, vae.dtype.itemsize) for tile in _tiles(vae, size)
     }
     available = free_bytes(latents.device)
     fitting = [

@@ -5,7 +5,7 @@ Settings are checked against them, so families of this repository are read witho
 `Family` and the classes of diffusers know the same.
 
 ``sizes.yaml`` may also have numbers that were measured for the planner: ``memory`` has the fields of
-`BlockMemory`, ``decoding`` those of `DecodingMemory`.
+`BlockMemory`, ``decoding`` those of `DecodingMemory` for each VAE, by its number of latent channels.
 """
 
 import functools
@@ -31,7 +31,9 @@ class BlockMemory:
     The defaults are those of a block with one attention of image and text and a plain MLP.
     """
 
-    saved: float = 12.0  # for the backward pass, except the MLP's hidden layer, which is saved twice
+    saved: float = (
+        12.0  # for the backward pass, except the MLP's hidden layer, which is saved twice
+    )
     inference: float = 3.0  # peak without gradients, except the MLP's hidden layer, twice
     inference_at_least: float = 0.0
     backward: float = 3.5  # peak of a backward pass beyond the saved tensors
@@ -176,7 +178,9 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
             vae_config = read_json(vae, "VAE") if vae.is_file() else {}
             return read_sizes(_family(config, version), config, vae_config)
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:
-            raise ValueError(f"{path} is not the configuration of a known model ({error})") from error
+            raise ValueError(
+                f"{path} is not the configuration of a known model ({error})"
+            ) from error
     if version not in RELEASED:
         names = ", ".join(RELEASED)
         file = Path(root) / "transformer" / version / "config.json"
@@ -213,15 +217,22 @@ def read_sizes(family: str, transformer: Mapping[str, Any], vae: Mapping[str, An
     transformer = _with_diffusers_names(family, "transformer", transformer)
     if not vae:
         vae = _table(family).get("vae_of_channels", {}).get(transformer.get("out_channels"), {})
-    sizes = _sizes(family, transformer, _with_diffusers_names(family, "vae", vae))
+    if vae:
+        vae = _with_diffusers_names(family, "vae", vae)
+    sizes = _sizes(family, transformer, vae)
     # Raises for settings of the wrong type.
     assert sizes.num_layers * sizes.width and sizes.latent_size(1, 0, 0)
     return sizes
 
 
-def decoding_memory(family: str) -> DecodingMemory:
-    """Return what was measured of a family's VAE."""
-    return DecodingMemory(**_table(family).get("decoding", {}))
+def decoding_memory(family: str, channels: int) -> DecodingMemory:
+    """Return what was measured of a family's VAE with this number of latent channels, or else of its
+    first VAE.
+    """
+    measured = _table(family).get("decoding", {})
+    if not measured:
+        return DecodingMemory()
+    return DecodingMemory(**measured.get(channels, next(iter(measured.values()))))
 
 
 def thin_module(family: str):
@@ -260,7 +271,7 @@ def _table(family: str) -> dict[str, Any]:
 
 def _with_diffusers_names(family: str, part: str, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of a ``transformer`` or ``vae`` with the names of diffusers' class."""
-    if not config or not is_built_in(family):
+    if not is_built_in(family):
         return config
     if config.get("_class_name") in _table(family)["classes"]:
         return config
@@ -298,7 +309,7 @@ def _sizes(family: str, transformer: Mapping[str, Any], vae: Mapping[str, Any]) 
         transformer={"_class_name": full["_class_name"]} | dict(transformer),
         vae=dict(vae),
         memory=BlockMemory(**table.get("memory", {})),
-        decoding=decoding_memory(family),
+        decoding=decoding_memory(family, channels),
     )
 
 

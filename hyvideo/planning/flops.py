@@ -64,15 +64,18 @@ def count_parameters(sizes: Sizes, lora_targets: tuple[str, ...] = ()) -> Parame
 
 def count_flops(sizes: Sizes, size: tuple[int, int, int], text_tokens: int) -> Flops:
     """Return the FLOPs of a forward pass for a video (frames, height, width) and its prompt."""
-    shape = (sizes.out_channels, *sizes.latent_size(*size))
+    return flops_of_latents(sizes, sizes.latent_size(*size), text_tokens)
+
+
+def flops_of_latents(sizes: Sizes, grid: tuple[int, int, int], text_tokens: int) -> Flops:
+    """Return the FLOPs of a forward pass for latents (frames, height, width) and a prompt."""
+    shape = (sizes.out_channels, *grid)
     text = (text_tokens, sizes.text_width)
     first, second = (
         _forward_flops(sizes.family, _key(sizes.transformer), shape, text, num_layers)
         for num_layers in (1, 2)
     )
-    return Flops(
-        *(one + (sizes.num_layers - 1) * (two - one) for one, two in zip(first, second))
-    )
+    return Flops(*(one + (sizes.num_layers - 1) * (two - one) for one, two in zip(first, second)))
 
 
 def count_decoding(sizes: Sizes) -> float:

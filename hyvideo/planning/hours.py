@@ -45,9 +45,7 @@ class WholeRun:
 
     @property
     def seconds(self) -> float:
-        return (
-            self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
-        )
+        return self.iterations * self.iteration_seconds + self.validations * self.validation_seconds
 
     @property
     def validation_share(self) -> float:

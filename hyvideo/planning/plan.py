@@ -88,7 +88,10 @@ def length_rows(run: PlannedRun) -> list[Row]:
         stages = ", ".join(f"{name} {number(time)} s" for name, time in stage_seconds(run).items())
         rows = [
             ("whole run", _hours(run, length)),
-            ("", f"predicted, not measured, at {run.hardware.rate:g} TFLOP/s ({run.hardware.name})"),
+            (
+                "",
+                f"predicted, not measured, at {run.hardware.rate:g} TFLOP/s ({run.hardware.name})",
+            ),
             ("seconds", stages),
         ]
         if length.seconds > _WEEK:

@@ -108,7 +108,10 @@ def recommendation(run: PlannedRun, words: list[str]) -> list[str]:
     changed = run.with_settings(**change)
     more = iteration_flops(resolve_auto(changed)) / iteration_flops(resolve_auto(run))
     rows.append(
-        ("", f"{memory(changed).needed_gib:.1f} GiB, {more:.2f} times the operations; {flags(change)}")
+        (
+            "",
+            f"{memory(changed).needed_gib:.1f} GiB, {more:.2f} times the operations; {flags(change)}",
+        )
     )
     return [*lines_of(rows), f"too large: {size}; the command above fits"]
 

@@ -16,7 +16,6 @@ from hyvideo.models.family import (
 )
 from hyvideo.models.loading import load_vae
 from hyvideo.models.registry import packages
-from hyvideo.models.sizes import sizes_module
 from hyvideo.settings.config import Config
 from tests.stock_models import stock_twin
 
@@ -38,11 +37,10 @@ def test_a_class_without_a_family_raises_an_error(model):
         family_of(model)
 
 
-def test_every_family_has_sizes_and_names_classes_of_diffusers():
+def test_every_family_names_classes_of_diffusers():
     import diffusers
 
     for family in families():
-        assert {"read", "released"} <= vars(sizes_module(family.name)).keys()
         for component in (family.transformer, family.vae):
             assert (
                 hasattr(diffusers, component.class_name)

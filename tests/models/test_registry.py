@@ -169,20 +169,18 @@ def test_a_changed_file_of_a_subpackage_is_noticed_on_resume(outside):
 
 
 def test_a_module_that_ends_the_program_is_an_error(outside):
-    (outside / "sizes.py").write_text("exit(0)")
+    (outside / "thin.py").write_text("exit(0)")
     register(str(outside))
-    with pytest.raises(
-        ValueError, match="family 'outside.sizes' cannot be imported: SystemExit: 0"
-    ):
-        module_of("outside", "sizes")
+    with pytest.raises(ValueError, match="family 'outside.thin' cannot be imported: SystemExit: 0"):
+        module_of("outside", "thin")
 
 
 def test_a_missing_module_is_named(outside):
     register(str(outside))
-    with pytest.raises(ValueError, match=f"the family in {outside} needs a file sizes.py"):
-        module_of("outside", "sizes")
+    with pytest.raises(ValueError, match=f"the family in {outside} needs a file thin.py"):
+        module_of("outside", "thin")
     with pytest.raises(ValueError, match="one of hunyuan_video15, wan, .*got 'none'"):
-        module_of("none", "sizes")
+        module_of("none", "thin")
 
 
 def test_a_class_of_no_family_is_an_error_that_names_the_setting(tmp_path):

@@ -179,6 +179,10 @@ def add_memory(parser: Parser) -> None:
         "without overlap"
     )
     memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
+    words = (
+        "print the memory that each way of offloading needs, for a GPU such as RTX 4090, and exit"
+    )
+    memory.add_argument("--print_memory", metavar="GPU", help=words)
 
 
 def add_best_of(parser: Parser) -> None:
@@ -461,6 +465,9 @@ def check_noise(options: argparse.Namespace, requests: list, root: str, version:
 def run(options: argparse.Namespace) -> list[str]:
     """Generate the videos; return the problems of those that best of n could not choose."""
     convert_reference_flags(options)
+    if options.print_memory:
+        print_memory(options)
+        return []
     check(options)
 
     from hyvideo.distributed import mesh as ranks
@@ -505,6 +512,18 @@ def run(options: argparse.Namespace) -> list[str]:
     ranks.stop()
     write_page(options, folder, videos)
     return problems
+
+
+def print_memory(options: argparse.Namespace) -> None:
+    """Print the memory of each way of offloading for a video of this size."""
+    from hyvideo.planning.generation import memory_lines
+
+    recipe = generation_settings(options, has_images=bool(options.image_path))
+    height, width = size_of(options, recipe, options.image_path)
+    config = recipe.config.with_settings(
+        height=height, width=width, sample_n_frames=recipe.sampling.frames
+    )
+    print("\n".join(memory_lines(config, options.print_memory)))
 
 
 def generation_settings(options: argparse.Namespace, has_images: bool):

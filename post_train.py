@@ -18,8 +18,6 @@ import yaml
 from hyvideo.data.files import is_storage_failure
 from hyvideo.data.text import labelled, lines_of, shorten
 from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
-from hyvideo.planning.length_text import planned_run, start_lines
-from hyvideo.planning.report import recommendation
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import CommandLine, parse
 from hyvideo.settings.config import Config
@@ -92,9 +90,9 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         )
         return 1 if is_failure else 2  # launchers repeat the first
 
-    from hyvideo.checks.pilot import print_pilot
     from hyvideo.data.run_folder import NotOwner
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.planning.pilot import print_pilot
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
@@ -128,9 +126,7 @@ def show(command: CommandLine) -> None:
     world_size = command.world_size or started
     if command.world_size is None and started == 1:
         world_size = planned_world_size(config, command.file)
-    hardware = hardware_of(command.gpu) if command.gpu else Hardware()
-    if command.gpu_memory:
-        hardware = replace(hardware, gpu_memory=command.gpu_memory)
+    hardware = planned_hardware(command)
     inputs = check(config, world_size, file=command.file, on_this_machine=False)
     if processes.rank() != 0:
         return
@@ -152,15 +148,27 @@ def show(command: CommandLine) -> None:
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
-    print_plan(inputs, start_lines(inputs, config.model.device, hardware))
+    from hyvideo.planning.memory import memory
+    from hyvideo.planning.plan import memory_table, plan_lines, planned_run
+    from hyvideo.planning.recommendation import recommendation
+    from hyvideo.training.machine import missing_requirements
+
+    print_plan(inputs, plan_lines(inputs, config.model.device, hardware))
     if command.gpu or command.gpu_memory:
         planned = planned_run(inputs, config.model.device, hardware)
+        print("\n".join(["", *memory_table(memory(planned)), ""]))
         print("\n".join(recommendation(planned, command.words)))
-
-    from hyvideo.training.machine import missing_requirements
 
     for line in lines_of(labelled("missing on this host", missing_requirements(inputs))):
         print(line)
+
+
+def planned_hardware(command: CommandLine):
+    """Return the GPU to plan for. Raises ValueError for an unknown one."""
+    hardware = hardware_of(command.gpu) if command.gpu else Hardware()
+    if command.gpu_memory:
+        hardware = replace(hardware, gpu_memory=command.gpu_memory)
+    return hardware
 
 
 def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None = None) -> None:
@@ -189,13 +197,14 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first
     iteration.
     """
+    from hyvideo.planning.plan import plan_lines
     from hyvideo.training.gpu_driver import cudnn_problem
     from hyvideo.training.machine import device_name, gpu_memory
 
     device = trainer.device
     as_run = inputs.with_config(trainer.config)  # without ``auto``
     hardware = hardware_of_device(device_name(device), gpu_memory(device))
-    cost = start_lines(as_run, device.type, hardware)
+    cost = plan_lines(as_run, device.type, hardware)
     print_plan(inputs, cost, command.flags)
     trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]

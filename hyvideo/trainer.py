@@ -40,7 +40,7 @@ from hyvideo.data.text import describe_error
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.distributed.collectives import all_arrive, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.planning.hardware import gpu_rates
+from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import write_config
@@ -398,7 +398,9 @@ class Trainer:
         self.run.scorer.spans.clear()
         cost = self.run.objective.cost
         has_peak = self.device.type == "cuda" and self.config.model.dtype != "fp32"
-        peak, _ = gpu_rates(torch.cuda.get_device_name(self.device)) if has_peak else (0.0, 0.0)
+        peak = 0.0
+        if has_peak:
+            peak = hardware_of_device(torch.cuda.get_device_name(self.device), 0.0).peak
         self.progress.timer = StageTimer(
             self.device, self.progress.enter, flops=lambda: cost.flops, peak=peak
         )

@@ -16,21 +16,21 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.checks.rehearsal.pairs import lacks_pairs, write_pairs
-from hyvideo.checks.rehearsal.settings import (
-    Change,
-    heads_of,
-    processes_of,
-    reduced,
-    validation_requests,
-)
-from hyvideo.checks.rehearsal.stages import run_stage, stages_of
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import new_folder_problem
 from hyvideo.data.prompts import Request, write_requests
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.planning.rehearsal.pairs import lacks_pairs, write_pairs
+from hyvideo.planning.rehearsal.settings import (
+    Change,
+    heads_of,
+    processes_of,
+    reduced,
+    validation_requests,
+)
+from hyvideo.planning.rehearsal.stages import run_stage, stages_of
 from hyvideo.settings.command_line import MAX_WORLD_SIZE, parse
 from hyvideo.settings.config import Config
 from hyvideo.settings.layout import planned_world_size
@@ -38,7 +38,7 @@ from hyvideo.settings.rules import check
 
 NOT_COVERED = (
     "released weights: rewards, gradients and videos mean nothing here",
-    "speed and GPU memory: scripts.plan predicts them, and post_train.py --pilot measures them",
+    "speed and GPU memory: post_train.py --print_config predicts them, and post_train.py --pilot measures them",
     "GPU kernels, torch.compile and NCCL: scripts.gpu_check tests them on one GPU",
     "attention over more than 1,024 tokens, and the decoder in training: cheap operations with the "
     "same shapes",
@@ -173,7 +173,7 @@ def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
 
 def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
     """Return what is missing or wrong in the files that a stage has left in ``folder``."""
-    from hyvideo.checks.rehearsal.checks import run_problems, video_problems
+    from hyvideo.planning.rehearsal.checks import run_problems, video_problems
 
     if stage in ("train", "resume"):
         return run_problems(folder / "run", config, iterations=1 if stage == "train" else 2)

@@ -25,7 +25,7 @@ LAYERS = (
     ("training", "miniature"),
     ("validation",),
     ("report",),
-    ("generation", "checks"),
+    ("generation",),
     ("trainer",),
 )
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}

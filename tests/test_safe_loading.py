@@ -24,7 +24,7 @@ ALLOWED = {
     "hyvideo/data/yaml_files.py": {"yaml.SafeLoader"},
     # Runs a sampler's file that the user passes by a flag, as for scorers.
     # Runs post_train.py or generate.py, as the rehearsal names them.
-    "hyvideo/checks/rehearsal/stand_ins.py": {"runpy.run_path"},
+    "hyvideo/planning/rehearsal/stand_ins.py": {"runpy.run_path"},
 }
 _BUILTINS = ("eval", "exec", "__import__")
 _MODULES = {

@@ -12,7 +12,7 @@ import torch
 
 from hyvideo.data.run_folder import LEASE, NotOwner, RunRecord, claim, write_record
 from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.cost import forwards_per_rollout
+from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.report.run_summary import print_summary
 from hyvideo.schedulers.schedule import Schedule

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from hyvideo.models.family import family_of
 from hyvideo.models.gpu_memory import free_bytes
 from hyvideo.models.offload import device_of, on_device
-from hyvideo.models.sizes import sizes_module
+from hyvideo.models.sizes import decoding_memory
 
 _SMALLER_TILES = (256, 192, 128, 64)  # pixels
 _NUM_TRIED = 4  # kernels that cuDNN measures for each convolution of a new shape
@@ -51,16 +51,20 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     """Return the decoded videos. Shapes: (batch, channels, frames, height, width).
 
     ``tiles`` (`distributed.tiles.Tiles`) decodes one tile after another, perhaps on several ranks.
-    If the memory that `Sizes` predicts for the current tiles is not free, or after an
+    If the memory that `DecodingMemory` predicts for the current tiles is not free, or after an
     OutOfMemoryError, tiles become smaller and remain so.
     """
-    family, (videos, _, *latent_size) = family_of(vae), latents.shape
-    config = dict(vae.config) | {"_class_name": family.vae.class_name}
-    sizes = sizes_module(family.name).read({"_class_name": family.transformer.class_name}, config)
-    size = sizes.video_size(*latent_size)
+    family = family_of(vae)
+    videos, channels, latent_frames, latent_height, latent_width = latents.shape
+    _, temporal, spatial, *_ = family.latents(vae.config)
+    size = (
+        (latent_frames - 1) * temporal + 1,
+        latent_height * spatial,
+        latent_width * spatial,
+    )
+    measured = decoding_memory(family.name, channels)
     needed = {
-        tile: sizes.decoding_bytes(videos, size, tile, vae.dtype.itemsize)
-        for tile in _tiles(vae, size)
+        tile: measured.bytes(videos, size, tile, vae.dtype.itemsize) for tile in _tiles(vae, size)
     }
     available = free_bytes(latents.device)
     fitting = [

@@ -3,8 +3,7 @@ per package.
 
 A family is a package in ``hyvideo/models`` or outside the repository (`registry`). Its
 ``__init__`` lists ``CLASS_NAMES``, the ``_class_name`` values in its models' config.json; its
-``family.py`` defines ``FAMILY``; its ``sizes.py`` counts parameters and FLOPs for the planner. A
-model's class determines its family. docs/add_a_model.md shows how to write one.
+``family.py`` defines ``FAMILY``. A model's class determines its family. docs/add_a_model.md shows how to write one.
 """
 
 import types
@@ -197,11 +196,16 @@ def family_of(model: nn.Module | str) -> Family:
 
 def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
     """Build a model of diffusers' class with diffusers' initialization."""
-    import diffusers
-
-    model = (component.build or getattr(diffusers, component.class_name))(**arguments)
+    model = model_class(component)(**arguments)
     component.finish(model)
     return model
+
+
+def model_class(component: Component) -> Callable[..., nn.Module]:
+    """Return diffusers' class of a component, or the function that builds its model."""
+    import diffusers
+
+    return component.build or getattr(diffusers, component.class_name)
 
 
 def component_of(model: nn.Module) -> Component:

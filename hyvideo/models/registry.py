@@ -85,7 +85,7 @@ def packages() -> dict[str, str]:
 
 
 def module_of(family: str, part: str) -> ModuleType:
-    """Import a module of a family's package, such as ``sizes``.
+    """Import a module of a family's package, such as ``thin``.
 
     Raises ValueError if the family is unknown or has no such module.
     """
@@ -98,6 +98,16 @@ def module_of(family: str, part: str) -> ModuleType:
     if importlib.util.find_spec(name) is None:
         raise ValueError(f"the family in {_FOLDERS[family]} needs a file {part}.py; {_HELP}")
     return _import(name)
+
+
+def folder_of(family: str) -> Path:
+    """Return the folder of a family's package."""
+    return _FOLDERS[family]
+
+
+def is_built_in(family: str) -> bool:
+    """Return whether a family belongs to this repository's packages, whose settings need no torch."""
+    return _MODULES[family].startswith("hyvideo.")
 
 
 def family_files(location: str) -> list[Path]:

@@ -24,15 +24,27 @@ def tokens_inside_attention(run: PlannedRun) -> float:
     )
 
 
+def mlp_ratio(run: PlannedRun) -> float:
+    """Return the width of the MLP's hidden layer in units of the transformer's width."""
+    return run.parameters.largest_matrix / run.architecture.width**2
+
+
+def saved_widths(run: PlannedRun) -> float:
+    """Return the widths that a block saves per token for its backward pass: the MLP's hidden layer
+    twice, before and after its activation.
+    """
+    return run.architecture.memory.saved + 2 * mlp_ratio(run)
+
+
 def kept_bytes(run: PlannedRun) -> float:
     """Return the bytes that all blocks keep from the forward pass to the backward pass."""
     samples = run.settings.mini_batch_size_per_update * run.config.num_branches
     if run.checkpointing == "none":
-        per_block = tokens_outside_attention(run) * run.architecture.saved_widths
+        per_block = tokens_outside_attention(run) * saved_widths(run)
     else:
         per_block = tokens_outside_attention(run)  # the block's input
     if run.checkpointing == "selective":
-        per_block += run.architecture.num_attentions * tokens_inside_attention(run)
+        per_block += run.architecture.memory.num_attentions * tokens_inside_attention(run)
     return run.architecture.num_layers * samples * per_block * _width_bytes(run)
 
 
@@ -40,9 +52,10 @@ def block_bytes(run: PlannedRun) -> float:
     """Return the additional bytes of the backward pass of one block: recomputed activations and
     gradients.
     """
-    widths = run.architecture.backward_widths + _adapted_widths(run)
+    block = run.architecture.memory
+    widths = block.backward + block.backward_mlp * mlp_ratio(run) + _adapted_widths(run)
     if run.checkpointing != "none":
-        widths += run.architecture.saved_widths
+        widths += saved_widths(run)
     samples = run.samples_at_once(run.settings.mini_batch_size_per_update)
     return samples * tokens_outside_attention(run) * widths * _width_bytes(run)
 
@@ -51,13 +64,15 @@ def inference_bytes(run: PlannedRun, samples: int) -> float:
     """Return the peak bytes of a forward pass without gradient, in the MLP or attention, for
     ``samples`` videos.
     """
-    widths = run.architecture.inference_widths + _adapted_widths(run)
+    block = run.architecture.memory
+    widths = max(block.inference_at_least, block.inference + 2 * mlp_ratio(run))
+    widths += _adapted_widths(run)
     return run.samples_at_once(samples) * tokens_outside_attention(run) * widths * _width_bytes(run)
 
 
 def _adapted_widths(run: PlannedRun) -> float:
     """Return the additional widths of a LoRA: the hidden layer of the MLP a second time."""
-    return run.architecture.mlp_ratio if run.settings.lora_rank else 0.0
+    return mlp_ratio(run) if run.settings.lora_rank else 0.0
 
 
 def _width_bytes(run: PlannedRun) -> int:

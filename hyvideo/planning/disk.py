@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyvideo.data.files import free_disk
 from hyvideo.data.text import quote
-from hyvideo.planning.cost import duration
+from hyvideo.planning.hours import iteration_seconds
 from hyvideo.planning.memory import GIB
 from hyvideo.planning.persistent import optimizer_bytes, trained_bytes
 from hyvideo.planning.planned_run import PlannedRun
@@ -54,7 +54,7 @@ def num_saves(run: PlannedRun) -> int:
         return by_interval
     if not run.is_timed:
         return steps
-    by_time = math.ceil(steps * duration(run).total / (60 * record.save_minutes))
+    by_time = math.ceil(steps * iteration_seconds(run) / (60 * record.save_minutes))
     return min(steps, by_interval + by_time)
 
 
@@ -93,11 +93,11 @@ def check_room(run: PlannedRun) -> None:
     Raises ValueError if it lacks space for one checkpoint and the encoded prompts. Videos and logs
     only grow over the run, and training continues without them if the disk is full.
     """
-    folder, each = Path(run.settings.output_dir), checkpoint_bytes(run)
-    free, more = (
-        free_disk(folder),
-        max(1, max_checkpoints(run) - len(list(folder.glob("checkpoints/[0-9]*")))),
-    )
+    folder = Path(run.settings.output_dir)
+    each = checkpoint_bytes(run)
+    free = free_disk(folder)
+    present = len(list(folder.glob("checkpoints/[0-9]*")))
+    more = max(1, max_checkpoints(run) - present)
     others = sum(size for kind, size in disk_bytes(run).items() if kind != "checkpoints")
     rule = (
         f"output_dir must have room for {more} more checkpoints of {each / GIB:.1f} GiB and "

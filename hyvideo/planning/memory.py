@@ -97,7 +97,7 @@ def _items(run: PlannedRun) -> _Items:
     has_videoalign = "videoalign" in settings.reward_model and run.reward_bytes
     scoring = scorers | {"scoring": SCORING if has_videoalign else 0.0}
     return _Items(
-        vae={"VAE": run.architecture.vae_parameters * BYTES[settings.vae_dtype]},
+        vae={"VAE": run.parameters.vae * BYTES[settings.vae_dtype]},
         scorers=scorers,
         scoring=scoring,
         beside={} if settings.score_between_stages else scoring,

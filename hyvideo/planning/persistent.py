@@ -10,7 +10,7 @@ from hyvideo.planning.planned_run import BYTES, PlannedRun
 def trained_parameters(run: PlannedRun) -> int:
     """Return the number of trained parameters: of the LoRA, or all."""
     rank = run.settings.lora_rank
-    return run.architecture.lora_parameters(rank) if rank else run.architecture.parameters
+    return rank * run.parameters.per_lora_rank if rank else run.parameters.total
 
 
 def trained_bytes(run: PlannedRun) -> float:
@@ -25,12 +25,11 @@ def parameter_bytes(run: PlannedRun) -> float:
     """
     if not run.settings.lora_rank:
         return trained_bytes(run)
-    model = run.architecture
-    in_fp8 = model.matrix_parameters if run.settings.base_weight_dtype == "fp8" else 0
-    on_cpu = model.modulation_parameters if run.caches_modulation else 0
-    frozen = (
-        in_fp8 * (1 + 4 / model.width) + (model.parameters - in_fp8 - on_cpu) * run.compute_bytes
-    )
+    counted = run.parameters
+    in_fp8 = counted.matrices if run.settings.base_weight_dtype == "fp8" else 0
+    on_cpu = counted.modulation if run.caches_modulation else 0
+    scales = 4 * in_fp8 / run.architecture.width
+    frozen = in_fp8 + scales + (counted.total - in_fp8 - on_cpu) * run.compute_bytes
     return trained_bytes(run) + frozen / run.num_shards
 
 
@@ -43,7 +42,7 @@ def modulation_bytes(run: PlannedRun) -> float:
     """
     if not run.caches_modulation:
         return 0.0
-    model, settings = run.architecture, run.settings
+    settings = run.settings
     timesteps = [settings.grpo_sampling_steps]
     if run.validation:
         timesteps.append(run.validation.settings.grpo_sampling_steps)
@@ -53,15 +52,16 @@ def modulation_bytes(run: PlannedRun) -> float:
         timesteps.append(levels * run.rollouts_per_replica * (1 + levels_of_derivative))
     if run.config.objective.trains == "path":
         timesteps.append(run.plan.num_anchor_steps)
-    return max(timesteps) * model.modulation_parameters / (model.width + 1) * run.compute_bytes
+    outputs = run.parameters.modulation / (run.architecture.width + 1)
+    return max(timesteps) * outputs * run.compute_bytes
 
 
 def optimizer_bytes(run: PlannedRun) -> float:
     """Return the bytes of the optimizer state: two moments of AdamW, one of Muon, in the precision
     of parameters.
     """
-    model = run.architecture
-    hidden = 0.0 if run.settings.lora_rank else model.matrix_parameters / model.parameters
+    counted = run.parameters
+    hidden = 0.0 if run.settings.lora_rank else counted.matrices / counted.total
     by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
     return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
 
@@ -74,17 +74,18 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     parameters. The backward pass adds the block's gradient and its float32 buffer. Without FSDP,
     autocast keeps a cast copy of every weight.
     """
-    model, settings = run.architecture, run.settings
+    model = run.parameters
+    settings = run.settings
     if settings.lora_rank and settings.base_weight_dtype == "fp8":
         # the largest matrix: two float32 copies and one in bf16
-        return 10 * model.hidden * model.width
+        return 10 * model.largest_matrix
     if not settings.enable_fsdp:
         needs_cast = run.compute_bytes < run.master_bytes and not settings.lora_rank
-        return model.parameters * run.compute_bytes if needs_cast else 0.0
-    gathered = (3 if settings.reshard_after_forward else model.num_layers) * model.block_parameters
-    total = (model.root_parameters + gathered) * run.compute_bytes
+        return model.total * run.compute_bytes if needs_cast else 0.0
+    blocks = 3 if settings.reshard_after_forward else model.num_blocks
+    total = (model.root + blocks * model.block) * run.compute_bytes
     if with_gradient and not settings.lora_rank:
-        total += model.block_parameters * (run.compute_bytes + 4)
+        total += model.block * (run.compute_bytes + 4)
     return total
 
 
@@ -102,32 +103,36 @@ def pinned_bytes(run: PlannedRun) -> dict[str, float]:
     if run.settings.reference_mode_offload and run.settings.ema_decay:
         found["EMA"] = trained_bytes(run)
     if run.caches_modulation:
-        model = run.architecture
-        each = model.modulation_parameters * run.compute_bytes / model.num_modulations
+        model = run.parameters
+        each = model.modulation * run.compute_bytes / model.num_modulations
         found["modulation layers"] = model.num_modulations * 2 ** math.ceil(math.log2(each))
     return found
 
 
 def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:
     """Return the bytes of the encoders, unsharded on every rank; 0 if their sizes are unknown."""
-    if not run.architecture.is_released:
+    if not run.architecture.has_released_encoders:
         return 0.0
-    size = BYTES[run.settings.encoder_dtype]
-    return run.architecture.encoder_bytes(size, with_images=run.has_images, in_groups=in_groups)
+    known = run.architecture.memory
+    parameters = known.encoders_in_groups if in_groups else known.encoders
+    if run.has_images:
+        parameters += known.image_encoder
+    return parameters * BYTES[run.settings.encoder_dtype] + 4 * known.float32_encoders
 
 
 def decoding_bytes(run: PlannedRun) -> float:
     videos, tile = run.settings.decode_batch_size, run.settings.vae_tile_size
-    return run.architecture.decoding_bytes(
-        videos, run.config.sampling.size, tile, BYTES[run.settings.vae_dtype]
-    )
+    value_bytes = BYTES[run.settings.vae_dtype]
+    return run.architecture.decoding.bytes(videos, run.config.sampling.size, tile, value_bytes)
 
 
 def reward_gradient_bytes(run: PlannedRun) -> float:
     """Return the peak bytes of decoding with a gradient, and of its backward pass."""
     videos = min(run.settings.decode_batch_size, run.settings.mini_batch_size_per_update)
-    tile, value_bytes = run.settings.vae_tile_size, BYTES[run.settings.vae_dtype]
-    return run.architecture.gradient_bytes(videos, run.config.sampling.size, tile, value_bytes)
+    tile = run.settings.vae_tile_size
+    value_bytes = BYTES[run.settings.vae_dtype]
+    size = run.config.sampling.size
+    return run.architecture.decoding.gradient_bytes(videos, size, tile, value_bytes)
 
 
 def trajectory_bytes(run: PlannedRun) -> float:

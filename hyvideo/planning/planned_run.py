@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes
+from hyvideo.planning.flops import Flops, Parameters, count_flops, count_parameters
 from hyvideo.planning.hardware import Hardware
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
@@ -27,7 +28,7 @@ SCORING = 1.5 * 2**30
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """Settings and a transformer on ``world_size`` GPUs; `phases.resolve_auto` replaces ``auto``
+    """Settings and a transformer on ``world_size`` GPUs; `memory.resolve_auto` replaces ``auto``
     checkpointing.
     """
 
@@ -44,6 +45,17 @@ class PlannedRun:
         on_gpu = self.config.model.device != "cpu"
         return SimpleNamespace(**self.config.resolve_auto(on_gpu=on_gpu, recompute="auto").flat())
 
+    @cached_property
+    def parameters(self) -> Parameters:
+        """Numbers of parameters, counted without weights."""
+        targets = () if self.settings.pretrained_lora_path else self.settings.lora_target_modules
+        return count_parameters(self.architecture, tuple(targets))
+
+    @cached_property
+    def forward(self) -> Flops:
+        """FLOPs of a forward pass for one video and branch, counted without weights."""
+        return count_flops(self.architecture, self.config.sampling.size, self.text_tokens)
+
     @property
     def image_tokens(self) -> int:
         return self.architecture.image_tokens(*self.config.sampling.size)
@@ -51,7 +63,7 @@ class PlannedRun:
     @property
     def block_text_tokens(self) -> int:
         """Text tokens that pass through the blocks with the video's tokens."""
-        return self.architecture.block_text_tokens(self.text_tokens)
+        return self.text_tokens if self.architecture.memory.text_in_blocks else 0
 
     @property
     def caches_modulation(self) -> bool:
@@ -67,7 +79,7 @@ class PlannedRun:
             is_frozen
             and not is_sharded
             and settings.device != "cpu"
-            and self.architecture.modulation_parameters > 0
+            and self.architecture.memory.caches_modulation
         )
 
     @property
@@ -171,8 +183,11 @@ class PlannedRun:
 
     @property
     def is_timed(self) -> bool:
-        """True if hours can be predicted: for a released model on GPUs."""
-        return self.architecture.is_released and self.config.model.device != "cpu"
+        """True if hours can be predicted: on known GPUs, and not for the miniatures, which do not
+        fill them.
+        """
+        is_miniature = self.settings.transformer_version.startswith("miniature")
+        return self.config.model.device != "cpu" and self.hardware.rate > 0 and not is_miniature
 
     @cached_property
     def plan(self) -> Plan:
@@ -207,7 +222,7 @@ class PlannedRun:
         if not self.config.objective.needs_old_velocities or self.settings.gate_interval == 0:
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
-        if self.architecture.reads_ends:
+        if self.parameters.reads_ends:
             branches += 2 * self.plan.trained_branches
         return branches / self.rollouts_per_replica / self.settings.gate_interval
 
@@ -235,7 +250,7 @@ class PlannedRun:
         """Forward passes per rollout, all branches, for the derivatives of a flow map: two at each
         trained noise level.
         """
-        if self.config.objective.trains != "levels" or not self.architecture.reads_ends:
+        if self.config.objective.trains != "levels" or not self.parameters.reads_ends:
             return 0.0
         return 2 * self.plan.trained_branches * self.plan.num_trained_steps
 

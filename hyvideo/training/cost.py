@@ -1,32 +1,27 @@
 """Counts of forward passes and FLOPs of an iteration."""
 
-from dataclasses import replace
-
-from hyvideo.planning.cost import Pass, decode_flops, training_forwards, training_pass
+from hyvideo.planning.hours import decode_flops, training_flops, training_forwards
 from hyvideo.planning.planned_run import PlannedRun
 
 
 class Cost:
     """Forward passes of the transformer for this replica's rollouts; FLOPs of this rank without
-    recomputation.
+    recomputation, which are counted if ``counts_flops``.
     """
 
-    def __init__(self, run: PlannedRun):
-        self.run = run
+    def __init__(self, run: PlannedRun, *, counts_flops: bool):
         self.per_training_pass = training_forwards(run)
-        # unknown for other VAEs
-        self.decode_flops = decode_flops(run) if run.architecture.is_released else 0.0
-        self.start(run.text_tokens)
+        self.decode_flops = 0.0
+        self._flops_of = {"forward": 0.0, "training": 0.0}
+        if counts_flops:
+            plain = run.with_settings(enable_gradient_checkpointing=False)
+            self.decode_flops = decode_flops(run)
+            for kind, flops in (("forward", run.forward), ("training", training_flops(plain))):
+                self._flops_of[kind] = flops.total / run.settings.sp_size
+        self.start()
 
-    def start(self, text_tokens: int) -> None:
-        """Start an iteration whose prompts have ``text_tokens`` on average."""
-        run = replace(
-            self.run.with_settings(enable_gradient_checkpointing=False), text_tokens=text_tokens
-        )
-        self._flops_of = {
-            "forward": Pass().flops(run).total,
-            "training": training_pass(run).flops(run).total,
-        }
+    def start(self) -> None:
+        """Start an iteration."""
         self.forwards = 0.0
         self.flops = 0.0
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 import torch
@@ -80,7 +79,7 @@ class GivenVideos:
                 videos_of(examples, indices),
                 self.plan.num_trained_steps,
             )
-        self.cost.start(round(fmean(len(sample.text) for sample in rollouts.conditions.samples)))
+        self.cost.start()
         return rollouts, PendingRewards()
 
     def batch(

@@ -5,7 +5,6 @@ A batch is scored in the background while the next one is sampled, or after all 
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -146,7 +145,7 @@ class Rollouts:
                 requests, height=self.config.data.height, width=self.config.data.width
             )
             conditions = conditions.to(self.pipeline.device)
-        self.cost.start(round(fmean(len(sample.text) for sample in conditions.samples)))
+        self.cost.start()
         # With a guidance interval, all FSDP ranks must train the same step at the same time, to
         # make the same calls.
         is_guided = max(self.config.rollout.cfg_scale, self.config.anchor_cfg_scale) > 1

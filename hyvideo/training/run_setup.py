@@ -296,7 +296,7 @@ def make_objective(
     scorer: AsyncScorer,
 ) -> Objective:
     """Return the objective, after a trial of a custom one and of scorers with a gradient."""
-    cost = Cost(loaded.planned_run)
+    cost = Cost(loaded.planned_run, counts_flops=models.pipeline.device.type == "cuda")
     cls = objective_class(config.objective.name)
     objective = new_objective(cls, config, models.policy, models.pipeline, progress, cost)
     request = loaded.inputs.requests[0]

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from hyvideo.data.yaml_files import read_yaml
-from hyvideo.planning.cost import forwards_per_rollout
+from hyvideo.planning.hours import forwards_per_rollout
 from studies.recipes.runs import RUN_FLAGS, Recipe, Run, Study, reject_flags
 from studies.recipes.train_runs import planned
 

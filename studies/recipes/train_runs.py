@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.files import ROOT
 from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.hours import whole_run
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.planning.whole_run import whole_run
 from hyvideo.settings.rules import check
 from hyvideo.validation.reward_hacking.rule import check_output_dir
 from studies.recipes.runs import Progress, Run, Study, progress
@@ -63,7 +63,7 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     length = whole_run(whole)
     steps = config.optimizer.max_steps
     rollouts = whole.plan.rollouts
-    hours = length.gpu_hours if whole.architecture.is_released else 0.0
+    hours = length.gpu_hours if whole.is_timed else 0.0
     return RunPlan(
         run, progress(study.folder(run), config), steps, rollouts * steps, length.forwards, hours
     )

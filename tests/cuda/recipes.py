@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.models.sizes import Sizes, sizes_module
+from hyvideo.models.sizes import Sizes, released_sizes
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
@@ -44,14 +44,15 @@ class Recipe:
 
     def attention_tokens(self, size: tuple[int, int, int]) -> int:
         """Return the tokens of the blocks' self-attention."""
-        return self.sizes.image_tokens(*size) + self.sizes.block_text_tokens(TEXT_TOKENS)
+        text = TEXT_TOKENS if self.sizes.memory.text_in_blocks else 0
+        return self.sizes.image_tokens(*size) + text
 
 
 @functools.cache
 def recipe(name: str) -> Recipe:
     config = load_config(str(ROOT / "configs" / f"{name}.yaml")).resolved()
     version = config.model.transformer_version
-    return Recipe(name, config, sizes_module(RELEASED[version].family).released(version))
+    return Recipe(name, config, released_sizes(version))
 
 
 def released_recipes() -> list[Recipe]:

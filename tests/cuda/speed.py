@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import Family, families
-from hyvideo.models.sizes import ForwardFlops, Sizes, sizes_module
+from hyvideo.models.sizes import Sizes, read_sizes
+from hyvideo.planning.flops import Flops, flops_of_latents
 from tests.stock_models import stock_inputs
 
 
@@ -40,12 +41,12 @@ class Workload:
     @cached_property
     def architecture(self) -> Sizes:
         class_name = self.family.transformer.class_name
-        return sizes_module(self.family.name).read({"_class_name": class_name} | self.sizes, {})
+        return read_sizes(self.family.name, {"_class_name": class_name} | self.sizes, {})
 
     @property
-    def flops(self) -> ForwardFlops:
+    def flops(self) -> Flops:
         """FLOP of one forward pass of one branch."""
-        return self.architecture.forward(self.tokens, self.text_tokens)
+        return flops_of_latents(self.architecture, self.grid, self.text_tokens)
 
     def speed(self, seconds: float, rate: float, *, forwards: float = 1.0) -> dict[str, float]:
         """Return the speed of ``forwards`` forward passes in ``seconds``, and its share of ``rate``

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import released_sizes
+from hyvideo.planning.flops import count_decoding, count_parameters
 from tests.fake_cuda.counting import counted as counted_by
 
 pytestmark = pytest.mark.system
@@ -102,8 +103,8 @@ def attentions_beside_gathers(steps):
 
 def test_sharded_weights_are_copied_once_after_each_gather(counted):
     """The copy of bf16 weights from the gathered buffer reads and writes 2 bytes per parameter."""
-    released = Architecture(num_layers=2)
-    parameters = released.num_layers * released.block_parameters + released.root_parameters
+    released = count_parameters(released_sizes("480p_t2v"))
+    parameters = 2 * released.block + released.root
     for part, copies in (("sampling", 1), ("training", 2)):
         copied = counted["sharded"][part]["gigabytes"]["split_with_sizes_copy"]
         assert copied == pytest.approx(copies * 4 * parameters / 1e9, rel=0.01)
@@ -171,10 +172,10 @@ def test_an_offloaded_vae_is_on_the_device_only_while_it_decodes(counted):
 def test_a_tile_stays_within_its_traffic_and_the_planned_memory(counted, frames, gigabytes, peak):
     """256 x 256 pixels, float16; traffic in GB, convolutions included, memory in GiB."""
     found = counted["tiles"][str(frames)]
-    planned = Architecture().decoding_bytes(1, (frames, 256, 256), 256, 2) / 2**30
+    planned = released_sizes("480p_t2v").decoding.bytes(1, (frames, 256, 256), 256, 2) / 2**30
     assert found["gigabytes"] <= gigabytes and found["peak"] <= peak
     assert found["peak"] == pytest.approx(planned, rel=0.02)
-    flops = Architecture().decode_flops * frames * 256 * 256
+    flops = count_decoding(released_sizes("480p_t2v")) * frames * 256 * 256
     assert sum(found["teraflop"].values()) == pytest.approx(flops / 1e12, rel=0.02)
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
-from hyvideo.models.wan.sizes import released
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.command_line import parse
 from tests.conftest import ROOT
 from tests.fake_cuda.counting import counted as counted_by
+from tests.planning.simulated import with_layers
 
 
 def recipe(kind, **settings):
@@ -21,7 +21,8 @@ def recipe(kind, **settings):
         "activation_checkpointing": "full",
         "batch_size": 2,
     } | settings
-    return PlannedRun(config.with_settings(**changes), 1, Architecture(num_layers=2))
+    run = PlannedRun(config.with_settings(**changes), 1, released_sizes("480p_t2v"))
+    return with_layers(run, 2)
 
 
 def narrow(kind):
@@ -50,13 +51,13 @@ def test_the_plan_of_decoding_with_a_gradient_is_within_10_percent_of_the_counte
         "wan22,17,256,256,0",
     ]
     architectures = {
-        "hunyuan": (Architecture(), 2),
-        "wan": (released("wan2.1_t2v_1.3b"), 4),
-        "wan22": (released("wan2.2_ti2v_5b"), 4),
+        "hunyuan": (released_sizes("480p_t2v"), 2),
+        "wan": (released_sizes("wan2.1_t2v_1.3b"), 4),
+        "wan22": (released_sizes("wan2.2_ti2v_5b"), 4),
     }
     for name, counted in counted_by("tests.fake_cuda.decode_gradient", *names).items():
         family, frames, height, width, tile = name.split(",")
         architecture, value_bytes = architectures[family]
         size = int(frames), int(height), int(width)
-        planned = architecture.gradient_bytes(1, size, int(tile), value_bytes) / GIB
+        planned = architecture.decoding.gradient_bytes(1, size, int(tile), value_bytes) / GIB
         assert planned == pytest.approx(counted, rel=0.1), name

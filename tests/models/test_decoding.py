@@ -16,7 +16,7 @@ from hyvideo.models.decoding import (
     use_channels_last,
 )
 from hyvideo.models.family import family_of
-from hyvideo.models.sizes import sizes_module
+from hyvideo.models.sizes import decoding_memory
 from tests.tiny_wan import VAE as WAN
 
 GIB = 2**30
@@ -117,12 +117,9 @@ def test_an_error_in_the_smallest_tile_reaches_the_caller(monkeypatch):
 @FAMILIES
 def test_the_largest_tile_that_fits_the_free_memory_is_chosen(name, monkeypatch, capsys):
     vae, latents = with_latents(name, 256)
-    sizes = sizes_module(name).read(
-        {"_class_name": family_of(vae).transformer.class_name},
-        {**vae.config, "_class_name": type(vae).__name__},
-    )
+    memory = decoding_memory(name, latents.shape[1])
     needed = {
-        tile: sizes.decoding_bytes(1, (FRAMES, HEIGHT, WIDTH), tile, 4) * 1.1 + 0.5 * GIB
+        tile: memory.bytes(1, (FRAMES, HEIGHT, WIDTH), tile, 4) * 1.1 + 0.5 * GIB
         for tile in (256, 192)
     }
     free = needed[256]

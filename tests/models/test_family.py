@@ -32,6 +32,17 @@ def test_a_class_without_a_family_raises_an_error(model):
         family_of(model)
 
 
+def test_every_family_names_classes_of_diffusers():
+    import diffusers
+
+    for family in families():
+        for component in (family.transformer, family.vae):
+            assert (
+                hasattr(diffusers, component.class_name)
+                and packages()[component.class_name] == family.name
+            )
+
+
 def test_requests_determine_the_kinds_of_conditions(transformer):
     kinds = family_of(transformer).kinds
     assert kinds([]) == set() and kinds([Request("")]) == {"text"}

@@ -2,11 +2,14 @@
 AdamW.
 """
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
+from dataclasses import replace
+
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.config import Config
 
+RELEASED = released_sizes("480p_t2v")
 SETTINGS = {
     "enable_fsdp": True,
     "enable_gradient_checkpointing": True,
@@ -39,8 +42,15 @@ def simulated(world_size: int = 8, **changes) -> PlannedRun:
     return PlannedRun(
         Config().with_settings(**SETTINGS).with_settings(**changes).resolved(),
         world_size,
-        Architecture(),
+        RELEASED,
     )
+
+
+def with_layers(run: PlannedRun, num_layers: int) -> PlannedRun:
+    """Return the run of a transformer with fewer blocks."""
+    sizes = run.architecture
+    settings = {**sizes.transformer, "num_layers": num_layers}
+    return replace(run, architecture=replace(sizes, num_layers=num_layers, transformer=settings))
 
 
 def transformer_gib(run: PlannedRun) -> float:

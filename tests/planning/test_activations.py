@@ -4,19 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning import activations
-from hyvideo.planning.cost import training_pass
+from hyvideo.planning.hours import training_flops
 from tests.fake_cuda.counting import counted as counted_by
-from tests.planning.simulated import BLOCK_TEXT, simulated
+from tests.planning.simulated import BLOCK_TEXT, simulated, with_layers
 
 pytestmark = pytest.mark.system
 
-ONE_BLOCK = {"text_tokens": BLOCK_TEXT, "architecture": Architecture(num_layers=1)}
 SIZE = {"sample_n_frames": 81, "height": 480, "width": 864}
 RUNS = {
-    "all": replace(simulated(**SIZE), **ONE_BLOCK),
-    "lora": replace(simulated(**SIZE, lora_rank=32), **ONE_BLOCK),
+    "all": replace(with_layers(simulated(**SIZE), 1), text_tokens=BLOCK_TEXT),
+    "lora": replace(with_layers(simulated(**SIZE, lora_rank=32), 1), text_tokens=BLOCK_TEXT),
 }
 INPUT = (
     activations.tokens_outside_attention(RUNS["all"]) * 2048 * 2
@@ -58,9 +56,9 @@ def test_inference_bytes_match_the_allocations_of_a_forward_pass(counted, kind):
 @KINDS
 def test_block_bytes_match_the_allocations_of_a_backward_pass(counted, kind):
     weights = 2 * (
-        Architecture().block_parameters
+        simulated().parameters.block
         if kind == "all"
-        else Architecture().lora_parameters(32) / 54
+        else 32 * simulated().parameters.per_lora_rank / 54
     )
     held = counted[f"{kind} recomputed"]["backward"] + INPUT - weights
     assert activations.block_bytes(RUNS[kind]) == pytest.approx(held, rel=0.03)
@@ -80,13 +78,15 @@ def test_flops_of_a_block_match_torch_forward_and_backward(counted, kind, way, c
         "enable_gradient_checkpointing": checkpointing != "none",
         "activation_checkpointing": checkpointing if way in ("selective", "recomputed") else "full",
     }
-    forward = run.architecture.forward(run.image_tokens, run.text_tokens)
-    changed = run.with_settings(**changes)
-    planned = training_pass(changed).flops(changed) if checkpointing else forward
-    assert planned.attention == pytest.approx(found["attention"], rel=1e-6)
-    assert planned.products == pytest.approx(
-        found["products"], rel=1e-3 if kind == "all" else 0.035
+    one = run.with_settings(**changes)
+    two = with_layers(one, 2)
+    of_one, of_two = (
+        training_flops(each) if checkpointing else each.forward for each in (one, two)
     )
+    attention = of_two.attention - of_one.attention
+    assert attention == pytest.approx(found["attention"], rel=1e-6)
+    products = of_two.products - of_one.products
+    assert products == pytest.approx(found["products"], rel=1e-3 if kind == "all" else 0.035)
 
 
 def test_batched_samples_and_branches_hold_the_sum_of_their_bytes():

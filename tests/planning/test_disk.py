@@ -4,11 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
-from hyvideo.models.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture, released_sizes
 from hyvideo.planning import disk
-from hyvideo.planning.cost import duration
 from hyvideo.planning.disk import check_room, checkpoint_bytes, disk_bytes, max_checkpoints
+from hyvideo.planning.hours import iteration_seconds
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
@@ -20,7 +19,9 @@ GIB = 2**30
 
 def planned(config=None, world_size=8, **settings):
     architecture = (
-        read_architecture(str(ROOT / "assets/miniature"), "miniature") if config else Architecture()
+        read_architecture(str(ROOT / "assets/miniature"), "miniature")
+        if config
+        else released_sizes("480p_t2v")
     )
     config = config or load_config(str(ROOT / "configs/hunyuanvideo15_480p_8gpu.yaml"))
     return PlannedRun(config.with_settings(**settings), world_size, architecture)
@@ -63,11 +64,11 @@ def test_the_number_of_checkpoints_includes_the_one_being_written(limit, every, 
 
 
 def test_saves_by_the_clock_count_until_the_limit():
-    """An iteration takes 129 s, so that a run of 30 iterations saves at its end and, by the clock,
+    """An iteration takes 119 s, so that a run of 40 iterations saves at its end and, by the clock,
     at most twice.
     """
-    by_clock = planned(max_steps=30, save_interval=50, save_minutes=60, save_total_limit=0)
-    assert 3600 < 30 * duration(by_clock).total < 7200
+    by_clock = planned(max_steps=40, save_interval=50, save_minutes=60, save_total_limit=0)
+    assert 3600 < 40 * iteration_seconds(by_clock) < 7200
     assert max_checkpoints(by_clock) == 3
     assert max_checkpoints(by_clock.with_settings(save_total_limit=1)) == 2
     assert max_checkpoints(by_clock.with_settings(save_minutes=0)) == 1

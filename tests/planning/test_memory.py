@@ -6,14 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.planning import activations
+from hyvideo.planning.flops import count_parameters
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import GIB, memory, resolve_auto
 from hyvideo.planning.persistent import decoding_bytes, encoder_bytes, pinned_bytes
-from tests.planning.simulated import LORA, simulated, transformer_gib
+from tests.planning.simulated import LORA, simulated, transformer_gib, with_layers
+from tests.planning.simulated import RELEASED as RELEASED_SIZES
 
-RELEASED = Architecture()
+RELEASED = count_parameters(RELEASED_SIZES)
 HD = {"height": 720, "width": 1280}
 
 # 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the
@@ -33,9 +34,7 @@ SIMULATED = [
 
 @pytest.mark.parametrize("gib, world_size, sp_size, changes", SIMULATED)
 def test_peaks_match_the_simulation(gib, world_size, sp_size, changes):
-    run = replace(
-        simulated(world_size, sp_size=sp_size, **changes), architecture=Architecture(num_layers=6)
-    )
+    run = with_layers(simulated(world_size, sp_size=sp_size, **changes), 6)
     assert transformer_gib(run) == pytest.approx(gib, rel=0.07)
 
 
@@ -73,7 +72,7 @@ def test_tiling_bounds_the_memory_of_decoding():
 
 def test_states_are_bytes_per_parameter():
     items = memory(simulated(ema_decay=0.99)).phases["backward ends"]
-    share = RELEASED.parameters / 8
+    share = RELEASED.total / 8
     sizes = {"parameters": 4, "gradients": 4, "optimizer state": 8, "EMA": 4, "anchor": 4}
     assert {name: items[name] / share for name in sizes} == sizes
 
@@ -89,14 +88,14 @@ def test_states_are_bytes_per_parameter():
 )
 def test_settings_change_the_bytes_per_parameter(changes, sizes):
     items = memory(simulated(**changes)).phases["backward ends"]
-    assert {name: items[name] * 8 / RELEASED.parameters for name in sizes} == sizes
+    assert {name: items[name] * 8 / RELEASED.total for name in sizes} == sizes
 
 
 def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
     for items in offloaded.phases.values():
         assert items["anchor"] == items["EMA"] == 0
-    share = 4 * RELEASED.parameters / 8
+    share = 4 * RELEASED.total / 8
     offloaded = {"reference_mode_offload": True}
     assert pinned_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
     assert (
@@ -117,7 +116,7 @@ def test_replicas_of_the_shards_hold_larger_shards():
 
 def test_without_resharding_all_blocks_stay_gathered():
     kept = memory(simulated(reshard_after_forward=False)).phases["rollout"]["working weights"]
-    assert kept == 2 * RELEASED.parameters
+    assert kept == 2 * RELEASED.total
 
 
 def test_without_fsdp_all_weights_are_unsharded_and_cast():
@@ -125,8 +124,8 @@ def test_without_fsdp_all_weights_are_unsharded_and_cast():
         memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"]
         for dtype in ("bf16", "fp32")
     )
-    assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.parameters
-    assert whole["working weights"] == 2 * RELEASED.parameters
+    assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.total
+    assert whole["working weights"] == 2 * RELEASED.total
     assert in_float32["working weights"] == 0
 
 
@@ -136,7 +135,7 @@ def test_accumulated_gradients_coexist_with_the_next_activations():
         memory(simulated(timestep_fraction=n / 20)).phases["backward begins"] for n in (1, 20)
     )
     assert single["gradients"] == 0
-    assert many["gradients"] == pytest.approx(4 * RELEASED.parameters / 8)
+    assert many["gradients"] == pytest.approx(4 * RELEASED.total / 8)
 
 
 def test_guidance_in_two_passes_keeps_both_inputs_and_recomputes_one():
@@ -232,7 +231,7 @@ def test_fp8_stores_a_byte_per_frozen_matrix_weight_and_a_scale_per_row():
         for kind in ("bf16", "fp8")
     )
     saved = bf16.phases["rollout"]["parameters"] - fp8.phases["rollout"]["parameters"]
-    assert saved == pytest.approx(RELEASED.matrix_parameters, rel=0.003)
+    assert saved == pytest.approx(RELEASED.matrices, rel=0.003)
     one_matrix = 4 * 2048 * 2048
     assert one_matrix * 2 < fp8.phases["rollout"]["working weights"] < one_matrix * 12
 

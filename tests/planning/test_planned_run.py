@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.command_line import load_config
 
-RELEASED = Architecture()
+RELEASED = released_sizes("480p_t2v")
 CONFIG = load_config(
     Path(__file__).parents[2] / "configs" / "hunyuanvideo15_480p_8gpu.yaml", sp_size=2, batch_size=2
 )

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hyvideo.planning.hardware import gpu_rates
+from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records import stage_timer
 from hyvideo.records.stage_timer import StageTimer, write_timeline
 
@@ -96,4 +96,4 @@ def test_the_timeline_has_what_runs_during_the_iteration(monkeypatch, tmp_path):
     ],
 )
 def test_peaks_are_those_of_whole_known_gpus(name, peak):
-    assert gpu_rates(name)[0] == peak
+    assert hardware_of_device(name, 80.0).peak == peak

@@ -9,9 +9,8 @@ import torch
 
 from hyvideo.models.family import prepare
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.loading import transformer_on_meta
-from hyvideo.models.sizes import read_architecture, sizes_module
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.sizes import read_architecture, released_sizes
+from hyvideo.planning.flops import count_parameters
 from scripts.gpu_check import NUMBERS, PARTS, WITHOUT_AV, main
 from tests.conftest import ROOT
 from tests.cuda import full_width, workload
@@ -58,10 +57,10 @@ def test_the_first_checks_pass_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
 @pytest.mark.parametrize("version", ["480p_t2v_distilled", "wan2.1_t2v_1.3b"])
 def test_the_checkpoints_of_the_pilots_have_the_released_sizes(tmp_path, version):
     full_width.write(tmp_path / "checkpoints", version, ["a cat"], is_tiny=False)
-    released = sizes_module(version_defaults(version).family).released(version)
-    assert read_architecture(tmp_path / "checkpoints", version) == released
-    transformer = transformer_on_meta(tmp_path / "checkpoints", version)
-    assert sum(parameter.numel() for parameter in transformer.parameters()) == released.parameters
+    released = released_sizes(version)
+    written = read_architecture(tmp_path / "checkpoints", version)
+    assert count_parameters(written) == count_parameters(released)
+    assert written.image_tokens(81, 480, 832) == released.image_tokens(81, 480, 832)
     assert check_checkpoint(tmp_path / "checkpoints", version, [], weights_needed=False) == []
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from hyvideo.data import prompts
 from hyvideo.data.prompts import PromptFiles
-from hyvideo.planning.length_text import start_lines
+from hyvideo.planning.plan import plan_lines
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.rules import check
 from hyvideo.settings.run_inputs import RunInputs
@@ -35,7 +35,7 @@ def test_checks_and_plan_read_each_file_once(tiny_config, tmp_path, files_read):
     config = tiny_config.with_settings(prompts_csv=training, valid_video_csv=[validation, training])
     inputs = check(config)
     assert sorted(files_read) == ["training.csv", "validation.csv"]
-    assert start_lines(inputs, "cpu")
+    assert plan_lines(inputs, "cpu")
     assert [request.prompt for request in inputs.requests] == ["a", "b"]
     assert [request.prompt for request in inputs.validated] == ["c", "a", "b"]
     assert inputs.plan is inputs.plan and inputs.plan == make_plan(config)

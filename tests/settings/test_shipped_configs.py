@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.planning.advice import fastest_change
+from hyvideo.planning.whole_run import whole_run
 
 import post_train
-from hyvideo.models.hunyuan_video15.sizes import Architecture
 from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.advice import fastest_change
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.planning.whole_run import whole_run
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import generate
-from hyvideo.models.hunyuan_video15.sizes import Architecture
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
 from hyvideo.schedulers.noise_matching import matched_eta, total_variance
@@ -132,9 +132,11 @@ def test_plan_and_planner_count_the_guided_steps_of_the_levels(tiny_config):
     assert f"3, 2 of them stochastic, 2 trained; sigmas {SIGMAS}" in describe(
         config, make_plan(config)
     )
-    run = PlannedRun(config.with_settings(validation_steps=3), 1, Architecture())
+    run = PlannedRun(config.with_settings(validation_steps=3), 1, released_sizes("480p_t2v"))
     assert run.plan.sampled_branches == run.validation.plan.sampled_branches == 4 / 3
-    other = PlannedRun(config.with_settings(validation_steps=9, shift=1.0), 1, Architecture())
+    other = PlannedRun(
+        config.with_settings(validation_steps=9, shift=1.0), 1, released_sizes("480p_t2v")
+    )
     assert other.validation.plan.sampled_branches == 11 / 9  # the levels 8/9 and 7/9 are guided
 
 

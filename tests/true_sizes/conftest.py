@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyvideo.checks.rehearsal.stages import Result, Stage, run_stage
 from hyvideo.models.hunyuan_video15 import thin as thin_hunyuan
 from hyvideo.models.wan import thin as thin_wan
+from hyvideo.planning.rehearsal.stages import Result, Stage, run_stage
 from hyvideo.rewards import thin as thin_rewards
 from tests.true_sizes.video_files import PROMPT
 

@@ -1,7 +1,7 @@
 """Run a program and write, as JSON, how many blocks each forward pass of HunyuanVideo-1.5's
 transformer ran.
 
-hyvideo/checks/rehearsal/stand_ins.py tests/true_sizes/counted_blocks.py FILE.json generate.py
+hyvideo/planning/rehearsal/stand_ins.py tests/true_sizes/counted_blocks.py FILE.json generate.py
 [flags]
 """
 

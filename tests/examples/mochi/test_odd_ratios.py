@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import generate
+import post_train
 from hyvideo.data.videos import read_video
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.tiles import Tiles
@@ -19,7 +20,7 @@ from hyvideo.records.metrics_file import read_metrics
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
-from scripts import export, plan, rehearse
+from scripts import export, rehearse
 from tests.distributed.launch import launch
 from tests.examples.mochi.tiny import FOLDER, MODULE, PROMPTS, write_mochi
 from tests.registered import registered
@@ -158,12 +159,12 @@ def test_the_planner_reads_the_ratios(root, monkeypatch, capsys):
     frames, height, width = map(str, SIZE)
     flags = ["--family", FOLDER, "--pretrained_model_root", str(root)]
     flags += ["--transformer_version", "of_my_own", "--height", height, "--width", width]
-    monkeypatch.setattr(sys, "argv", ["plan.py", *flags, "--sample_n_frames", frames])
-    plan.main()
-    assert "24 x 48" in capsys.readouterr().out
-    monkeypatch.setattr(sys, "argv", ["plan.py", *flags, "--sample_n_frames", "9"])
-    with pytest.raises(SystemExit):
-        plan.main()
+    flags += ["--device", "cuda", "--print_config"]
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *flags, "--sample_n_frames", frames])
+    assert post_train.main() == 0
+    assert "8 video tokens" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["post_train.py", *flags, "--sample_n_frames", "9"])
+    assert post_train.main() == 2
     assert "must be 6n + 1" in capsys.readouterr().err
 
 

@@ -6,18 +6,17 @@ import json
 
 import pytest
 import torch
-from diffusers import AutoencoderKLMochi, MochiTransformer3DModel
 
-from hyvideo.models.family import component_of, family_of
+from hyvideo.models.family import family_of
 from hyvideo.models.lora import (
     add_trainable_lora,
     current_lora,
     read_lora,
     save_lora,
-    target_modules,
     training_config,
 )
-from hyvideo.models.sizes import sizes_module
+from hyvideo.models.sizes import read_sizes
+from hyvideo.planning.flops import count_parameters
 from tests.examples.mochi.tiny import MODULE, inputs, installed, stock_velocity, tiny
 from tests.registered import registered
 
@@ -57,28 +56,15 @@ def test_an_adapter_has_all_matrices_of_the_blocks_and_is_saved_and_read(tmp_pat
     arguments = inputs()
     with torch.no_grad():
         torch.testing.assert_close(stock_velocity(twin, **arguments), model(**arguments))
-    assert sizes_module(family.name).read(model.config, {}).lora_parameters(2) == sum(
-        pair.a.numel() + pair.b.numel() for pair in read.values()
-    )
-
-
-def test_the_planner_counts_the_parameters_of_diffusers_class(family):
-    with torch.device("meta"):
-        model = MochiTransformer3DModel()
-        vae = AutoencoderKLMochi()
-    sizes = sizes_module(family.name).released("mochi1")
-    assert sizes.parameters == sum(p.numel() for p in model.parameters()) == 10_027_677_744
-    targets = target_modules(model, [family.matrices])
-    assert sizes.matrix_parameters == sum(
-        model.get_submodule(name).weight.numel() for name in targets
-    )
-    assert sizes.vae_parameters == sum(p.numel() for p in vae.parameters())
-    assert component_of(vae) is family.vae
+    settings = {"_class_name": "MochiTransformer3DModel"} | dict(twin.config)
+    counted = count_parameters(read_sizes(family.name, settings, {}))
+    assert 2 * counted.per_lora_rank == sum(p.a.numel() + p.b.numel() for p in read.values())
 
 
 def test_a_small_model_has_the_counted_parameters(family):
     model = tiny(num_layers=3)
-    sizes = sizes_module(family.name).read(json.loads(json.dumps(dict(model.config))), {})
-    assert sizes.parameters == sum(p.numel() for p in model.parameters())
+    settings = json.loads(json.dumps(dict(model.config)))
+    sizes = read_sizes(family.name, {"_class_name": "MochiTransformer3DModel"} | settings, {})
+    assert count_parameters(sizes).total == sum(p.numel() for p in model.parameters())
     assert sizes.out_channels == 12  # although out_channels is null
     assert sizes.latent_size(79, 480, 848) == (14, 60, 106)

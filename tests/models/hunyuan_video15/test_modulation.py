@@ -148,6 +148,7 @@ def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path, changes):
 
 
 def test_the_planner_leaves_frozen_modulation_layers_out():
+    from hyvideo.models.sizes import released_sizes
     from hyvideo.planning.persistent import modulation_bytes, parameter_bytes
     from tests.planning.simulated import LORA, simulated
 
@@ -161,7 +162,7 @@ def test_the_planner_leaves_frozen_modulation_layers_out():
         modulation_bytes(lora.with_settings(objective="nft", nft_levels=30))
         == 30 * 54 * 12 * 2048 * 2
     )
-    flow_map = replace(lora, architecture=replace(lora.architecture, use_meanflow=True))
+    flow_map = replace(lora, architecture=released_sizes("480p_i2v_step_distilled"))
     # each noise level has two more timesteps, of the derivative
     assert (
         modulation_bytes(flow_map.with_settings(objective="nft", nft_levels=30))

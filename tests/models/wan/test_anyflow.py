@@ -19,8 +19,9 @@ from hyvideo.models.loading import (
 )
 from hyvideo.models.lora import read_lora, save_lora, target_modules
 from hyvideo.models.saving import save_original
-from hyvideo.models.sizes import read_architecture
+from hyvideo.models.sizes import read_architecture, released_sizes
 from hyvideo.models.wan.transformer import padded_texts
+from hyvideo.planning.flops import count_flops, count_parameters
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.config import Config
@@ -102,17 +103,19 @@ def test_parameters_and_flops_match_the_class(tmp_path):
     model = installed()
     model.save_config(tmp_path / "transformer")
     sizes = read_architecture(tmp_path, "anything")
-    assert sizes.parameters == sum(parameter.numel() for parameter in model.parameters())
+    counted = count_parameters(sizes)
+    assert counted.total == sum(parameter.numel() for parameter in model.parameters())
+    assert counted.reads_ends
     arguments = with_ends(1)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        model(**arguments)  # diffusers computes the time embedding for every frame
-    tokens = sizes.image_tokens(9, 48, 32)
-    assert sizes.forward(tokens, 7).total == counter.get_total_flops()
+        model(**arguments)
+    assert count_flops(sizes, (9, 48, 32), 7).total == counter.get_total_flops()
     for version in (VERSION, "wan2.1_t2v_14b_anyflow"):
-        released = read_architecture("nowhere", version)
+        released = released_sizes(version)
         d = released.width
-        of_wan = read_architecture("nowhere", version.removesuffix("_anyflow"))
-        assert released.parameters - of_wan.parameters == (256 + 1) * d + (d + 1) * d
+        more = count_parameters(released).total
+        more -= count_parameters(released_sizes(version.removesuffix("_anyflow"))).total
+        assert more == (256 + 1) * d + (d + 1) * d
 
 
 # --- files ------------------------------------------------------------------------------------------

@@ -1,91 +1,174 @@
-"""The program scripts.plan, and the tables of docs/cost.md and docs/few_steps.md."""
+"""The plan that --print_config prints, and the tables of docs/cost.md and docs/few_steps.md."""
 
 import re
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from hyvideo.models.hunyuan_video15.sizes import Architecture
-from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.cost import duration, forwards_per_rollout
+import post_train
+from hyvideo.data.text import lines_of
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.disk import disk_bytes
-from hyvideo.planning.hardware import Hardware, hardware_of
+from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
+from hyvideo.planning.hours import forwards_per_rollout, iteration_seconds, whole_run
 from hyvideo.planning.memory import GIB, memory
-from hyvideo.planning.network import traffic
+from hyvideo.planning.plan import length_rows, plan_lines
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.planning.whole_run import whole_run
 from hyvideo.settings.command_line import load_config, parse
-from scripts.plan import main
+from hyvideo.settings.run_inputs import RunInputs
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--config", "configs/hunyuanvideo15_480p_8gpu.yaml")
 
-HD = {"height": 720, "width": 1280}
+
+@pytest.fixture(autouse=True)
+def in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture
-def plan(capsys, monkeypatch):
-    """Output of the program, run in this process."""
-    monkeypatch.chdir(ROOT)
+def print_config(capsys, monkeypatch):
+    """Exit code and output of ``post_train.py --print_config`` with the given flags."""
 
-    def run(*arguments):
-        main(list(arguments))
+    def run(*flags):
+        monkeypatch.setattr("sys.argv", ["post_train.py", *flags, "--print_config"])
+        code = post_train.main()
         printed = capsys.readouterr()
-        assert not printed.err
-        return printed.out
+        return code, printed.out + printed.err
 
     return run
 
 
-def test_a_plan_has_memory_cost_and_a_verdict(plan):
-    command = [sys.executable, "-m", "scripts.plan", *CONFIG, "--gpu", "H100", "--sp_size", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0 and not done.stderr
-    parts = (
-        "8.327 B parameters",
-        "8 = 4 replicas x sp_size 2",
-        "optimizer state",
-        "peak ",
-        "forward pass  ",
-    )
-    for words in (*parts, "communication ", "command "):
-        assert words in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("fits: ")
-    assert done.stdout == plan(*CONFIG, "--sp_size", "2")
+def planned(name="paper/table2_b_8gpu", world_size=8, hardware=None, **changes):
+    config = load_config(f"configs/{name}.yaml", **changes)
+    sizes = released_sizes("480p_t2v")
+    return PlannedRun(config, world_size, sizes, hardware=hardware or Hardware())
 
 
-def test_a_flag_of_the_run_changes_the_plan_and_the_verdict_is_the_last_line(plan):
-    flags = ("--enable_gradient_checkpointing", "false", "--gpu_memory", "60")
-    lines = plan(*CONFIG, *flags).splitlines()
-    assert lines[-1].startswith("too large")
-    commands = [line for line in lines if line.startswith("command ")]
-    assert len(commands) == 1 and "run_post_train.sh" in commands[0]
+def length_lines(run):
+    return lines_of(length_rows(run))
 
 
-def test_an_illegal_size_prints_the_rule_and_possible_values(plan):
-    last = plan(*CONFIG, "--world_size", "7", "--sp_size", "2").splitlines()[-1]
-    assert last.startswith("illegal: sp_size ") and last.endswith("possible values: 1, 7")
+def test_a_plan_says_what_runs_whether_it_fits_how_long_it_takes_and_what_is_missing(print_config):
+    code, text = print_config(*CONFIG, "--gpu", "H100", "--world_size", "8")
+    assert code == 0
+    for words in (
+        "8.33 B parameters; training all parameters",
+        "248 TFLOP for 18,018 video tokens and 300 text tokens",
+        "on 8 GPUs, ",
+        "predicted, not measured, at 600 TFLOP/s (H100)",
+        "GiB in phase 'backward begins'",
+        "command                NPROC=8 bash run_post_train.sh --config configs/",
+        "of 79.1 GiB, including CUDA context and fragmentation",
+        "pretrained_model_root must be a checkpoint folder",
+    ):
+        assert words in text
+    assert "\nfits: " in text
 
 
-def test_a_gpu_is_planned_by_its_name_and_single_flags_change_it(plan):
-    wan = ("--config", "configs/wan21_1gpu_nft.yaml", "--world_size", "1")
-    by_name = plan(*wan, "--gpu", "rtx 4090")
+def test_a_run_that_does_not_fit_gets_one_command_that_does(print_config):
+    flags = ("--enable_gradient_checkpointing", "false", "--gpu_memory", "60", "--world_size", "8")
+    _, text = print_config(*CONFIG, *flags)
+    commands = [line for line in text.splitlines() if line.startswith("command ")]
+    assert len(commands) == 1 and "--enable_gradient_checkpointing true" in commands[0]
+    assert "\ntoo large: " in text and "; the command above fits" in text
+
+
+@pytest.mark.parametrize(
+    "flags, name",
+    [
+        (("--gpu", "H20"), "gpu must be one of H100"),
+        (("--height", "350"), "height"),
+        (("--sp_size", "3", "--world_size", "8"), "sp_size"),
+    ],
+)
+def test_a_plan_of_wrong_settings_names_them_and_has_exit_code_2(print_config, flags, name):
+    code, text = print_config(*CONFIG, *flags)
+    assert code == 2 and name in text
+
+
+def test_a_cpu_run_and_the_miniature_print_forward_passes_instead_of_hours():
+    run = planned(device="cpu")
+    [line] = length_lines(run)
+    forwards = 100 * 32 * forwards_per_rollout(run) + 11 * 64 * 40 * 2
+    assert f"= {forwards:,.0f} forward passes, duration unknown" in line and "GPU" not in line
+    miniature = load_config("configs/miniature.yaml")
+    [evaluations, line] = plan_lines(RunInputs(miniature, 1), "cpu")
+    assert evaluations.startswith("cost per rollout       ")
+    assert line.endswith("= 26,112 forward passes, about 2 minutes on two idle CPU cores")
+
+
+def test_hours_are_those_of_the_gpu_and_unknown_for_an_unknown_one():
+    inputs = RunInputs(planned().config, 8)
+    on = {
+        name: "\n".join(plan_lines(inputs, "cuda", hardware_of_device(name, 79.1)))
+        for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA H20")
+    }
+    assert "220 TFLOP/s (A100)" in on["NVIDIA A100-SXM4-80GB"]
+    assert "duration unknown" in on["NVIDIA H20"] and "of 79.1 GiB" in on["NVIDIA H20"]
+
+
+def test_recomputation_is_printed_with_its_memory():
+    config, run = planned().config, planned()
+    kinds = ("selective", "full")
+    needed = {
+        kind: memory(run.with_settings(activation_checkpointing=kind)).needed_gib for kind in kinds
+    }
+    small = "\n".join(plan_lines(RunInputs(config, 8), "cuda", Hardware(gpu_memory=30.0)))
     assert (
-        "125 TFLOP/s per GPU in matrix products (RTX 4090), 0.9 TB/s of its memory, 10 GB/s"
-        in by_name
+        f"recomputation          full: {needed['full']:.1f} of 30 GiB; selective is faster but "
+        f"needs {needed['selective']:.1f} GiB"
+    ) in small
+
+
+def test_a_missing_transformer_has_no_plan(tmp_path):
+    config = planned(pretrained_model_root=str(tmp_path), transformer_version="mine").config
+    assert plan_lines(RunInputs(config, 8), "auto") == []
+
+
+def test_a_run_longer_than_a_week_warns_with_the_iterations_of_a_week():
+    run = planned("hunyuanvideo15_480p_8gpu", valid_video_csv="", max_steps=10_000)
+    (warning,) = [line for line in length_lines(run) if "WARNING" in line]
+    assert "longer than a week" in warning and "max_steps (now 10000)" in warning
+    in_a_week = int(warning.split("a week is ")[1].split()[0].replace(",", ""))
+    assert whole_run(run.with_settings(max_steps=in_a_week)).seconds == pytest.approx(
+        7 * 24 * 3600, rel=1e-3
     )
-    assert "of 23.6 GiB" in by_name.splitlines()[-1]
-    assert "including              optimizer 0.0" in by_name and "on-policy check" in by_name
-    assert "of 20 GiB" in plan(*wan, "--gpu", "rtx 4090", "--gpu_memory", "20").splitlines()[-1]
-    slow = plan(*wan, "--rate", "125")
-    assert "in matrix products, 0.56 TB/s of its memory, 300 GB/s" in slow
+    shorter = run.with_settings(max_steps=int(0.999 * in_a_week))
+    assert "WARNING" not in "".join(length_lines(shorter))
 
 
-def test_the_miniature_is_planned_from_its_config_json(plan):
-    assert "4 blocks of width 96" in plan("--config", "configs/miniature.yaml", "--world_size", "1")
+def test_a_large_share_of_validation_warns():
+    for name, warns in (("paper/table2_b_8gpu", True), ("hunyuanvideo15_480p_8gpu", False)):
+        lines = length_lines(planned(name))
+        assert any(line.startswith("validation  ") for line in lines)
+        assert any("raise validation_interval" in line for line in lines) == warns
+    assert not any("validation" in line for line in length_lines(planned(valid_video_csv="")))
+
+
+def test_a_validation_of_longer_videos_needs_more_memory_than_the_rollouts():
+    full = {"activation_checkpointing": "full"}
+    with_validation, without = (
+        memory(planned(**full, **changes)) for changes in ({}, {"valid_video_csv": ""})
+    )
+    assert with_validation.total("validation") > without.total("decode")
+    assert "validation" not in without.phases
+
+
+def test_host_memory_and_disk_are_printed():
+    lines = length_lines(planned("hunyuanvideo15_480p_8gpu", 16))
+    assert lines[-2].startswith("host memory            anchor ")
+    assert lines[-2].endswith("52 GiB on each node while a checkpoint is written")
+    assert lines[-1].startswith("disk                   416 GiB in output_dir: checkpoints 415")
+    (loss,) = [
+        line
+        for line in length_lines(planned("hunyuanvideo15_480p_8gpu", save_minutes=0))
+        if line.startswith("checkpoints ")
+    ]
+    assert "a crash loses up to" in loss and "--save_minutes 60" in loss
+
+
+# --- tables of the documentation ----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -123,7 +206,7 @@ def test_memory_tables_of_the_documentation_are_up_to_date(compare):
     config = load_config(ROOT / CONFIG[1])
 
     def peak(gpus, sp_size):
-        run = PlannedRun(config.with_settings(sp_size=sp_size), gpus, Architecture())
+        run = PlannedRun(config.with_settings(sp_size=sp_size), gpus, released_sizes("480p_t2v"))
         return f"{memory(run).peak() / GIB:.1f}"
 
     compare(
@@ -170,13 +253,14 @@ RECIPES = (
 LABELS = {"": "", HALF: ", `fixed:0:10`", LORA: ", LoRA of rank 32"}
 
 
+@pytest.mark.system
 def test_the_table_of_costs_is_up_to_date(monkeypatch, compare):
     monkeypatch.chdir(ROOT)
 
     def row(gpus, name, flags):
         number, gpu = gpus.split(maxsplit=1)
         config = parse(["--config", f"configs/{name}.yaml", *flags.split()]).config
-        architecture = read_architecture("nowhere", config.model.transformer_version)
+        architecture = released_sizes(config.model.transformer_version)
         hardware = hardware_of(gpu)
         run = PlannedRun(config, int(number), architecture, hardware=hardware)
         length, needed = whole_run(run), memory(run).needed_gib
@@ -223,7 +307,7 @@ def test_the_table_of_rollouts_per_hour_is_up_to_date(monkeypatch, compare):
     hourly = {}
     for gpu, name in PER_ROLLOUT:
         config = parse(["--config", f"configs/{name}.yaml"]).config
-        architecture = read_architecture("nowhere", config.model.transformer_version)
+        architecture = released_sizes(config.model.transformer_version)
         num_gpus = 8 if "_8gpu" in name else 1
         run = PlannedRun(config, num_gpus, architecture, hardware=hardware_of(gpu))
         seconds = whole_run(run).iteration_seconds * num_gpus
@@ -238,7 +322,7 @@ def test_the_table_of_rollouts_per_hour_is_up_to_date(monkeypatch, compare):
 def predicted_hours(name, flags=(), world_size=8, gpu="H100"):
     """Return the hours of a run as on a page."""
     config = parse(["--config", f"configs/{name}.yaml", *flags]).config
-    architecture = read_architecture("nowhere", config.model.transformer_version)
+    architecture = released_sizes(config.model.transformer_version)
     run = PlannedRun(config, world_size, architecture, hardware=hardware_of(gpu))
     return f"{whole_run(run).seconds / 3600:.1f}"
 
@@ -253,6 +337,7 @@ def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
     assert f"{wan} hours on an RTX 4090 (predicted)" in text
 
 
+@pytest.mark.system
 def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, compare):
     monkeypatch.chdir(ROOT)
 
@@ -260,7 +345,7 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
         batched = "true" if height == 240 else "false"  # a larger video fills the GPU
         size = {"sample_n_frames": frames, "height": height, "width": width}
         config = load_config(f"configs/{name}.yaml", **size, batched_forward=batched)
-        architecture = read_architecture("nowhere", config.model.transformer_version)
+        architecture = released_sizes(config.model.transformer_version)
         cells = []
         for gpu in ("RTX 4090", "H100"):
             run = PlannedRun(config, 1, architecture, hardware=hardware_of(gpu))
@@ -280,59 +365,17 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
     )
 
 
-def test_traffic_in_the_documentation_is_up_to_date(compare):
+def test_the_table_of_networks_is_up_to_date(compare):
     def row(gpus, replicas, batched):
         changes = {"dp_replicate": replicas, "batched_forward": batched}
-        fast = PlannedRun(load_config(ROOT / CONFIG[1], **changes), gpus, Architecture())
-        slow = replace(fast, hardware=Hardware(network=3.0))
-        sent, times = traffic(fast), [duration(run) for run in (fast, slow)]
-        calls = "batched" if batched == "true" else "separate"
-        spent = (value for time in times for value in (f"{time.network:.0f}", f"{time.total:.0f}"))
-        return (
-            gpus,
-            replicas,
-            calls,
-            f"{sent.received / 1e12:.1f}",
-            f"{sent.from_other_nodes / 1e12:.2f}",
-            *spent,
-        )
+        sizes = released_sizes("480p_t2v")
+        times = []
+        for network in (50.0, 3.0):
+            config = load_config(ROOT / CONFIG[1], **changes)
+            run = PlannedRun(config, gpus, sizes, hardware=Hardware(network=network))
+            times.append(f"{iteration_seconds(run):.0f}")
+        return gpus, replicas, "batched" if batched == "true" else "separate", *times
 
     cells = [(8, 1), (16, 1), (16, 2), (64, 1), (64, 8)]
     rows = [row(*cell, "false") for cell in cells] + [row(64, 1, "true")]
     compare("cost.md", rows)
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((*CONFIG, "--wold_size", "8"), "unknown flag --wold_size"),
-        ((*CONFIG, "--world_size", "0"), "--world_size must be a positive number, got 0"),
-        (
-            (*CONFIG, "--world_size", "1" + "0" * 400),
-            "--world_size must be at most 100,000, got 1000",
-        ),
-        ((*CONFIG, "--network", "inf"), "--network must be at most 100,000, got inf"),
-        ((*CONFIG, "--gpu", "H20"), "gpu must be one of H100, H200, "),
-        ((*CONFIG, "--network", "0"), "--network must be a positive number, got 0"),
-        ((*CONFIG, "--rate", "nan"), "--rate must be a positive number, got nan"),
-        ((*CONFIG, "--gpu_memory", "much"), "invalid float value: 'much'"),
-        ((*CONFIG, "--batch_size", "0"), "batch_size must be at least 1, got 0"),
-        ((*CONFIG, "--height", "350"), "height must be a multiple of 16, got 350"),
-        (
-            (*CONFIG, "--validation_height", "490", "--validation_width", "864"),
-            "height must be a multiple of 16, got 490",
-        ),
-        ((*CONFIG, "--transformer_version", "beauty"), "transformer_version must be one of"),
-        (("--config", "nowhere.yaml"), "nowhere.yaml"),
-    ],
-)
-def test_invalid_input_exits_with_code_2_and_one_message(arguments, words, capsys, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["plan.py"])
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and not printed.out
-    messages = [line for line in printed.err.splitlines() if line.startswith("plan.py: ")]
-    assert len(messages) == 1 and words in messages[0]
-    assert len(printed.err.splitlines()) <= 4

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from hyvideo.data.videos import mp4_factor, read_video
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.report.page import REPORT_FILE
 from hyvideo.settings.config import Config
 
 
@@ -54,8 +53,8 @@ def run_problems(folder: Path, config: Config, iterations: int) -> list[str]:
         problems += _line_problems(line)
     if not (folder / "checkpoints" / f"{iterations:06d}").is_dir():
         problems.append(f"{folder / 'checkpoints'} has no checkpoint {iterations:06d}")
-    if config.record.report and not (folder / REPORT_FILE).is_file():
-        problems.append(f"{folder / REPORT_FILE} is missing")
+    if config.record.report and not (folder / "report.html").is_file():
+        problems.append(f"{folder / 'report.html'} is missing")
     return problems
 
 

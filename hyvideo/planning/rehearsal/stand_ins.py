@@ -1,7 +1,7 @@
 """Run a program of the project with cheap replacements of the two operations that take hours on a
 CPU.
 
-    python hyvideo/checks/rehearsal/stand_ins.py [--real_decoder] post_train.py [flags]
+    python hyvideo/planning/rehearsal/stand_ins.py [--real_decoder] post_train.py [flags]
 
 Attention over many tokens becomes a mean over tokens, and the decoder an enlargement of three
 latent channels. Both keep the shapes, the dtypes and the gradients; everything around them is real.

@@ -11,7 +11,7 @@ from pathlib import Path
 from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.files import ROOT
 
-STAND_INS = "hyvideo/checks/rehearsal/stand_ins.py"
+STAND_INS = "hyvideo/planning/rehearsal/stand_ins.py"
 KIB = 1024
 
 

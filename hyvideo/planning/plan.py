@@ -1,41 +1,33 @@
-"""Rows on the length, disk space and host memory of the whole run, and on the cost of a rollout."""
+"""The plan of a run as text: what it computes, its memory, hours, disk and host memory."""
 
-from dataclasses import replace
-
-from hyvideo.data.text import Row, counted, lines_of
-from hyvideo.planning.cost import duration, forwards_per_rollout
+from hyvideo.data.text import Row, counted, lines_of, number
 from hyvideo.planning.disk import (
     checkpoint_bytes,
     disk_bytes,
     max_checkpoints,
     rank_checkpoint_bytes,
 )
-from hyvideo.planning.hardware import SLOWER, Hardware
-from hyvideo.planning.memory import GIB, memory, resolve_auto
+from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.hours import (
+    WholeRun,
+    forwards_per_rollout,
+    iteration_flops,
+    stage_seconds,
+    whole_run,
+)
+from hyvideo.planning.memory import GIB, Memory, memory, resolve_auto
 from hyvideo.planning.persistent import pinned_bytes
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.planning.whole_run import WholeRun, slower_hardware, whole_run
 from hyvideo.settings.run_inputs import RunInputs
 
-_H100 = Hardware()
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
-_DAY = 86400.0  # seconds
+_HOUR = 3600.0  # seconds
+_DAY = 24 * _HOUR
 _WEEK = 7 * _DAY  # a longer run gets a warning
 # Runs of the miniature on two idle CPU cores, measured: seconds of the start, and of a forward
 # pass.
 _MINIATURE_START = 30.0
 _MINIATURE_FORWARD = 0.0024
-
-
-def start_lines(inputs: RunInputs, device: str, hardware: Hardware = _H100) -> list[str]:
-    """Return lines on cost, checkpointing, length and checkpoints of a run; empty if a file for
-    them is missing.
-    """
-    try:
-        run = planned_run(inputs, device, hardware)
-        return lines_of(start_rows(run) + length_rows(run))
-    except ValueError:
-        return []
 
 
 def planned_run(inputs: RunInputs, device: str, hardware: Hardware) -> PlannedRun:
@@ -49,10 +41,31 @@ def planned_run(inputs: RunInputs, device: str, hardware: Hardware) -> PlannedRu
     )
 
 
-def start_rows(run: PlannedRun) -> list[Row]:
-    """Return rows on the cost of a rollout and, on GPUs, on the recomputation of activations."""
-    rows = [("cost per rollout", f"{forwards_per_rollout(run):.4g} forward passes")]
-    if run.config.model.device == "cpu" or run.checkpointing == "none":
+def plan_lines(inputs: RunInputs, device: str, hardware: Hardware | None = None) -> list[str]:
+    """Return the lines on cost, memory and length of a run; empty if a file for them is missing."""
+    try:
+        run = planned_run(inputs, device, hardware or Hardware())
+        return lines_of([*cost_rows(run), *length_rows(run)])
+    except ValueError:
+        return []
+
+
+def cost_rows(run: PlannedRun) -> list[Row]:
+    """Return rows on the passes of a rollout and, on GPUs, on their operations and recomputation."""
+    forwards = f"{number(forwards_per_rollout(run))} forward passes"
+    if run.config.model.device == "cpu":
+        return [("cost per rollout", forwards)]
+    parameters = run.parameters.total
+    rank = run.settings.lora_rank
+    trained = f"a LoRA of rank {rank}" if rank else "all parameters"
+    tokens = f"{run.image_tokens:,} video tokens and {run.text_tokens} text tokens"
+    rows = [
+        ("transformer", f"{number(parameters / 1e9)} B parameters; training {trained}"),
+        ("forward pass", f"{number(run.forward.total / 1e12)} TFLOP for {tokens}"),
+        ("cost per rollout", forwards),
+        ("iteration", f"{number(iteration_flops(run) / 1e15)} PFLOP on all GPUs"),
+    ]
+    if run.checkpointing == "none":
         return rows
     chosen = resolve_auto(run)
     text = (
@@ -67,27 +80,50 @@ def start_rows(run: PlannedRun) -> list[Row]:
 
 
 def length_rows(run: PlannedRun) -> list[Row]:
-    """Return rows on the length of a run, its disk space and host memory: hours of a released model
-    on GPUs, else forward passes.
-    """
+    """Return rows on the length of a run and, on GPUs, its disk space and host memory."""
     length = whole_run(run)
     if not run.is_timed:
-        return [("whole run", _forward_passes(run, length))]
-    rows = [("whole run", _hours(run, length)), ("", _assumptions(run, length))]
-    if length.seconds > _WEEK:
-        rows.append(("", _warning_of_length(length)))
-    if run.validation:
-        rows += _validation(run, length)
-    if run.plan.replicas > 1:
-        text = (
-            f"more rollouts per iteration ({run.plan.rollouts} on {run.world_size}), not a shorter "
-            "run: that needs a lower max_steps"
-        )
-        rows.append(("more GPUs", text))
-    rows.append(("checkpoints", _checkpoints(run, length)))
-    rows.append(("host memory", _host_memory(run)))
-    rows.append(("disk", _disk(run)))
+        rows = [("whole run", _forward_passes(run, length))]
+    else:
+        stages = ", ".join(f"{name} {number(time)} s" for name, time in stage_seconds(run).items())
+        rows = [
+            ("whole run", _hours(run, length)),
+            (
+                "",
+                f"predicted, not measured, at {run.hardware.rate:g} TFLOP/s ({run.hardware.name})",
+            ),
+            ("seconds", stages),
+        ]
+        if length.seconds > _WEEK:
+            rows.append(("", _warning_of_length(length)))
+        if run.validation:
+            rows += _validation(run, length)
+    if run.config.model.device != "cpu":
+        rows.append(("checkpoints", _checkpoints(run, length)))
+        rows.append(("host memory", _host_memory(run)))
+        rows.append(("disk", _disk(run)))
     return rows
+
+
+def memory_table(planned: Memory) -> list[str]:
+    """Return a line for each item with its GiB in each phase, and a line on the peak."""
+    lines = ["GiB per rank    " + "".join(f"{phase:>17}" for phase in planned.phases)]
+    for item, sizes in items_in_gib(planned).items():
+        if sum(sizes):
+            cells = [f"{size:.2f}" if size else "-" for size in sizes]
+            lines.append(f"{item:<16}" + "".join(f"{cell:>17}" for cell in cells))
+    lines.append(
+        f"peak            {planned.peak() / GIB:.2f} GiB in phase '{planned.peak_phase()}'"
+    )
+    return lines
+
+
+def items_in_gib(planned: Memory) -> dict[str, list[float]]:
+    """Return the rows of the table of memory: GiB in each phase, and their sums."""
+    phases = planned.phases
+    names = dict.fromkeys(name for phase in phases.values() for name in phase)
+    items = {name: [phase.get(name, 0.0) / GIB for phase in phases.values()] for name in names}
+    return items | {"sum": [planned.total(phase) / GIB for phase in phases]}
 
 
 def _forward_passes(run: PlannedRun, length: WholeRun) -> str:
@@ -112,39 +148,15 @@ def _hours(run: PlannedRun, length: WholeRun) -> str:
             f" + {counted(length.validations, 'validation')} x {length.validation_seconds:,.0f} s"
         )
         text += f" ({counted(length.validation_videos, 'video')} each)"
-    if length.saves:
-        text += f" + {counted(length.saves, 'checkpoint')} x {length.save_seconds:.0f} s"
-    if length.compilation_seconds:
-        text += f" + {length.compilation_seconds:.0f} s of compilation"
-    text += f" = {_in_hours_or_days(length.seconds)} on {counted(length.num_gpus, 'GPU')}"
-    text += f", {length.gpu_hours:,.0f} GPU-hours"
-    if run.hardware.name == "H100":  # also assumed for an unknown GPU, which may be slower
-        slower = whole_run(replace(run, hardware=slower_hardware(run.hardware)))
-        text += f"; {_in_hours_or_days(slower.seconds)} at {SLOWER.rate:g} TFLOP/s (A100)"
-    return text
-
-
-def _in_hours_or_days(seconds: float) -> str:
-    days = seconds / _DAY
-    return f"{24 * days:.1f} h" if days < 2 else f"{days:.1f} days"
-
-
-def _assumptions(run: PlannedRun, length: WholeRun) -> str:
-    """Return the rates for which the hours are predicted."""
-    hardware = run.hardware
-    name = f" ({hardware.name})" if hardware.name else ""
-    exposed = 100 * duration(run).waiting / length.iteration_seconds
-    return (
-        f"predicted (not measured) at {hardware.rate:g} TFLOP/s per GPU in matrix products{name}, "
-        f"{hardware.memory_rate:.2g} TB/s of its memory, {hardware.link:g} GB/s within a node and "
-        f"{hardware.network:g} GB/s per GPU between nodes; {exposed:.1f}% exposed communication"
-    )
+    days = length.seconds / _DAY
+    total = f"{24 * days:.1f} h" if days < 2 else f"{days:.1f} days"
+    text += f" = {total} on {counted(length.num_gpus, 'GPU')}"
+    return f"{text}, {length.gpu_hours:,.0f} GPU-hours"
 
 
 def _warning_of_length(length: WholeRun) -> str:
     """Return a warning with the number of iterations that fit in a week."""
-    compiled = length.compilation_seconds  # once, however long the run is
-    iterations = int((_WEEK - compiled) / (length.seconds - compiled) * length.iterations)
+    iterations = int(_WEEK / length.seconds * length.iterations)
     return (
         f"WARNING: longer than a week; lower max_steps (now {length.iterations}): a week is "
         f"{counted(iterations, 'iteration')}"
@@ -155,12 +167,8 @@ def _validation(run: PlannedRun, length: WholeRun) -> list[Row]:
     """Return the share of the validations in the run, with a warning if it is large."""
     record = run.config.record
     share = f"{100 * length.validation_share:.0f} % of the run"
-    rows = [
-        (
-            "validation",
-            f"{share}: {record.validation_steps} steps for {_size(run.config.validation_sampling.size)}",
-        )
-    ]
+    size = _size(run.config.validation_sampling.size)
+    rows = [("validation", f"{share}: {record.validation_steps} steps for {size}")]
     if length.validation_share > MAX_VALIDATION_SHARE:
         warning = (
             f"WARNING: above {100 * MAX_VALIDATION_SHARE:.0f} %; raise validation_interval (now "
@@ -180,9 +188,9 @@ def _checkpoints(run: PlannedRun, length: WholeRun) -> str:
     """Return the size of all checkpoints, and what a crash loses if it is more than an hour."""
     record = run.config.record
     each = checkpoint_bytes(run) / GIB
-    number = max_checkpoints(run)
-    text = f"{each:.1f} GiB each, at most {number}: {each * number:,.0f} GiB"
-    hours = record.save_interval * length.iteration_seconds / 3600
+    most = max_checkpoints(run)
+    text = f"{each:.1f} GiB each, at most {most}: {each * most:,.0f} GiB"
+    hours = record.save_interval * length.iteration_seconds / _HOUR
     if hours > 1 and not record.save_minutes:
         text += f"; a crash loses up to {hours:.1f} h (1 h + 1 iteration with --save_minutes 60)"
     return text

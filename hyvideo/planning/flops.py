@@ -1,0 +1,190 @@
+"""Parameters and FLOPs, counted on models without weights.
+
+Parameters are counted on the meta device. FLOPs are counted by torch's ``FlopCounterMode`` in the
+forward pass of this project on fake tensors, with one and with two blocks, and extrapolated to all
+blocks. Any family can be counted, because nothing here knows its layers.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from hyvideo.models.conditions import Condition
+from hyvideo.models.family import Component, family_named, new_model
+from hyvideo.models.lora import target_modules
+from hyvideo.models.sizes import Sizes
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers of parameters of a transformer and its VAE."""
+
+    total: int
+    block: int
+    matrices: int  # of the blocks, which Muon trains and fp8 rounds
+    largest_matrix: int
+    modulation: int  # layers of the blocks outside of these matrices, whose input is the timestep
+    num_modulations: int  # such layers
+    per_lora_rank: int  # of an adapter of rank 1
+    vae: int
+    reads_ends: bool  # a flow map: its forward pass also reads where a step ends
+    num_blocks: int
+
+    @property
+    def root(self) -> int:
+        """Parameters outside the blocks."""
+        return self.total - self.block * self.num_blocks
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of a forward pass for one video and one guidance branch."""
+
+    products: float  # matrix products outside attention
+    attention: float
+
+    @property
+    def total(self) -> float:
+        return self.products + self.attention
+
+
+def count_parameters(sizes: Sizes, lora_targets: tuple[str, ...] = ()) -> Parameters:
+    """Return the parameters of a model, and of a LoRA on ``lora_targets`` or all matrices."""
+    return _count_parameters(sizes.family, _key(sizes.transformer), _key(sizes.vae), lora_targets)
+
+
+def count_flops(sizes: Sizes, size: tuple[int, int, int], text_tokens: int) -> Flops:
+    """Return the FLOPs of a forward pass for a video (frames, height, width) and its prompt."""
+    return flops_of_latents(sizes, sizes.latent_size(*size), text_tokens)
+
+
+def flops_of_latents(sizes: Sizes, grid: tuple[int, int, int], text_tokens: int) -> Flops:
+    """Return the FLOPs of a forward pass for latents (frames, height, width) and a prompt."""
+    shape = (sizes.out_channels, *grid)
+    text = (text_tokens, sizes.text_width)
+    first, second = (
+        _forward_flops(sizes.family, _key(sizes.transformer), shape, text, num_layers)
+        for num_layers in (1, 2)
+    )
+    return Flops(*(one + (sizes.num_layers - 1) * (two - one) for one, two in zip(first, second)))
+
+
+def count_decoding(sizes: Sizes) -> float:
+    """Return the FLOPs of decoding per pixel and frame."""
+    return _decode_flops(
+        sizes.family,
+        _key(sizes.vae),
+        sizes.out_channels,
+        sizes.temporal_compression_ratio,
+        sizes.spatial_compression_ratio,
+    )
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    """Return the arguments of a model's class as a text, for `functools.cache`."""
+    return json.dumps(dict(config), sort_keys=True)
+
+
+def _build(family_name: str, transformer: str, **changes: Any) -> nn.Module:
+    """Return the transformer with this project's forward pass, on the default device."""
+    config = json.loads(transformer) | changes
+    family = family_named(family_name)
+    model = _model(family.transformer_of(config["_class_name"]), config)
+    family.install(model)
+    return model.requires_grad_(False)
+
+
+def _model(component: Component, config: Mapping[str, Any]) -> nn.Module:
+    arguments = {name: value for name, value in config.items() if not name.startswith("_")}
+    return new_model(component, arguments)
+
+
+@functools.cache
+def _count_parameters(
+    family_name: str, transformer: str, vae: str, lora_targets: tuple[str, ...]
+) -> Parameters:
+    family = family_named(family_name)
+    with torch.device("meta"):
+        model = _build(family_name, transformer)
+        vae_model = _model(family.vae, json.loads(vae))
+    blocks = model.get_submodule(family.blocks)
+    matrices = []
+    modulations = []
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear) or not name.startswith(family.blocks):
+            continue
+        if re.fullmatch(family.matrices, name):
+            matrices.append(layer.weight.numel())
+        else:
+            modulations.append(_number(layer))
+    adapted = target_modules(model, lora_targets or [family.matrices])
+    layers = [model.get_submodule(name) for name in adapted]
+    return Parameters(
+        total=_number(model),
+        block=_number(blocks[0]),
+        matrices=sum(matrices),
+        largest_matrix=max(matrices),
+        modulation=sum(modulations),
+        num_modulations=len(modulations),
+        per_lora_rank=sum(layer.in_features + layer.out_features for layer in layers),
+        vae=_number(vae_model),
+        reads_ends=model.reads_ends,
+        num_blocks=len(blocks),
+    )
+
+
+def _number(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+@functools.cache
+def _forward_flops(
+    family_name: str,
+    transformer: str,
+    shape: tuple[int, ...],
+    text: tuple[int, int],
+    num_layers: int,
+) -> tuple[int, int]:
+    """Return the FLOPs of matrix products and of attention with ``num_layers`` blocks."""
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = _build(family_name, transformer, num_layers=num_layers)
+        latents = torch.empty(1, *shape)
+        condition = Condition(torch.empty(*text))
+        timestep = torch.full((1,), 500.0)
+        ends = timestep if model.reads_ends else None
+        # Only this implementation of attention consists of operators that the counter knows on a
+        # CPU. It computes attention by batched products, which nothing else uses.
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model(latents, timestep=timestep, conditions=[condition], ends=ends)
+    counts = counter.get_flop_counts()["Global"]
+    attention = counts.get(torch.ops.aten.bmm, 0)
+    return counter.get_total_flops() - attention, attention
+
+
+@functools.cache
+def _decode_flops(
+    family_name: str, vae: str, channels: int, frames_ratio: int, side_ratio: int
+) -> float:
+    """Return the FLOPs of decoding per pixel and frame, in a tile of 256 pixels: what a third latent
+    frame adds to two.
+    """
+    family = family_named(family_name)
+    side = 256 // side_ratio
+    counts = []
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        model = _model(family.vae, json.loads(vae)).eval()
+        family.prepare_vae(model)
+        for latent_frames in (2, 3):
+            with FlopCounterMode(display=False) as counter:
+                model.decode(torch.empty(1, channels, latent_frames, side, side))
+            counts.append(counter.get_total_flops())
+    return (counts[1] - counts[0]) / (frames_ratio * (side * side_ratio) ** 2)

@@ -157,11 +157,9 @@ class Trainer:
         iteration, or their validation, were written.
         """
         start = self.start
-        return (
-            self.resumed
-            and start.record is not None
-            and (start.state.iteration not in start.recorded)
-        )
+        if start.state is None or start.state.run != start.run:  # of another run
+            return False
+        return start.state.iteration not in start.recorded
 
     @property
     def resumed(self) -> bool:

@@ -65,8 +65,8 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     assert stages.count(("rollout", 1)) == 1 + config.rollout.grpo_sampling_steps
     assert stages.count(("validation", 0)) == 2 + 1 + config.record.validation_steps  # in one batch
     assert entered[1:5] == ["validation", "validation reward", "conditions", "rollout"]
-    assert entered[5:11] == ["decode", "anchor", "reward", "record", "update", "validation"]
-    assert entered[11:] == ["validation reward", "save", "end"]
+    assert entered[5:11] == ["decode", "anchor", "reward", "record", "update", "save"]
+    assert entered[11:] == ["validation", "validation reward", "end"]
     assert stages[stages.index(("reward", 1)) + 1] == ("after reward", 1)
 
 

@@ -24,8 +24,14 @@ def reward_weights(reward: RewardSettings) -> dict[str, float]:
 
 
 def given_pair_weights(text: str) -> dict[str, float]:
-    """Return the weights of the dimensions of rated pairs; empty if all dimensions count equally."""
-    return parse_json(text) if text else {}
+    """Return the weights of the dimensions of rated pairs; empty if all dimensions count equally.
+
+    Raises ValueError for invalid JSON.
+    """
+    try:
+        return parse_json(text) if text else {}
+    except ValueError as error:
+        raise ValueError(f"pair_weights is not valid JSON: {error}") from error
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:

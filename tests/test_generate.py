@@ -875,6 +875,17 @@ def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
     assert not (tmp_path / "videos").exists()
 
 
+def test_the_next_call_deletes_what_a_killed_one_left_also_of_complete_videos(make, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
+    make(*flags)
+    left = tmp_path / "videos" / ".0000.conditions-0.partial"
+    left.mkdir()
+    (left / "0.safetensors").touch()
+    code, _, output = make(*flags)
+    assert code == 0 and "1 of 1 videos are complete" in output.err
+    assert not left.exists()
+
+
 def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch, in_use):
     monkeypatch.setattr(
         generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import publish, read_text
@@ -24,6 +25,12 @@ def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_p
         aside.write_text("{}")
     assert events == [str(aside), "replace", str(tmp_path)]
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_a_file_of_tensors_on_a_full_disk_is_an_error_of_the_disk(tmp_path):
+    with pytest.raises(OSError, match="latents"), publish(tmp_path / "latents") as aside:
+        raise SafetensorError(f"Error while serializing: I/O error: File too large: {aside}")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_an_incomplete_file_replaces_nothing(tmp_path):

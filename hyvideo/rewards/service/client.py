@@ -165,12 +165,13 @@ def _check_status(response: httpx.Response) -> httpx.Response:
 
 
 def is_address(url: str) -> bool:
-    """Return whether ``url`` is an http or https URL with a host."""
+    """Return whether ``url`` is an http or https URL with a host, and without a password, which
+    records and messages would show.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # an invalid port
         return False
-    return (
-        parts.scheme in ("http", "https") and bool(parts.hostname) and " " not in url and port != 0
-    )
+    has_host = bool(parts.hostname) and " " not in url and port != 0
+    return parts.scheme in ("http", "https") and has_host and parts.password is None

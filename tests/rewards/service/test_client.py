@@ -115,6 +115,8 @@ def test_an_unreachable_service_at_the_start_raises_an_error_with_its_address():
         remote("http://127.0.0.1:9").check_prompts(["a"])
     with pytest.raises(ValueError, match="remote_reward_url"):
         RemoteScorer(["127.0.0.1:8000"])
+    with pytest.raises(ValueError, match="remote_reward_url"):  # a password would be recorded
+        RemoteScorer(["http://user:password@127.0.0.1:8000"])
 
 
 def test_a_service_with_another_reward_model_is_not_used(start):

@@ -67,7 +67,7 @@ launcher=""
 # shellcheck disable=SC2317
 stop() { # called by trap
     interrupted=1
-    stopped_by="$1"
+    stopped_by="${stopped_by:-$1}" # Slurm sends SIGTERM some time after SIGUSR1
     [ -z "$launcher" ] || kill -TERM "$launcher" 2> /dev/null || true
 }
 trap 'stop USR1' USR1

@@ -27,8 +27,8 @@ PYTHON = """#!/usr/bin/env bash
 {
     printf '[%s]\\n' "$@"
     env | grep '^NCCL_\\|^GLOO_\\|^SECRET'
-} > "$LOG.agent.part"
-mv "$LOG.agent.part" "$LOG.agent"
+} > "$LOG.launcher.part"
+mv "$LOG.launcher.part" "$LOG.launcher"
 echo started >> "$LOG.starts"
 [ -n "${WAIT:-}" ] || exit "${CODE:-0}"
 sleep 60 &
@@ -106,13 +106,13 @@ def finish(process):
     return process.returncode, output
 
 
-def agent_arguments(log):
-    lines = Path(f"{log}.agent").read_text().splitlines()
+def launcher_arguments(log):
+    lines = Path(f"{log}.launcher").read_text().splitlines()
     return [line[1:-1] for line in lines if line.startswith("[")]
 
 
 def wait_for(pipe):
-    """Wait until the fake agent writes to the named pipe."""
+    """Wait until the fake launcher writes to the named pipe."""
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     assert select.select([reader], [], [], 20)[0], f"nothing came through {pipe}"
     os.close(reader)
@@ -168,7 +168,7 @@ def test_a_user_error_is_not_restarted_and_exits_with_2(start_real):
     assert code == 2 and output.count("eta must not be negative") == 1, output
 
 
-def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path):
+def test_the_launcher_receives_the_node_settings_and_all_arguments(start, tmp_path):
     places = {
         "NNODES": "4",
         "NPROC_PER_NODE": "8",
@@ -177,7 +177,7 @@ def test_the_agent_receives_the_node_settings_and_all_arguments(start, tmp_path)
         "RDZV_ID": "x",
     }
     assert finish(start([*TRAIN, "--prompt", "a  'b' $c"], {"python": PYTHON}, **places)) == (0, "")
-    arguments = agent_arguments(tmp_path / "log")
+    arguments = launcher_arguments(tmp_path / "log")
     words = (
         "--nnodes=4 --nproc_per_node=8 --rdzv-backend=c10d --rdzv-endpoint=node1:1234 --rdzv-id=x"
     )
@@ -190,7 +190,7 @@ def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
         finish(start(TRAIN, {"python": PYTHON, "nvidia-smi": "echo GPU 0: of another user"}))[0]
         == 0
     )
-    assert "--nproc_per_node=3" in agent_arguments(tmp_path / "log")
+    assert "--nproc_per_node=3" in launcher_arguments(tmp_path / "log")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, val
     code, output = finish(start(TRAIN, {"python": PYTHON}, **given))
     assert code == 2
     assert f"{name} must be an integer of at least {least}, got '{value}'" in output
-    assert not (tmp_path / "log.agent").exists()
+    assert not (tmp_path / "log.launcher").exists()
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_several_nodes_are_started_again_together_with_another_rendezvous(start,
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **given))
     assert code == 1 and "restart 1 of at most 1" in output
     assert (tmp_path / "log.starts").read_text() == "started\n" * 2
-    assert "--rdzv-id=x-1" in agent_arguments(tmp_path / "log")
+    assert "--rdzv-id=x-1" in launcher_arguments(tmp_path / "log")
 
 
 # `ip route get` and `ip addr show to` on a node of the network 10.0.0.0/24 whose address is 10.0.0.2
@@ -279,17 +279,17 @@ def test_nodes_announce_the_address_and_interface_that_reach_the_first(
     fakes = {"python": PYTHON, "ip": IP, "getent": f"#!/usr/bin/env bash\nprintf '{lines}'\n"}
     given = {"NNODES": "2", "MASTER_ADDR": "node1", "NPROC_PER_NODE": "1"}
     assert finish(start(TRAIN, fakes, **given)) == (0, "")
-    arguments = agent_arguments(tmp_path / "log")
+    arguments = launcher_arguments(tmp_path / "log")
     assert {"--local-addr=10.0.0.2", f"--rdzv-endpoint={endpoint}"} <= set(arguments)
-    assert "GLOO_SOCKET_IFNAME=eth1" in (tmp_path / "log.agent").read_text()
+    assert "GLOO_SOCKET_IFNAME=eth1" in (tmp_path / "log.launcher").read_text()
 
 
 def test_a_given_address_and_interface_are_kept(start, tmp_path):
     given = {"NNODES": "2", "MASTER_ADDR": "node1", "NPROC_PER_NODE": "1"}
     given |= {"LOCAL_ADDR": "10.1.0.2", "GLOO_SOCKET_IFNAME": "ib0"}
     assert finish(start(TRAIN, {"python": PYTHON, "ip": "exit 1"}, **given)) == (0, "")
-    assert "--local-addr=10.1.0.2" in agent_arguments(tmp_path / "log")
-    assert "GLOO_SOCKET_IFNAME=ib0" in (tmp_path / "log.agent").read_text()
+    assert "--local-addr=10.1.0.2" in launcher_arguments(tmp_path / "log")
+    assert "GLOO_SOCKET_IFNAME=ib0" in (tmp_path / "log.launcher").read_text()
 
 
 HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", "--glob", "*"]
@@ -308,7 +308,7 @@ def test_every_argument_survives_pdsh(start, tmp_path):
     )
     assert code == 0, output
     assert (tmp_path / "log.pdsh").read_text().split() == "-S -R ssh -f 2 -w node1,node2".split()
-    recorded = (tmp_path / "log.agent").read_text()
+    recorded = (tmp_path / "log.launcher").read_text()
     assert "".join(f"[{argument}]\n" for argument in HARD) in recorded
     assert {"[--nnodes=2]", "[--nproc_per_node=2]", "[--rdzv-endpoint=node1:29500]"} <= set(
         recorded.splitlines()
@@ -342,7 +342,7 @@ def test_without_pdsh_the_nodes_of_a_file_are_reached_by_ssh(start, tmp_path):
         output.splitlines()
     )
     for node in ("user@node1", "node2"):
-        recorded = (tmp_path / f"log-{node}.agent").read_text()
+        recorded = (tmp_path / f"log-{node}.launcher").read_text()
         assert (
             "".join(f"[{argument}]\n" for argument in HARD) in recorded
             and "SECRET_KEY=passed" in recorded
@@ -359,7 +359,7 @@ def test_nothing_starts_if_a_node_is_unreachable_or_has_no_repository(start, tmp
     environment |= {"NODES": "node1", "REMOTE_DIR": "/no where"}
     code, output = finish(start(["bash", "run_post_train_multinode.sh"], fakes, **environment))
     assert code == 2 and "node1: ls: cannot access '/no where/scripts" in output
-    assert not list(tmp_path.glob("*.agent"))
+    assert not list(tmp_path.glob("*.launcher"))
 
 
 @pytest.mark.parametrize("program", ["pdsh", "ssh"])

@@ -29,7 +29,7 @@ from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote, shorten
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import flag_options, read_settings
-from hyvideo.settings.config import LEAVES
+from hyvideo.settings.config import LEAVES, Config
 from hyvideo.settings.reference_flags import add_flags, meanings, print_ignored, table, with_flags
 from hyvideo.settings.values import truth, value_of
 
@@ -212,7 +212,7 @@ def add_rewriting(parser: Parser) -> None:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = Parser(__doc__, usage="%(prog)s --prompt TEXT [--flag value ...]")
     add_inputs(parser)
     add_model(parser)
     add_sampling(parser)
@@ -283,6 +283,7 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError("--eta needs --stochastic: the ODE adds no noise")
     check_best_of(options)
     check_rewriting(options)
+    Config.from_flat({setting: getattr(options, flag) for setting, flag in options.flags.items()})
 
 
 def check_numbers(options: argparse.Namespace) -> None:

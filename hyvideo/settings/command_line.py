@@ -294,8 +294,8 @@ def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
     flags = [each for each in before if each.startswith("--") and "=" not in each]
     if word.endswith((".yaml", ".yml")):
         hint = f"write --config {word}"
-    elif "=" in word and hint:
-        hint = f"write --{word}"
+    elif "=" in word:
+        hint = f"write --{word}" if hint else "write --SETTING VALUE"
     elif flags:
         hint = f"{flags[-1]} takes one value, without spaces"
     return f"unknown word {word}; {hint or 'flags start with --'}"

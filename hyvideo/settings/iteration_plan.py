@@ -93,5 +93,5 @@ def num_stochastic_steps(sampling: Sampling, window: str) -> int:
     Raises ValueError for a window that does not fit.
     """
     number = len(sampling.stochastic_transitions())
-    chosen = parse_window(window, number)
+    chosen = parse_window(window, number) if number else None
     return chosen.length if chosen else number

@@ -129,9 +129,9 @@ def planned_world_size(config: Config, file: str = "") -> int:
     """Return the number of processes that the batches of a run need.
 
     The number in the name of the file comes first, such as 64 in ``configs/..._64gpu.yaml``; then
-    1, 8 and the numbers between them. Returns 1 if none of them fits.
+    1, sp_size, 8 and the numbers between them. Returns 1 if none of them fits.
     """
-    for number in (*_gpus_of_name(file), 1, 8, *range(2, 8)):
+    for number in (*_gpus_of_name(file), 1, config.distributed.sp_size, 8, *range(2, 8)):
         if not list(division_problems(config, number)):
             return number
     return 1

@@ -370,7 +370,7 @@ def why_not_run(command):
         return "needs the ratings of the commands before it"
     if (
         "--dry_run" in SMALL.get(program, "")
-        or program in ("scripts.plan", "-c")
+        or program == "-c"
         or "--print_config" in command.words
     ):
         return ""  # computed from settings alone

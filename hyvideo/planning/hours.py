@@ -167,8 +167,8 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     batch_size = max(1, min(videos, sampling.settings.batch_size))
     batches = math.ceil(videos / batch_size)
     sampled = sampling.with_settings(batch_size=batch_size, gradient_accumulation_steps=batches)
-    stages = stage_seconds(sampled)
-    return stages["rollout"] + stages["decode"]
+    decoding = _videos_to_decode(sampled) * decode_seconds(sampled)
+    return stage_seconds(sampled)["rollout"] + (1 + _SMALL_PARTS) * decoding
 
 
 def forward_seconds(run: PlannedRun) -> float:

@@ -1,4 +1,4 @@
-"""Flags of generate.py that take models off the GPU while they are not used; the planner reads them
+"""Flags of generate.py that take models off the GPU while they are not used; the plan of its memory reads them
 too.
 """
 

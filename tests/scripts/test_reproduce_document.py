@@ -1,4 +1,4 @@
-"""docs/reproduce.md: its commands run as printed, and its hours are the planner's."""
+"""docs/reproduce.md: its commands run as printed, and its hours are those of the plan."""
 
 import re
 import shlex
@@ -21,7 +21,6 @@ ENDS = {
     "scripts.compare_policies": (["--num_prompts", "0"], 2, "--num_prompts must be at least 1"),
     "examples.gradient_norms": (["--batch_size", "0"], 2, "batch_size must be"),
     "examples.sampler_figures": (["--gradients", "missing.json"], 2, "missing.json"),
-    "scripts.plan": ([], 0, "whole run"),
 }
 
 

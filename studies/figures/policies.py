@@ -14,7 +14,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.generation.generation import Source, list_videos
-from hyvideo.generation.generator import Generator, Recipe
+from hyvideo.generation.generator import Generator, GenerationSettings
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.settings.config import Config
@@ -77,7 +77,7 @@ def sample_policies(
     """Generate the videos of one policy after the other. Raises ValueError as `Generator` does."""
     for name, (source, sampling) in policies.items():
         sizes = dict.fromkeys(requests, (sampling.height, sampling.width))
-        recipe = Recipe(
+        recipe = GenerationSettings(
             config,
             sampling,
             source,

@@ -18,7 +18,7 @@ from hyvideo.data.prompts import Request, check_prompt
 from hyvideo.data.randomness import generator
 from hyvideo.data.text import quote
 from hyvideo.generation.generation import Source
-from hyvideo.generation.generator import Generator, GenerationSettings
+from hyvideo.generation.generator import GenerationSettings, Generator
 from hyvideo.generation.video_sampler import Video
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling

@@ -14,7 +14,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.generation.generation import Source, list_videos
-from hyvideo.generation.generator import Generator, GenerationSettings
+from hyvideo.generation.generator import GenerationSettings, Generator
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.settings.config import Config

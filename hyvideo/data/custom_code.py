@@ -81,8 +81,7 @@ def _import_file(name: str, file: str) -> ModuleType:
     # dataclasses look up their module in sys.modules
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        # not exec_module: its cached bytecode is old if a file of equal size changes within a second
-        exec(spec.loader.source_to_code(Path(file).read_bytes(), file), vars(module))
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise

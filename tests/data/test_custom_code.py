@@ -43,7 +43,8 @@ def test_a_file_that_fails_is_named_and_can_be_corrected(folder, code):
     with pytest.raises(ValueError, match="sde_type 'broken.py'"):
         load_object("broken.py:f", "sde_type")
     assert str(folder / "broken.py") not in sys.modules
-    (folder / "broken.py").write_text("f = 3")
+    # of another length, or Python takes its compiled code for that of the file before
+    (folder / "broken.py").write_text("f = 3  # corrected")
     assert load_object("broken.py:f", "sde_type") == 3
 
 

@@ -225,8 +225,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for flag, name in flags.items():
         leaf = LEAVES[name]
         options = flag_options(leaf, sentence=SENTENCES.get(flag, ""))
-        names = dict.fromkeys([f"--{flag}", f"--{name}"])
-        settings.add_argument(*names, type=partial(value_of, leaf), **options)
+        settings.add_argument(f"--{flag}", type=partial(value_of, leaf), **options)
+        if name != flag:  # the name in training
+            options |= {"dest": flag, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            settings.add_argument(f"--{name}", type=partial(value_of, leaf), **options)
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
     options.reference_flags = {name: getattr(options, name) for name in renamed}

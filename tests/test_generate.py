@@ -588,8 +588,14 @@ def test_a_flag_of_a_setting_is_checked_like_the_setting(capsys):
     ):
         with pytest.raises(SystemExit):
             generate.parse(["--prompt", "a", *flags])
-        error = capsys.readouterr().err
-        assert f"argument {flags[0]}" in error and message in error
+        assert f"argument {flags[0]}: {message}" in capsys.readouterr().err
+
+
+def test_a_setting_of_training_has_the_same_name_here():
+    names = ["--sample_n_frames", "5", "--cfg_scale", "2", "--validation_steps", "3"]
+    flags = ["--video_length", "5", "--guidance_scale", "2", "--num_inference_steps", "3"]
+    assert generate.parse(["--prompt", "a", *names]) == generate.parse(["--prompt", "a", *flags])
+    assert generate.parse(["--prompt", "a"]).video_length is None
 
 
 def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):

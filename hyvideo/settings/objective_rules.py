@@ -56,12 +56,16 @@ def level_problems(
             "is step-distilled and only covers the levels of its few steps; use another version or "
             "objective grpo"
         )
-    if version.reads_ends and (name in ("dpo", "draft") or objective.reward_weight > 0):
+    needs_velocities = ""
+    if name in ("dpo", "draft"):
+        needs_velocities = f"objective {name}"
+    elif objective.reward_weight > 0:
+        needs_velocities = "reward_gradient_weight"
+    if version.reads_ends and needs_velocities:
         yield (
-            f"objective {name}, or reward_gradient_weight above 0, needs a model of velocities, "
-            f"but transformer_version {version.name} is a flow map, which predicts the mean "
-            "velocity of a step; use objective nft without reward_gradient_weight, or objective "
-            "grpo"
+            f"{needs_velocities} needs a model of velocities, but transformer_version "
+            f"{version.name} is a flow map, which predicts the mean velocity of a step; use "
+            "objective nft with reward_gradient_weight 0, or objective grpo"
         )
     if version.reads_ends and rollout.cfg_scale > 1:
         yield (

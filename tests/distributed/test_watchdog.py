@@ -70,15 +70,7 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
     assert stages[stages.index(("reward", 1)) + 1] == ("after reward", 1)
 
 
-def test_watchdog_seconds_must_be_below_collective_timeout(tiny_config):
-    late = tiny_config.with_settings(watchdog_seconds=280.0, collective_timeout=300.0)
-    check(late)
-    check(late.with_settings(watchdog_seconds=270.0, batch_size=4), 2)
-    check(late.with_settings(watchdog_seconds=0.0, batch_size=4), 2)
-    with pytest.raises(
-        ValueError,
-        match="watchdog_seconds must be at most 0.9 of collective_timeout, .* got 280 and 300; lower",
-    ):
-        check(late, 2)
+def test_watchdog_seconds_must_not_be_negative(tiny_config):
+    check(tiny_config.with_settings(watchdog_seconds=0.0))
     with pytest.raises(ValueError, match="watchdog_seconds must not be negative, got -1"):
         check(tiny_config.with_settings(watchdog_seconds=-1.0))

@@ -445,7 +445,6 @@ def test_a_resumed_run_equals_the_uninterrupted_run(tiny_config, mesh, tmp_path)
     [
         ({"reward_gradient_weight": 0.0}, "reward_gradient_weight"),
         ({"kl_strategy": "dual_fixed"}, "kl_strategy"),
-        ({"kl_strategy": "none", "kl_weight": 0.0}, "kl_strategy none has no KL, got nft_levels 2"),
         ({"objective": "nft", "nft_levels": 0}, "nft_levels must be at least 1"),
         (
             {"objective": "grpo", "eta": 0.7},

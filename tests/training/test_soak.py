@@ -177,7 +177,9 @@ def results(run: Path) -> dict:
             for line in lines
         ],
         "tensors": {name: entry for name, entry in files.items() if name.endswith(".distcp")},
-        "numbers": {name: value for name, value in state.items() if name != "settings"},
+        "numbers": {
+            name: value for name, value in state.items() if name not in ("settings", "run")
+        },
         "files": sorted(str(path.relative_to(run)) for path in remaining),
     }
 

@@ -4,6 +4,7 @@ absent.
 
 import errno
 import glob
+import io
 import json
 import os
 import secrets
@@ -150,11 +151,11 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
     Raises OSError if it cannot be read, and ValueError if it is too large or not UTF-8.
     """
-    with open(path, encoding="utf-8-sig") as file:
-        text = file.read(max_bytes + 1)
-    if len(text) > max_bytes:
+    with open(path, "rb") as file:
+        content = file.read(max_bytes + 1)  # a size that the file states may be wrong
+    if len(content) > max_bytes:
         raise ValueError(f"{path} is too large; the limit is {max_bytes:,} bytes")
-    return text
+    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
 
 
 def parse_json(text: str | bytes) -> Any:

@@ -273,12 +273,6 @@ class PlannedRun:
         """Return the batch size of a forward pass, branches included, for ``samples`` videos."""
         return samples * self.config.num_branches if self.settings.batched_forward == "true" else 1
 
-    def num_calls(self, samples: int, branches: float) -> float:
-        """Return the forward passes that compute the velocity of ``samples`` videos in
-        ``branches``.
-        """
-        return 1 if self.settings.batched_forward == "true" else samples * branches
-
     @property
     def backwards_per_update(self) -> int:
         """Backward passes per update; from the second on, gradients exist while activations are

@@ -36,9 +36,9 @@ def test_quantities_derived_from_the_shipped_config():
 
 def test_batch_sizes_and_calls_with_and_without_batching():
     apart, together = run_of(8), run_of(8, batched_forward=True)
-    assert (apart.samples_at_once(3), apart.num_calls(3, 2)) == (1, 6)
-    assert (together.samples_at_once(3), together.num_calls(3, 2)) == (6, 1)
-    assert run_of(8, device="cpu").num_calls(3, 2) == 1
+    assert apart.samples_at_once(3) == 1
+    assert together.samples_at_once(3) == 6
+    assert run_of(8, device="cpu").samples_at_once(3) == 6
 
 
 @pytest.mark.parametrize(

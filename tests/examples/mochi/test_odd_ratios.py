@@ -162,7 +162,7 @@ def test_the_planner_reads_the_ratios(root, monkeypatch, capsys):
     flags += ["--device", "cuda", "--print_config"]
     monkeypatch.setattr(sys, "argv", ["post_train.py", *flags, "--sample_n_frames", frames])
     assert post_train.main() == 0
-    assert "8 video tokens" in capsys.readouterr().out
+    assert "for 4 video tokens" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["post_train.py", *flags, "--sample_n_frames", "9"])
     assert post_train.main() == 2
     assert "must be 6n + 1" in capsys.readouterr().err

@@ -80,7 +80,7 @@ def test_the_gradient_of_an_iteration_does_not_depend_on_the_rows_of_a_pass(trai
     assert rollouts.advantages.isfinite().all()
     of_pairs, of_all = (gradient_of(trainer, collected, rows) for rows in (2, len(rollouts)))
     assert of_all.norm() > 0
-    assert (of_pairs - of_all).norm() <= 1e-4 * of_all.norm()
+    assert (of_pairs - of_all).norm() <= 1e-3 * of_all.norm()
 
 
 def test_an_iteration_moves_the_weights_and_reports_its_metrics(trainer):

@@ -34,7 +34,6 @@ from hyvideo.data.yaml_files import read_yaml
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
 from hyvideo.records.run_files import write_json
-from hyvideo.records.stage_timer import StageTimer
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
@@ -81,13 +80,7 @@ def measurement(config: Config) -> Config:
 def scored_rollouts(trainer) -> RolloutBatch:
     """Return the next iteration's rollouts with advantages."""
     trainer.iteration += 1
-    rollouts, pending = trainer.run.source.collect(
-        trainer.iteration, StageTimer(trainer.device, trainer.progress.enter)
-    )
-    rewards = trainer.run.rewards.wait(pending)
-    advantages, metrics = trainer.run.rewards.advantages(rollouts.indices, rewards)
-    trainer.run.rewards.check_failed_rewards(metrics, rewards, trainer.iteration)
-    return rollouts.with_rewards(rewards, advantages.to(trainer.device))
+    return trainer.run.objective.collect(trainer.run, trainer.iteration).rollouts
 
 
 def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:

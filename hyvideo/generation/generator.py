@@ -154,7 +154,7 @@ class Generator:
         self.weights_hash = digest_of(digest_models(self.config.model, self.kinds))
         share = self.videos[mesh.replica :: mesh.num_replicas]
         pending = [video for video in share if not self._is_complete(video)]
-        if self.recipe.sp_size > 1:
+        if self.settings.sp_size > 1:
             barrier(mesh)  # no process removes what another of its replica writes
         if len(pending) < len(share):
             print(

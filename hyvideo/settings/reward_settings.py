@@ -116,8 +116,8 @@ def reward_problems(reward: RewardSettings) -> Problems:
     for name in reward.loaded_scorers:
         if ":" in name:
             yield from problem_of(scorer_class, name)
-    problems = [*problem_of(reward_options, reward), *weights_are_numbers(reward)]
-    yield from problems or weighted_dimensions_exist(reward)
+    yield from problem_of(reward_options, reward)
+    yield from weights_are_numbers(reward)
 
 
 def weights_are_numbers(reward: RewardSettings) -> Problems:

@@ -13,7 +13,7 @@ from hyvideo.settings.config import Config, SettingsError
 from hyvideo.settings.layout import layout_problems
 from hyvideo.settings.objective_rules import objective_problems
 from hyvideo.settings.problems import Problems, problem_of, raise_problems
-from hyvideo.settings.reward_settings import reward_problems
+from hyvideo.settings.reward_settings import reward_problems, weighted_dimensions_exist
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import (
@@ -48,7 +48,8 @@ def between_settings(config: Config, world_size: int, file: str = "") -> Problem
     yield from layout_problems(config, world_size, file)
     yield from sampler_problems(config)
     yield from objective_problems(config)
-    yield from reward_problems(config.reward)
+    problems = list(reward_problems(config.reward))
+    yield from problems or weighted_dimensions_exist(config.reward)
     yield from weight_problems(config.model, config.optimizer, config.distributed.enable_fsdp)
     yield from record_problems(config.record, has_validation=bool(config.data.valid_video_csv))
     distributed = config.distributed

@@ -21,7 +21,7 @@ from hyvideo.settings.command_line import parse
 from hyvideo.settings.processes import FINAL_CODES, STOPPED_CODE
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run torchrun and return the exit code of the process that failed first.
 
     Return 1 if that process was killed. After a signal to this process, return 75 if the run has

@@ -173,6 +173,14 @@ DIFFERENT = {
 PROMPTS = "assets/miniature/prompts/smoke.csv"
 
 
+def videos_csv(folder):
+    """Write a video and a CSV that names it, and return the path of the CSV."""
+    write_clip(folder / "video.mp4", 0, (9, 32, 32))
+    path = folder / "videos.csv"
+    path.write_text("prompt,video\na red circle moves up,video.mp4\n")
+    return path
+
+
 def pairs_csv(folder):
     """Write a rated pair of videos of the size of the miniature, and return its CSV file."""
     for number in range(2):
@@ -232,6 +240,8 @@ def filled_in(words, folder):
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
         elif before == "--pairs_csv" and not exists:
             word = pairs_csv(folder)
+        elif before == "--videos_csv" and not exists:
+            word = videos_csv(folder)
         elif re.fullmatch(r"\S+\.csv", word) and not exists:
             word = PROMPTS
         elif re.fullmatch(r"\S+\.py:\w+(:[\d.]+)?", word) and not (

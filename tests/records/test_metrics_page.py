@@ -67,7 +67,7 @@ def written_in_code():
                 part.value if isinstance(part, ast.Constant) else "<name>" for part in node.values
             )
             yield f"validation/{name}" if name.startswith("true/") else name
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "timer":
+        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "timed":
             yield f"time/{node.args[0].value}"
 
 

@@ -208,15 +208,10 @@ def test_rollouts_that_the_update_cannot_reproduce_stop_the_run(student, mesh):
     [
         ({"eta": 0.5}, "objective distill needs eta 0, .*, got 0.5"),
         ({"cfg_scale": 3.0}, "objective distill needs cfg_scale 1, .*, got 3"),
-        (
-            {"kl_strategy": "dual_moving"},
-            "kl_strategy must be one of fixed",
-        ),
+        ({"kl_strategy": "dual_moving"}, "kl_strategy must be fixed"),
         ({"kl_weight": 0.0}, "kl_weight is a setting of"),
         ({"num_updates_per_rollout": 2}, "num_updates_per_rollout"),
         ({"sde_window": "random:1"}, "sde_window is a setting of"),
-        ({"ignore_rewards": True}, "ignore_rewards cannot be used with objective distill"),
-        ({"anchor_substeps": 900}, "must be at most 1000, got 1800"),
         (
             {"anchor_path": "no_such_folder"},
             "anchor_path must be a checkpoint of a run, or a LoRA .*no_such_folder",

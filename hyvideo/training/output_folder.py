@@ -98,7 +98,7 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
     if not resume_from:
         raise ValueError(
             f"output_dir {quote(output_dir)} has a run; set resume_from_checkpoint auto to continue "
-            "it, or choose another output_dir"
+            "it, delete the folder, or choose another output_dir"
         )
     own = [path for _, path in run_folder.numbered(output_dir, CHECKPOINTS) if path.is_dir()][::-1]
     if named and named.resolve().parent == (output_dir / CHECKPOINTS).resolve():

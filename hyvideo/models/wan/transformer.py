@@ -10,6 +10,7 @@ model's training. Rotary tables are computed on demand: as buffers, they would b
 device and rounded when the model is cast.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, Size, unpatchify
-from hyvideo.models.cached_tables import cached_tables
 from hyvideo.models.conditions import Condition, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import TwoTimes
@@ -220,7 +220,7 @@ def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
     )
 
 
-@cached_tables
+@functools.lru_cache(maxsize=4)  # training and validation may use different video sizes
 def rotary_tables(
     grid: Size, head_dim: int, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:

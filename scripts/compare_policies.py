@@ -63,10 +63,8 @@ def main(argv: list[str] | None = None) -> None:
     requests = make_and_read_requests(options.prompt or [], None, csvs)
     if not options.prompt:
         requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
-    policies, out = (
-        read_policies(options.policies, config.validation_sampling),
-        options.output_dir,
-    )
+    policies = read_policies(options.policies, config.validation_sampling)
+    out = options.output_dir
     sample_policies(config, policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())
     mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)

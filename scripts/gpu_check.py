@@ -82,7 +82,8 @@ def main(argv: list[str] | None = None) -> int:
     with exit_on_error("gpu_check.py"):
         make_folder(out)
         make_folder(work)
-        if unknown := sorted(set(options.only or ()) - set(checks)):
+        unknown = sorted(set(options.only or ()) - set(checks))
+        if unknown:
             raise ValueError(
                 f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}"
             )

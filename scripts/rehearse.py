@@ -82,14 +82,16 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
         )
     world_size = world_size or planned_world_size(config, words)
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
-    if problem := new_folder_problem(folder):
+    problem = new_folder_problem(folder)
+    if problem:
         raise ValueError(
             f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
             "remove it or give another"
         )
     folder = folder.resolve()
     with Lease(folder):
-        if problem := new_folder_problem(folder):  # another rehearsal was faster
+        problem = new_folder_problem(folder)
+        if problem:  # another rehearsal was faster
             raise ValueError(
                 f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
                 "remove it or give another"

@@ -102,7 +102,8 @@ def split_by_prompt(
         for part, group in split.items()
     }
     for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
-        if missing := [part for part in PARTS if name not in rated[part]]:
+        missing = [part for part in PARTS if name not in rated[part]]
+        if missing:
             raise ValueError(
                 f"a dimension needs preferences in each part of the {len(prompts)} prompts (at "
                 f"least three prompts), {name} has none in {', '.join(missing)}; rate more "
@@ -177,11 +178,13 @@ class PairTraining:
 
         Raises FloatingPointError if the norm of a gradient is NaN or inf.
         """
-        trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
+        trained = self._trainable(lora_rank, seed)
+        pairs = self.split["train"]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         num_updates = max_epochs * math.ceil(len(pairs) / self.batch_size)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_updates)
-        losses, best = [], []
+        losses = []
+        best = []
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
                 losses.append(F.nll_loss(*self.answers(self.split["stop"], self.names)).item())
@@ -230,7 +233,8 @@ class PairTraining:
         """
         from peft.tuners.lora import LoraLayer
 
-        raw, model = self.scores(self.split["train"]).flatten(0, 1), self.scorer.model.model
+        raw = self.scores(self.split["train"]).flatten(0, 1)
+        model = self.scorer.model.model
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.merge()
@@ -246,10 +250,8 @@ class PairTraining:
             self.scorer.tokenizer.save_pretrained(checkpoint / "tokenizer")
             save_weights(checkpoint, state, self.scorer.model.head.weight)
         config = read_json(self.root / "model_config.json", "VideoAlign")
-        config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = (
-            self.names,
-            "base",
-        )
+        config["data_config"]["eval_dim"] = self.names
+        config["model_config"]["model_name_or_path"] = "base"
         statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
         constants = {
             f"{name}_{kind}": x
@@ -270,7 +272,9 @@ class PairTraining:
         """
         from matplotlib.figure import Figure
 
-        axes, quality = (figure := Figure(dpi=120)).subplots(), {}
+        figure = Figure(dpi=120)
+        axes = figure.subplots()
+        quality = {}
         axes.set(
             xlabel="predicted probability of first", ylabel="fraction of answers that are first"
         )

@@ -111,7 +111,8 @@ def attention(
         attention_mask,
     )
     linear, dropout = self.to_out
-    image, text = dropout(linear(image.flatten(2))), text.flatten(2)
+    image = dropout(linear(image.flatten(2)))
+    text = text.flatten(2)
     if self.context_pre_only:  # the last block, whose text output is not used
         return image, text
     return image, self.to_add_out(text)

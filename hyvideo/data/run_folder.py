@@ -154,7 +154,8 @@ class Lease:
         before = _status(self.folder / LEASE)
         started = time.monotonic()
         while not self._is_acquired(timeout=LEASE_S / 60):
-            now, waited = _status(self.folder / LEASE), time.monotonic() - started
+            now = _status(self.folder / LEASE)
+            waited = time.monotonic() - started
             is_alive = now is not None and now != before
             if is_alive or waited > LEASE_S + 5:
                 raise NotOwner(

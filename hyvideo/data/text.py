@@ -42,13 +42,15 @@ _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def text_problem(text: str, max_bytes: int) -> str | None:
     """Return the first problem that makes ``text`` unusable as a prompt, None if there is none."""
-    if match := _NO_TEXT.search(text):
+    match = _NO_TEXT.search(text)
+    if match:
         kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
         return (
             f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or save "
             "the text as UTF-8"
         )
-    if (size := len(text.encode())) > max_bytes:
+    size = len(text.encode())
+    if size > max_bytes:
         return f"it has {size:,} bytes in UTF-8, the limit is {max_bytes:,}; shorten it"
     return None
 

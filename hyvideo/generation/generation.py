@@ -85,7 +85,8 @@ class Source:
 
         The files of a checkpoint are compared with its digests (`saved_policy.verify`).
         """
-        root, version = model.pretrained_model_root, model.transformer_version
+        root = model.pretrained_model_root
+        version = model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint)
             trained = saved_policy.negative_prompt(self.checkpoint)

@@ -226,7 +226,8 @@ class Generator:
 
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
-        config, offloading = self.config, self.offloading
+        config = self.config
+        offloading = self.offloading
         self.encoder, vae = model_setup.load_encoder(
             config, self.device, group_offload=offloading.group_offloading
         )

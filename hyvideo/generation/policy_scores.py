@@ -128,9 +128,11 @@ class Evaluator:
 
         None is the base model.
         """
-        world, evaluations = joint_identity(self.config, self.config.reward), {}
+        world = joint_identity(self.config, self.config.reward)
+        evaluations = {}
         for name, checkpoint in checkpoints.items():
-            file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
+            file = folder / f"{name}.json"
+            identity = policy_identity(checkpoint=checkpoint) | world
             evaluation = read_evaluation(file, identity)
             if evaluation is None:
                 store = LatentStore(folder / f".{name}.latents", digest_of(identity))
@@ -149,7 +151,8 @@ class Evaluator:
         fps = common_frame_rate(clips)
         files = [clip.path.name for clip in clips]
         parts = read_clips(clips, *self.size[1:])
-        groups, seeds = [clip.group for clip in clips], [clip.seed for clip in clips]
+        groups = [clip.group for clip in clips]
+        seeds = [clip.seed for clip in clips]
         return self.score(parts, prompts, groups, seeds, fps=fps, files=files)
 
     def score(

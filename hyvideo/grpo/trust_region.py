@@ -93,14 +93,13 @@ class KLCoefficient:
         """Return the scheduled coefficient, or ``value`` within the bounds if the schedule does not
         determine it.
         """
-        settings, is_warm = self.settings, self.num_updates >= self.settings.warmup_updates
+        settings = self.settings
+        is_warm = self.num_updates >= self.settings.warmup_updates
         if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
             return settings.maximum
         if 0 < self.num_updates < settings.warmup_updates + 1:
-            start, passed = (
-                self._clip(settings.initial),
-                min(self.num_updates, settings.warmup_updates),
-            )
+            start = self._clip(settings.initial)
+            passed = min(self.num_updates, settings.warmup_updates)
             return start + (settings.maximum - start) * passed / settings.warmup_updates
         return self._clip(value)
 

@@ -22,7 +22,8 @@ class MiniatureScorer:
     """
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
-        if problem := folder_problem(root):
+        problem = folder_problem(root)
+        if problem:
             raise ValueError(f"the miniature's folder must exist, got {quote(root)}: {problem}")
         path = Path(root) / REFERENCE_STATISTICS
         self.reference = None

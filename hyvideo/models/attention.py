@@ -174,7 +174,8 @@ def _attend_in_runs(by_head: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
 
 def equal_runs(lengths: Sequence[int]) -> list[tuple[slice, int]]:
     """Return the rows and the length of each run of consecutive samples of equal length."""
-    runs, start = [], 0
+    runs = []
+    start = 0
     for length, same in itertools.groupby(lengths):
         end = start + len(list(same))
         runs.append((slice(start, end), length))

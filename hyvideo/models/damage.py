@@ -65,7 +65,8 @@ class DamageCheck:
     def _look_for_block(self, name: str, tensor: Tensor) -> None:
         if tensor.ndim < 2 or _OFTEN_ZERO.search(name):
             return
-        if block := zero_block(tensor):
+        block = zero_block(tensor)
+        if block:
             self.problems.append(
                 f"tensor {name!r} in {self.file} has a block of {block:,} zeros among "
                 f"{tensor.numel():,} values"

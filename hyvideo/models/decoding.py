@@ -171,12 +171,15 @@ def _measured_convolutions() -> Iterator[None]:
     if torch.are_deterministic_algorithms_enabled() or cudnn.deterministic:
         yield
         return
-    was_measuring, limit = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = True, _NUM_TRIED
+    was_measuring = cudnn.benchmark
+    limit = cudnn.benchmark_limit
+    cudnn.benchmark = True
+    cudnn.benchmark_limit = _NUM_TRIED
     try:
         yield
     finally:
-        cudnn.benchmark, cudnn.benchmark_limit = was_measuring, limit
+        cudnn.benchmark = was_measuring
+        cudnn.benchmark_limit = limit
 
 
 def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:

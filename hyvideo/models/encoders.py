@@ -169,7 +169,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer, model: nn.Module):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.tokenizer, self.model = tokenizer, model
+        self.tokenizer = tokenizer
+        self.model = model
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:

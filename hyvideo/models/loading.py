@@ -162,7 +162,8 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     if family.takes_images(arguments, index):
         return "ti2v"
     tasks = {name: task for task, name in family.pipelines.items()}
-    if task := tasks.get(str(index.get("_class_name"))):
+    task = tasks.get(str(index.get("_class_name")))
+    if task:
         return task
     if len(tasks) == 1:
         return next(iter(tasks.values()))
@@ -187,7 +188,8 @@ def transformer_folder(root: str | Path, version: str | None) -> Folder:
     Raises ValueError, listing the available versions, if it is missing.
     """
     label = f"transformer version {version!r}"
-    if folder := find_transformer(root, version):
+    folder = find_transformer(root, version)
+    if folder:
         return Folder(folder, label)
     versions = Path(root) / "transformer"
     if versions.is_dir():
@@ -353,7 +355,8 @@ def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dic
 
     arguments = _plain(config)
     parameters = inspect.signature(getattr(diffusers, component.class_name)).parameters
-    if unknown := sorted(set(arguments) - set(parameters)):
+    unknown = sorted(set(arguments) - set(parameters))
+    if unknown:
         raise ValueError(
             f"config keys {unknown} are not arguments of diffusers' {component.class_name}"
         )

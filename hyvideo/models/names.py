@@ -72,7 +72,8 @@ def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
     None.
     """
     for name in table[model]["modules"]:
-        if match := _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat):
+        match = _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat)
+        if match:
             return name.format(**match.groupdict())
     return None
 

@@ -30,7 +30,8 @@ def save_original(
     are omitted from the file. Raises ValueError if the original layout cannot represent the model,
     or a weight overflows `dtype`.
     """
-    component, drawn = component_of(model), dict(drawn or {})
+    component = component_of(model)
+    drawn = dict(drawn or {})
     config = component.config_to_original(model.config)
     target = Folder(folder, f"saving {component.class_name}")
     raise_problems(target, setting_problems(model.config, component.config_to_diffusers(config)))

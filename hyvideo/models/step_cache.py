@@ -28,7 +28,8 @@ class StepCaching:
         """Raise ValueError for an invalid schedule, or one for another number of steps or
         blocks.
         """
-        total, interval = self.total_steps, self.cache_step_interval
+        total = self.total_steps
+        interval = self.cache_step_interval
         start, end = self.cache_start_step, self.cache_end_step
         least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
         if total != num_steps:

@@ -128,7 +128,8 @@ def _weight_paths(folder: Folder, stem: str) -> list[Path]:
             f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}"
         )
     paths = [folder.path / name for name in sorted(set(names))]
-    if missing := [path.name for path in paths if not path.is_file()]:
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
         raise ValueError(
             f"{folder.label}: {index.name} lists {missing}, which are missing from {folder.path}"
         )
@@ -152,7 +153,8 @@ def stream_tensors(
         with safe_open(path, framework="pt", backend="pread") as file:
             for name in file.offset_keys():  # in file order
                 header = file.get_slice(name)
-                if (dtype := header.get_dtype()) not in _DTYPES:
+                dtype = header.get_dtype()
+                if dtype not in _DTYPES:
                     raise ValueError(
                         f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got "
                         f"{dtype}"

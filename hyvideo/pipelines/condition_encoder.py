@@ -98,9 +98,11 @@ class ConditionEncoder:
         identity: str = "",
         store: PartStore | None = None,
     ):
-        self.parts, self._load = parts, load
+        self.parts = parts
+        self._load = load
         self._loaded: dict[str, Callable[..., list[Encoded]]] = {}
-        self.dtype, self.identity = dtype, identity
+        self.dtype = dtype
+        self.identity = identity
         self.store: PartStore | PartCache = PartCache() if store is None else store
         self._file_hashes: dict[str, str] = {}  # by path, when a file was first used
 
@@ -148,7 +150,8 @@ class ConditionEncoder:
             for content in contents
         }
         known = {content: self.store.get(key) for content, key in keys.items()}
-        if missing := [content for content, encoded in known.items() if encoded is None]:
+        missing = [content for content, encoded in known.items() if encoded is None]
+        if missing:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
             all_encoded = self._loaded[part.kind](missing, height, width)

@@ -266,7 +266,8 @@ class GRPOPipeline:
         stacked = self._forwards(
             stacked, [times[row] for row in rows] + times, unconditional + conditions
         )
-        negatives, velocities = stacked[: len(rows)], list(stacked[len(rows) :])
+        negatives = stacked[: len(rows)]
+        velocities = list(stacked[len(rows) :])
         for row, negative in zip(rows, negatives):
             velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
         return torch.stack(velocities)
@@ -276,7 +277,8 @@ class GRPOPipeline:
         """Compute what depends on the timesteps of the next forward passes alone, if the
         transformer caches it.
         """
-        if cache := self.transformer.modulation_cache:
+        cache = self.transformer.modulation_cache
+        if cache:
             with self._autocast(self.device):
                 cache.prepare(times)
 
@@ -333,7 +335,8 @@ class GRPOPipeline:
             self._autocast(latents.device),
             graphs_of_training(self.transformer) if needs_graphs else nullcontext(),
         ):
-            if modulation := self.transformer.modulation_cache:
+            modulation = self.transformer.modulation_cache
+            if modulation:
                 modulation.select(times)
             velocity = self.transformer(
                 latents, timestep=timestep, conditions=conditions.samples, ends=ends

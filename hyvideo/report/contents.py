@@ -154,7 +154,8 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
 
     Raises ValueError if there is no run or its records are corrupted.
     """
-    if problem := folder_problem(folder):
+    problem = folder_problem(folder)
+    if problem:
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config = config_of_run(folder / CONFIG_FILE)
     content = read_yaml(folder / CONFIG_FILE)

@@ -253,7 +253,8 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
         model, loaded = CLIPModel.from_pretrained(
             path, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
         )
-        if missing := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
+        missing = sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]}))
+        if missing:
             raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
         check_values(model.state_dict(), label, path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -360,7 +360,8 @@ def _schedule(
 ) -> tuple:
     if not 0 <= eta <= sampler.max_eta:
         raise ValueError(f"eta must be within [0, {sampler.max_eta:g}] for {sde_type}, got {eta}")
-    steps, second = [], levels[1]
+    steps = []
+    second = levels[1]
     for sigma, sigma_next in zip(levels, levels[1:]):
         try:
             steps.append(sampler.transition(sigma, sigma_next, eta, second))

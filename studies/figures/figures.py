@@ -38,9 +38,8 @@ METRICS = {
 def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
     """Draw a figure into the folder and return a message: its file, or why it was skipped."""
     folder.mkdir(parents=True, exist_ok=True)
-    name, stem = (
-        (f"figure {number}", f"figure{number}") if number else ("learning curve", "learning_curve")
-    )
+    name = f"figure {number}" if number else "learning curve"
+    stem = f"figure{number}" if number else "learning_curve"
     try:
         if number:
             path = _draw(compare(runs, COMPARED[number]), METRICS[number], folder, stem, window)

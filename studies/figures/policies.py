@@ -45,10 +45,8 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
                 f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}"
             )
         source = source_of(Path(path)) if has_path else Source()
-        policies[name + suffix] = (
-            source,
-            replace(sampling, guidance_scale=float(scale)) if scale else sampling,
-        )
+        of_policy = replace(sampling, guidance_scale=float(scale)) if scale else sampling
+        policies[name + suffix] = (source, of_policy)
     return policies
 
 

@@ -77,7 +77,8 @@ class ModulationCache:
     def take(self) -> Tensor:
         """Return the selected outputs for image and text. Shape: (blocks, batch, 2, 6 dim)."""
         assert self._selected is not None, "select must be called before each forward pass"
-        selected, self._selected = self._selected, None
+        selected = self._selected
+        self._selected = None
         return selected
 
     def _keep(self, times: set[Times]) -> None:

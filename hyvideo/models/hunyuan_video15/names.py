@@ -60,7 +60,8 @@ def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     split = {}
     for name, tensor in state_dict.items():
-        if match := _FUSED.fullmatch(name):
+        match = _FUSED.fullmatch(name)
+        if match:
             for part, rows in zip("qkv", _row_chunks(name, tensor, 3)):
                 # Cloned, so that the three parameters are not views of one tensor.
                 split[f"{match[1]}.to_{part}.{match[2]}"] = rows.clone()
@@ -80,7 +81,8 @@ def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
             fused[name] = tensor
         elif (fused_name := f"{match[1]}.to_qkv.{match[2]}") not in fused:
             parts = [f"{match[1]}.to_{part}.{match[2]}" for part in "qkv"]
-            if missing := [part for part in parts if part not in state_dict]:
+            missing = [part for part in parts if part not in state_dict]
+            if missing:
                 raise ValueError(f"the original layout fuses {parts}, but {missing} is missing")
             fused[fused_name] = torch.cat([state_dict[part] for part in parts])
     return fused

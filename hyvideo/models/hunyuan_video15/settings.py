@@ -13,7 +13,8 @@ from hyvideo.data.images import RESOLUTIONS
 from hyvideo.models.names import setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
-_TRANSFORMER, _VAE = NAMES["transformer"], NAMES["vae"]
+_TRANSFORMER = NAMES["transformer"]
+_VAE = NAMES["vae"]
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,10 +31,8 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
             "attention"
         )
     renamed = settings_to_diffusers(_TRANSFORMER, config)
-    hidden_size, num_heads = (
-        setting(config, "hidden_size", "integers"),
-        renamed["num_attention_heads"],
-    )
+    hidden_size = setting(config, "hidden_size", "integers")
+    num_heads = renamed["num_attention_heads"]
     rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
         raise ValueError(

@@ -52,7 +52,8 @@ class Upsampler720p(Upsampler):
         global_residual: bool,
     ):
         super().__init__()
-        self.in_conv, self.out_conv = _Conv(in_channels, width), _Conv(width, out_channels)
+        self.in_conv = _Conv(in_channels, width)
+        self.out_conv = _Conv(width, out_channels)
         self.blocks = nn.ModuleList()
         for _ in range(num_blocks):
             first, second, third = (_Conv(width, width) for _ in range(3))
@@ -79,7 +80,8 @@ class Upsampler1080p(Upsampler):
         super().__init__()
         first, *_, last = inputs = (block_out_channels[0], *block_out_channels)
         self.repeats = first // z_channels
-        self.conv_in, self.conv_out = _Conv(z_channels, first), _Conv(last, out_channels)
+        self.conv_in = _Conv(z_channels, first)
+        self.conv_out = _Conv(last, out_channels)
         self.norm_out = layers.HunyuanVideo15RMS_norm(last, images=False)
         self.up = nn.ModuleList()
         for before, after in zip(inputs, block_out_channels):

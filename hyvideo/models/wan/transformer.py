@@ -185,7 +185,8 @@ def padded_texts(conditions: Sequence[Condition]) -> Tensor:
 
     Raises ValueError for longer texts.
     """
-    if (longest := max(len(sample.text) for sample in conditions)) > TEXT_SLOTS:
+    longest = max(len(sample.text) for sample in conditions)
+    if longest > TEXT_SLOTS:
         raise ValueError(f"a text must have at most {TEXT_SLOTS} tokens, got {longest}")
     return torch.stack(
         [F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions]

@@ -118,7 +118,8 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
     tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
-    head, output = tensors.pop("rm_head.weight", None), tensors.pop("lm_head.weight", None)
+    head = tensors.pop("rm_head.weight", None)
+    output = tensors.pop("lm_head.weight", None)
     if head is None:
         raise ValueError(
             f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model"
@@ -194,11 +195,12 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         "output_dim": 1,
     }
     given = {"sample_type": "uniform"} | data | model
-    if wrong := [
+    wrong = [
         f"{name} {given.get(name)!r}, not {needed[name]!r}"
         for name in needed
         if given.get(name) != needed[name]
-    ]:
+    ]
+    if wrong:
         raise ValueError(
             f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}"
         )
@@ -207,9 +209,10 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     names = (
         [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
     )
-    if bad := [
+    bad = [
         n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)
-    ]:
+    ]
+    if bad:
         raise ValueError(
             f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again"
         )

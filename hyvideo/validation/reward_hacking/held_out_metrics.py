@@ -133,10 +133,8 @@ def summarise_videos(
         for row, video in measured.items()
     }
     rows = dict(sorted(ChainMap(*all_objects(local, mesh)).items()))
-    measured_of, thumbnails = (
-        [values for values, _ in rows.values()],
-        [picture for _, picture in rows.values()],
-    )
+    measured_of = [values for values, _ in rows.values()]
+    thumbnails = [picture for _, picture in rows.values()]
     names = sorted(set().union(*measured_of))
     columns = {name: [values[name] for values in measured_of if name in values] for name in names}
     columns["held_out/diversity"] = diversity(thumbnails, [groups[row] for row in rows]).tolist()
@@ -265,7 +263,8 @@ def _value_and_error(
     """Return a metric of a set and its jackknife standard error, from leaving out one part at a
     time.
     """
-    value, count = of_set(rows), min(len(rows), NUM_PARTS)
+    value = of_set(rows)
+    count = min(len(rows), NUM_PARTS)
     if not with_error or count < 3:
         return value, math.nan
     parts = torch.arange(len(rows)) % count

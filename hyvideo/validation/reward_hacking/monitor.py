@@ -39,7 +39,8 @@ class HackingMonitor:
         weights: Mapping[str, float] | None = None,
         warns_of_transfer: bool = False,
     ):
-        self.action, self.threshold = action, threshold
+        self.action = action
+        self.threshold = threshold
         self.weights = weights or {}
         self.warns_of_transfer = warns_of_transfer
         self.transfer = math.nan  # of the last validation

@@ -181,7 +181,8 @@ def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) ->
         if name == REWARD or not unit > 0 or is_other_size:
             continue
         error, student = _error(name, base, now)
-        shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
+        shift = _difference(name, base, now) / unit
+        allowed = max(threshold, student * error / unit)
         shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
     return shifts
 

@@ -18,12 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.files import free_disk, publish, read_json
+from hyvideo.data.files import free_disk, publish, read_json, remove_partial
 from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
-from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
+from hyvideo.records.run_files import write_text
+from hyvideo.rewards.videoalign.checkpoint import (
+    check_dimensions,
+    find_checkpoint,
+    plain_name,
+    save_weights,
+)
 from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
@@ -45,6 +52,55 @@ class Pair(NamedTuple):
     prompt: str
     videos: tuple[Path, Path]
     answers: list[tuple[str, int]]
+
+
+def train(
+    pairs_csv: Path,
+    start: Path,
+    out: Path,
+    *,
+    dimensions: Sequence[str] | None,
+    batch_size: int,
+    seed: int,
+    **fit: float,
+) -> dict:
+    """Train the reward model in ``start`` on the pairs, write it to ``out``, and return its quality
+    on the held-out prompts before and after.
+
+    ``dimensions`` are names in place of those of the model; ``fit`` has the other arguments of
+    `PairTraining.fit`. Raises ValueError for input that cannot be used, before anything is trained.
+    """
+    reject_model(out)
+    known = find_checkpoint(start).settings.dimensions
+    names = check_dimensions(dimensions or known, "--dimensions")
+    pairs = read_pairs(pairs_csv, names)
+    # Names that are new at their token.
+    moved = [
+        name for token, name in enumerate(names) if token >= len(known) or known[token] != name
+    ]
+    needed = moved if pairs else names
+    split = split_by_prompt(pairs, needed, seed)
+    with Lease(out):
+        reject_model(out)  # of a process that has ended since
+        remove_partial(out)
+        check_videos(pairs)  # before hours of training
+        training = PairTraining(start, split, names, batch_size)
+        check_room(out, training.scorer.model)
+        report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
+        report["before"] = training.quality(out / "calibration_before.png")
+        report["losses"] = training.fit(seed=seed, **fit)
+        training.write(out)
+        report["after"] = training.quality(out / "calibration.png")
+        write_text(out / "training.json", json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def reject_model(folder: Path) -> None:
+    """Raise ValueError if a folder has a reward model, or its weights."""
+    if (folder / "model_config.json").exists() or (folder / CHECKPOINT).exists():
+        raise ValueError(
+            f"--output_dir must not contain a model, but {folder} does; choose another folder"
+        )
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:

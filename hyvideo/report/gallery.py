@@ -100,10 +100,9 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
             settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 choice = settings.pop("best_of", None)
-                texts = {
-                    name: "–" if value in (None, "") else str(value)
-                    for name, value in settings.items()
-                }
+                texts = {}
+                for name, value in settings.items():
+                    texts[name] = "–" if value in (None, "") else str(value)
                 if choice:
                     texts["best_of"] = str(choice["candidates"])
                     texts["ranking"] = ranking(choice)

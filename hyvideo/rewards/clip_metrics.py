@@ -209,7 +209,9 @@ class PickScorer(FrameTextScorer):
         if is_hub_name(path):
             return PICKSCORE_PROCESSOR
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
-        return beside if not has_tokenizer(Path(path)) and beside.is_dir() else path
+        if not has_tokenizer(Path(path)) and beside.is_dir():
+            return beside
+        return path
 
     def scaled(self, cosines: Tensor) -> Tensor:
         scale = self.model.logit_scale.exp().item() / 26

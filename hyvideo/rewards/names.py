@@ -89,4 +89,6 @@ class MetricNames:
             raise ValueError(
                 f"reward_weights must name the scorers {', '.join(self.declared)}, got {scorer}"
             )
-        return self.of(scorer, dimension) if scorer in self.declared else dimension
+        if scorer not in self.declared:
+            return dimension
+        return self.of(scorer, dimension)

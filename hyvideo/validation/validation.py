@@ -224,7 +224,8 @@ class Validation:
         videos: dict[int, Tensor | None] = {}
         _, height, width = self.size
         for number in part:
-            batch, title = batches[number], f"batch {number + 1}/{len(batches)}"
+            batch = batches[number]
+            title = f"batch {number + 1}/{len(batches)}"
             self.on_stage("validation", f"sampling {title}")
             self.may_end(False)
             conditions = self.encoder(

@@ -79,10 +79,10 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         clips = []
         for path, record in zip(paths, records):
             seed = record.get("seed")
+            if not isinstance(seed, int):
+                seed = None
             prompt = record["prompt"]
-            clips.append(
-                Clip(path, prompt, places[prompt], seed if isinstance(seed, int) else None)
-            )
+            clips.append(Clip(path, prompt, places[prompt], seed))
         return clips
     if not requests or len(paths) % len(requests):
         raise ValueError(

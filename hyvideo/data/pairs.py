@@ -153,7 +153,9 @@ def read_ratings(path: str | Path) -> list[Rating]:
 def _find_video(csv_path: Path, name: str) -> Path:
     """Return the path of a video relative to the folder of a CSV, which may be from Windows."""
     path = csv_path.parent / name
-    return path if os.path.isfile(path) else csv_path.parent / name.replace("\\", "/")
+    if not os.path.isfile(path):
+        path = csv_path.parent / name.replace("\\", "/")
+    return path
 
 
 def select_preferences(

@@ -101,9 +101,10 @@ def results_in(output_dir: Path) -> list[str]:
     found = []
     for name in RESULTS:
         path = output_dir / name
-        has_content = (
-            any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size
-        )
+        if path.is_dir():
+            has_content = any(path.iterdir())
+        else:
+            has_content = path.is_file() and path.stat().st_size > 0
         if has_content:
             found.append(name)
     return found

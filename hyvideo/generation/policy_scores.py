@@ -186,7 +186,8 @@ class Evaluator:
         entries = []
         for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
             file = files[number] if files else None
-            seed = self.config.record.validation_seed if seed is None else seed
+            if seed is None:
+                seed = self.config.record.validation_seed
             entry = score_entry(
                 prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number
             )
@@ -196,9 +197,9 @@ class Evaluator:
             )
         measures, _ = of_scorers.of_set(len(prompts))
         apart = diversity(list(thumbnails.values()), [groups[number] for number in thumbnails])
-        return Evaluation(
-            entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {})
-        )
+        if len(apart):
+            measures["held_out/diversity"] = apart.mean().item()
+        return Evaluation(entries, measures)
 
     def close(self) -> None:
         if "scorer" in vars(self):

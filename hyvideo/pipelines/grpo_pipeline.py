@@ -48,8 +48,14 @@ class Trajectories:
 
     @staticmethod
     def cat(parts: list["Trajectories"]) -> "Trajectories":
-        fields = zip(*((part.latents, part.log_probs, part.means) for part in parts))
-        return Trajectories(*(None if field[0] is None else torch.cat(field) for field in fields))
+        means = None
+        if parts[0].means is not None:
+            means = torch.cat([part.means for part in parts])
+        return Trajectories(
+            torch.cat([part.latents for part in parts]),
+            torch.cat([part.log_probs for part in parts]),
+            means,
+        )
 
 
 @dataclass(frozen=True)
@@ -298,10 +304,10 @@ class GRPOPipeline:
         ends.
         """
         starts = schedule.timesteps.tolist()
-        ends = schedule.ends.tolist()
-        return [
-            (starts[step], ends[step] if self.transformer.reads_ends else None) for step in steps
-        ]
+        ends = [None] * len(starts)
+        if self.transformer.reads_ends:
+            ends = schedule.ends.tolist()
+        return [(starts[step], ends[step]) for step in steps]
 
     def _forwards(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the velocity of each sample, from one forward pass for all samples or one for
@@ -324,17 +330,14 @@ class GRPOPipeline:
         if self.transformer.step_cache:
             self.transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
-        ends = (
-            filled([end for _, end in times], latents.device)
-            if self.transformer.reads_ends
-            else None
-        )
+        ends = None
+        if self.transformer.reads_ends:
+            ends = filled([end for _, end in times], latents.device)
         is_sampling = not torch.is_grad_enabled()
-        needs_graphs = is_sampling and self.samples_in_gradient_mode
-        with (
-            self._autocast(latents.device),
-            graphs_of_training(self.transformer) if needs_graphs else nullcontext(),
-        ):
+        graphs: AbstractContextManager = nullcontext()
+        if is_sampling and self.samples_in_gradient_mode:
+            graphs = graphs_of_training(self.transformer)
+        with self._autocast(latents.device), graphs:
             modulation = self.transformer.modulation_cache
             if modulation:
                 modulation.select(times)

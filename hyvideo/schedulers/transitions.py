@@ -68,7 +68,8 @@ def flow_variance(sigma: float, sigma_next: float, eta: float, sigma_after_first
     """Return ``eta^2 sigma / (1 - sigma) (sigma - sigma')``; at sigma = 1, the denominator uses the
     second level.
     """
-    return left_endpoint_variance(sigma, sigma_next, eta, sigma if sigma < 1 else sigma_after_first)
+    limit = sigma if sigma < 1 else sigma_after_first
+    return left_endpoint_variance(sigma, sigma_next, eta, limit)
 
 
 def left_endpoint_variance(
@@ -210,7 +211,8 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
     Raises ValueError if invalid.
     """
     if sde_type in SAMPLERS:
-        return (REFERENCE_SAMPLERS if reference_conventions else SAMPLERS)[sde_type]
+        samplers = REFERENCE_SAMPLERS if reference_conventions else SAMPLERS
+        return samplers[sde_type]
     if ".py:" not in sde_type:
         raise ValueError(
             f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}"

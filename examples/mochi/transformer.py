@@ -78,7 +78,8 @@ def forward(
         else:
             tokens, text = block(tokens, text, time, layout, tables)
         if self.detaches_blocks:
-            tokens, text = detached(tokens), detached(text)
+            tokens = detached(tokens)
+            text = detached(text)
         if self.step_cache:
             self.step_cache.keep(num_run, tokens, text)
     patches = self.sequence.join(self.proj_out(self.norm_out(tokens, time)), num_tokens)

@@ -95,10 +95,8 @@ def choose_kernel(
     )
     rejected: dict[str, str] = {}
     for name in by_rank[0]:
-        problems = filter(
-            None, (found.get(name, "another rank does not have it") for found in by_rank)
-        )
-        problem = next(problems, None)
+        answers = [found.get(name, "another rank does not have it") for found in by_rank]
+        problem = next(filter(None, answers), None)
         if not problem:
             use(name)
             return Choice(name, rejected)
@@ -157,11 +155,9 @@ def problem_of(
         use(kernel)
         inputs = [tensor.requires_grad_(with_gradient) for tensor in _inputs(shape, device)]
         if kernel in BACKENDS and SDPBackend(torch._fused_sdp_choice(*inputs)) != BACKENDS[kernel]:
-            mode = (
-                " and deterministic algorithms"
-                if torch.are_deterministic_algorithms_enabled()
-                else ""
-            )
+            mode = ""
+            if torch.are_deterministic_algorithms_enabled():
+                mode = " and deterministic algorithms"
             return (
                 f"torch does not support it with {shape.dtype}, head dimension "
                 f"{shape.head_dim}{mode} on this GPU"

@@ -107,4 +107,6 @@ def zero_block(tensor: Tensor) -> int:
     is_zero[is_zero.clone()] = (segments[is_zero] == 0).all(dim=1)
     runs = [len(list(run)) for value, run in groupby(is_zero.tolist()) if value]
     longest = max(runs, default=0)
-    return longest * length if longest >= _SEGMENTS else 0
+    if longest < _SEGMENTS:
+        return 0
+    return longest * length

@@ -71,16 +71,15 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
         tile for tile in needed if needed[tile] * (1 + _FRAGMENTATION) + _RESERVE <= available
     ]
     tile = next(iter(fitting), min(needed, key=needed.get))
-    tile = min(tiles.of_all(tile) if tiles else [tile], key=lambda side: side or math.inf)
+    if tiles:  # the smallest of all ranks
+        tile = min(tiles.of_all(tile), key=lambda side: side or math.inf)
     _reduce(vae, tile, f"{available / 2**30:.1f} GiB are free")
     while True:
         try:
             with _measured_convolutions():
-                return (
-                    tiles.decode(vae, latents)
-                    if tiles
-                    else vae.decode(latents, return_dict=False)[0]
-                )
+                if tiles:
+                    return tiles.decode(vae, latents)
+                return vae.decode(latents, return_dict=False)[0]
         except torch.OutOfMemoryError as error:
             current, *smaller = _tiles(vae, size)
             half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
@@ -194,11 +193,13 @@ def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:
 
 
 def _reduce(vae: nn.Module, tile: int, reason: str) -> None:
-    if tile != (old := tile_size_of(vae)):
-        before = f"{old} pixels" if old else "whole frames"
-        print(
-            f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}",
-            file=sys.stderr,
-            flush=True,
-        )
-        set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))
+    old = tile_size_of(vae)
+    if tile == old:
+        return
+    before = f"{old} pixels" if old else "whole frames"
+    print(
+        f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
+    set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))

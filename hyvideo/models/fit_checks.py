@@ -123,11 +123,9 @@ def pipeline_problems(root: Path) -> list[str]:
         for name, value in parts.items()
         if name.startswith("transformer_") and value not in (None, [None, None])
     )
-    return (
-        [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"]
-        if extra
-        else []
-    )
+    if not extra:
+        return []
+    return [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"]
 
 
 def super_resolution_problems(
@@ -163,5 +161,6 @@ def latent_problems(root: Path, version: str | None, family: Family) -> list[str
     # diffusers' classes with the default None return as many channels as they get
     channels = arguments.get("out_channels") or arguments["in_channels"]
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels
-    message = f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"
-    return [message] if channels != needed else []
+    if channels == needed:
+        return []
+    return [f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"]

@@ -59,7 +59,10 @@ def apply_limit(device: torch.device) -> None:
 
     Call before loading models.
     """
-    if device.type != "cuda" or math.isinf(limit := limit_bytes()):
+    if device.type != "cuda":
+        return
+    limit = limit_bytes()
+    if math.isinf(limit):
         return
     free, total = torch.cuda.mem_get_info(device)
     if limit < total:

@@ -221,16 +221,16 @@ def training_config(
             f"is trained further: got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank "
             "0 to merge it and train all weights"
         )
-    unused = family_of(transformer).without_gradient(transformer)
-    modules = {name for name in pairs if not name.startswith(unused)}
-    if targets and (
-        different := modules.symmetric_difference(target_modules(transformer, targets))
-    ):
-        raise ValueError(
-            "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
-            f"{min(different)} is in only one of them. Omit lora_target_modules to train the "
-            "file's modules"
-        )
+    if targets:
+        unused = family_of(transformer).without_gradient(transformer)
+        modules = {name for name in pairs if not name.startswith(unused)}
+        different = modules.symmetric_difference(target_modules(transformer, targets))
+        if different:
+            raise ValueError(
+                "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
+                f"{min(different)} is in only one of them. Omit lora_target_modules to train the "
+                "file's modules"
+            )
     return _config_of(pairs)
 
 
@@ -394,10 +394,12 @@ def _pairs(
     alphas: dict[str, float] = {}
     for name, tensor in tensors.items():
         short = _without_prefix(name)
+        match = _KEY.fullmatch(short)
         if short.endswith(".alpha"):
             alphas[short.removesuffix(".alpha")] = float(tensor)
-        elif match := _KEY.fullmatch(short):
-            sides.setdefault(match["module"], {})[_SIDES.get(match["side"], match["side"])] = tensor
+        elif match:
+            side = _SIDES.get(match["side"], match["side"])
+            sides.setdefault(match["module"], {})[side] = tensor
         elif not _changed_parameter(short):
             raise ValueError(
                 f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight, and not a "

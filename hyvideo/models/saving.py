@@ -54,7 +54,9 @@ def save_original(
             )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    metadata = {"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {})
+    metadata = {"format": "pt"}
+    if drawn:
+        metadata["drawn"] = json.dumps(drawn)
     # This or another process may be reading the existing file.
     with publish(folder / f"{WEIGHTS_STEM}.safetensors") as path:
         save_file(tensors, path, metadata=metadata)

@@ -64,12 +64,10 @@ class StepCaching:
 
     def num_skipped(self, num_blocks: int) -> int:
         """Return the number of blocks, from the first, that cached steps skip."""
-        kept = (
-            set(self.no_cache_block_id or [num_blocks - 1])
-            if self.cache_type == "deepcache"
-            else set()
-        )
-        return max(set(range(num_blocks)) - kept) + 1
+        skipped = set(range(num_blocks))
+        if self.cache_type == "deepcache":
+            skipped -= set(self.no_cache_block_id or [num_blocks - 1])
+        return max(skipped) + 1
 
 
 @dataclass

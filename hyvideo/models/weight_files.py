@@ -165,12 +165,10 @@ def stream_tensors(
                     tensor = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
                 check.add(name, tensor)
                 yield name, tensor
+    device = "cpu" if read else "meta"
     for name, shape in expected.items():
         if name not in weights.shapes:
-            yield (
-                name,
-                draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta"),
-            )
+            yield name, draw_tensor(seed_for(name, weights.drawn), name, shape, device)
     for check in checks:
         check.finish()
 
@@ -181,7 +179,8 @@ def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[
     """
     problems = []
     for name in sorted(set(expected) | set(weights.shapes)):
-        shape, needed = weights.shapes.get(name), expected.get(name)
+        shape = weights.shapes.get(name)
+        needed = expected.get(name)
         tensor = f"tensor {name!r} in {weights.files.get(name)}"
         if needed is None:
             problems.append(

@@ -89,12 +89,10 @@ class ModulationCache:
         """Compute the outputs for ``times`` that are missing, under the caller's autocast."""
         missing = [each for each in times if each not in self._outputs]
         device = device_of(self.time_embed)
-        embedded = [
-            self.time_embed(
-                _filled(time, device), timestep_r=None if end is None else _filled(end, device)
-            )
-            for time, end in missing
-        ]
+        embedded = []
+        for time, end in missing:
+            ends = None if end is None else _filled(end, device)
+            embedded.append(self.time_embed(_filled(time, device), timestep_r=ends))
         by_layer = []
         for norm in self.norms:
             with on_device(norm.linear):

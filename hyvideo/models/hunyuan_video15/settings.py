@@ -45,17 +45,21 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
             f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}"
         )
     channels = setting(config, "in_channels", "integers")
+    in_channels = channels
+    if config.get("concat_condition", True):
+        # noisy latents, condition latents, and a mask of the frames that have condition latents
+        in_channels = 2 * channels + 1
+    out_channels = channels
+    if config.get("out_channels"):
+        out_channels = setting(config, "out_channels", "integers")
     resolution = config.get("ideal_resolution") or "480p"
     if resolution not in RESOLUTIONS:
         raise ValueError(
             f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}"
         )
     return renamed | {
-        # noisy latents, condition latents, and a mask of the frames that have condition latents
-        "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
-        "out_channels": setting(config, "out_channels", "integers")
-        if config.get("out_channels")
-        else channels,
+        "in_channels": in_channels,
+        "out_channels": out_channels,
         "attention_head_dim": hidden_size // num_heads,
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],

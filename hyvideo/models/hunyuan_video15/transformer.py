@@ -73,14 +73,12 @@ def forward(
     layout = Layout(cos, sin, lengths, num_tokens)
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    modulations = (
-        self.modulation_cache.take()
-        if self.modulation_cache
-        else [time] * len(self.transformer_blocks)
-    )
-    skipped, image, context = (
-        self.step_cache.start(image, context) if self.step_cache else (0, image, context)
-    )
+    modulations = [time] * len(self.transformer_blocks)
+    if self.modulation_cache:
+        modulations = self.modulation_cache.take()
+    skipped = 0
+    if self.step_cache:
+        skipped, image, context = self.step_cache.start(image, context)
     for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         modulation = modulations[num_run - 1]
         if recompute:
@@ -90,7 +88,8 @@ def forward(
         else:
             image, context = block(image, context, modulation, layout)
         if self.detaches_blocks:
-            image, context = detached(image), detached(context)
+            image = detached(image)
+            context = detached(context)
         if self.step_cache:
             self.step_cache.keep(num_run, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.

@@ -64,7 +64,10 @@ class Upsampler720p(Upsampler):
         hidden = self.in_conv(latents)
         for block in self.blocks:
             hidden = hidden + block["block"](hidden)
-        return self.out_conv(hidden) + (latents if self.global_residual else 0)
+        output = self.out_conv(hidden)
+        if self.global_residual:
+            output = output + latents
+        return output
 
 
 class Upsampler1080p(Upsampler):
@@ -99,7 +102,8 @@ class Upsampler1080p(Upsampler):
 
 def build(**arguments: Any) -> Upsampler:
     """Return a new upsampler, of the class that has these arguments."""
-    return (Upsampler720p if "num_blocks" in arguments else Upsampler1080p)(**arguments)
+    cls = Upsampler720p if "num_blocks" in arguments else Upsampler1080p
+    return cls(**arguments)
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,9 +111,8 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError if one is missing or has the wrong type.
     """
-    return settings_to_diffusers(
-        NAMES["upsampler_720p" if "num_blocks" in config else "upsampler_1080p"], config
-    )
+    name = "upsampler_720p" if "num_blocks" in config else "upsampler_1080p"
+    return settings_to_diffusers(NAMES[name], config)
 
 
 def _renamed(names: tuple[str, str], state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

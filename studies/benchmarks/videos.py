@@ -135,7 +135,7 @@ class BenchmarkVideos:
         return self.folder / "made" / f"{clip.request.seed:012x}.mp4"
 
     @property
-    def recipe(self) -> GenerationSettings:
+    def settings(self) -> GenerationSettings:
         return GenerationSettings(
             self.config,
             self.sampling,
@@ -157,7 +157,7 @@ class BenchmarkVideos:
                 pending.append(video)
                 continue
             old = read_json(video.record, "video")
-            new = self.recipe.settings_of(video)
+            new = self.settings.record_of(video)
             changed = [
                 f"{name} {quote(old.get(name))}, now {quote(value)}"
                 for name, value in new.items()
@@ -177,7 +177,7 @@ class BenchmarkVideos:
         """
         if not videos:
             return
-        generator = Generator(self.recipe, videos)
+        generator = Generator(self.settings, videos)
         if not only_checks:
             generator.make()
 

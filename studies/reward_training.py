@@ -206,18 +206,17 @@ class PairTraining:
         """Return the log-probabilities of first, second and tie (answers, 3), and the raters'
         answers (answers,).
         """
-        answers = [
-            (i, self.names.index(n), k)
-            for i, p in enumerate(pairs)
-            for n, k in p.answers
-            if n in names
-        ]
+        answers = []
+        for row, pair in enumerate(pairs):
+            for name, outcome in pair.answers:
+                if name in names:
+                    answers.append((row, self.names.index(name), outcome))
         rows, columns, outcomes = torch.tensor(answers).T
         difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # second minus first
-        first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
-        return torch.stack(
-            [first, second, first + second + math.log(THETA**2 - 1)], dim=1
-        ), outcomes
+        first = F.logsigmoid(-difference - math.log(THETA))
+        second = F.logsigmoid(difference - math.log(THETA))
+        tie = first + second + math.log(THETA**2 - 1)
+        return torch.stack([first, second, tie], dim=1), outcomes
 
     @without_cudnn_attention()
     def fit(

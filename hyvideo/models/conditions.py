@@ -1,5 +1,5 @@
-"""Conditions of the transformer: text, quoted text and reference image of each video, without
-padding.
+"""Inputs of the transformer besides the latents: timesteps, and the conditions of each video, which
+are text, quoted text and a reference image, without padding.
 """
 
 from collections.abc import Iterable, Mapping
@@ -7,6 +7,15 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+
+def check_timestep(timestep: Tensor) -> None:
+    """Raise ValueError unless the timesteps of a forward pass are float32."""
+    if timestep.dtype != torch.float32:
+        raise ValueError(
+            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
+            "992)"
+        )
 
 
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:

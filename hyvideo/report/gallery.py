@@ -39,11 +39,11 @@ def write_gallery(*folders: Path) -> Path:
     rows = match_videos(folders)
     check_page(page)
     columns = [[video for video in column if video] for column in zip(*rows)]
-    settings = {  # values of each setting, by folder
-        name: [list(dict.fromkeys(video.get(name, "–") for video in column)) for column in columns]
-        for name in dict.fromkeys(chain(*chain(*columns)))
-        if name not in APART
-    }
+    settings = {}  # values of each setting, by folder
+    for name in dict.fromkeys(chain(*chain(*columns))):
+        if name not in APART:
+            values = [[video.get(name, "–") for video in column] for column in columns]
+            settings[name] = [list(dict.fromkeys(of_folder)) for of_folder in values]
     links = {
         video["file"]: quote_url(os.path.relpath(video["file"], folders[0]))
         for video in chain(*columns)

@@ -261,14 +261,13 @@ def folder_videos(
 ) -> list[list[dict | None]]:
     """Return the rows of matching videos of several folders that have an embedded video."""
     shown = [row for row in rows if any(file in clips.digests for file in _files(row))]
-    return [
-        [
-            video
-            and {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place)
-            for video in row
-        ]
-        for row in shown
-    ]
+    return [[_folder_video(video, clips, place) for video in row] for row in shown]
+
+
+def _folder_video(video: dict | None, clips: Clips, place: Path) -> dict | None:
+    if not video:
+        return None
+    return {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place)
 
 
 def videos_note(videos: Mapping[str, list[dict]]) -> str:

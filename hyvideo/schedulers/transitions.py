@@ -164,10 +164,11 @@ class Sampler:
         """Return ``N_t``, the scale of the log-probability's gradient in v: ``|b| / std``, or
         ``2 |b| std`` (cps).
         """
-        is_gaussian = self.is_normalised or self.has_gaussian_norm
         if not step.is_stochastic:
             return 0.0
-        return abs(step.b) / step.std if is_gaussian else 2 * abs(step.b) * step.std
+        if self.is_normalised or self.has_gaussian_norm:
+            return abs(step.b) / step.std
+        return 2 * abs(step.b) * step.std
 
 
 def _as_transition(returned: object, sigma: float, sigma_next: float) -> Transition | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, equal_runs, unpatchify
-from hyvideo.models.conditions import Condition
+from hyvideo.models.conditions import Condition, check_timestep
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
@@ -51,11 +51,7 @@ def forward(
         conditions: Text, quoted text and reference image of each sample, without padding.
         ends: Timesteps at which the steps end, for a MeanFlow model. Shape: (batch,).
     """
-    if timestep.dtype != torch.float32:
-        raise ValueError(
-            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
-            "992)"
-        )
+    check_timestep(timestep)
     channels = [
         latents,
         _image_channels(latents, conditions),

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, Size, unpatchify
-from hyvideo.models.conditions import Condition, to_device
+from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
@@ -96,11 +96,7 @@ def forward(
         ends: Timesteps at which the steps end, for AnyFlow; other models ignore them. Shape:
             (batch,).
     """
-    if timestep.dtype != torch.float32:
-        raise ValueError(
-            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
-            "992)"
-        )
+    check_timestep(timestep)
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))

@@ -93,7 +93,7 @@ def count_decoding(sizes: Sizes) -> float:
 
 
 @contextmanager
-def _fake_tensors(family_name: str) -> Iterator[None]:
+def fake_tensors(family_name: str) -> Iterator[None]:
     """Context manager in which tensors have no memory, and after which no cached function of the
     family keeps one: a forward pass with a fake rotary table would return memory that nobody wrote.
     """
@@ -175,7 +175,7 @@ def _forward_flops(
     num_layers: int,
 ) -> tuple[int, int]:
     """Return the FLOPs of matrix products and of attention with ``num_layers`` blocks."""
-    with _fake_tensors(family_name), torch.no_grad():
+    with fake_tensors(family_name), torch.no_grad():
         model = _build(family_name, transformer, num_layers=num_layers)
         latents = torch.empty(1, *shape)
         condition = Condition(torch.empty(*text))
@@ -200,7 +200,7 @@ def _decode_flops(
     family = family_named(family_name)
     side = 256 // side_ratio
     counts = []
-    with _fake_tensors(family_name), torch.no_grad():
+    with fake_tensors(family_name), torch.no_grad():
         model = _model(family.vae, json.loads(vae)).eval()
         family.prepare_vae(model)
         for latent_frames in (2, 3):

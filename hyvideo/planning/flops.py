@@ -39,7 +39,7 @@ class Parameters:
     num_modulations: int  # such layers
     per_lora_rank: int  # of an adapter of rank 1
     vae: int
-    reads_ends: bool  # a flow map: its forward pass also reads where a step ends
+    is_flow_map: bool  # a flow map: its forward pass also reads where a step ends
     num_blocks: int
 
     @property
@@ -157,7 +157,7 @@ def _count_parameters(
         num_modulations=len(modulations),
         per_lora_rank=sum(layer.in_features + layer.out_features for layer in layers),
         vae=_number(vae_model),
-        reads_ends=model.reads_ends,
+        is_flow_map=model.is_flow_map,
         num_blocks=len(blocks),
     )
 
@@ -180,7 +180,7 @@ def _forward_flops(
         latents = torch.empty(1, *shape)
         condition = Condition(torch.empty(*text))
         timestep = torch.full((1,), 500.0)
-        ends = timestep if model.reads_ends else None
+        ends = timestep if model.is_flow_map else None
         # Only this implementation of attention consists of operators that the counter knows on a
         # CPU. It computes attention by batched products, which nothing else uses.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -138,7 +138,7 @@ class Schedule:
             weights.append(reference_kl_weight(step.std, width))
         return torch.tensor(weights)
 
-    def draw(self, velocity: Tensor, sample: Tensor, index: int, noise: Tensor | None) -> Step:
+    def step(self, velocity: Tensor, sample: Tensor, index: int, noise: Tensor | None) -> Step:
         """Return step ``index`` of all samples with this standard normal ``noise``; None takes the
         mean.
 
@@ -151,22 +151,22 @@ class Schedule:
         _check_shape("noise", noise, sample)
         return self._scored(mean + std * noise, mean, std)
 
-    def score(
-        self, velocity: Tensor, sample: Tensor, indices: Sequence[int], outcome: Tensor
+    def replay(
+        self, velocity: Tensor, sample: Tensor, indices: Sequence[int], next_sample: Tensor
     ) -> Step:
-        """Return the step that led from each sample to its stored ``outcome``, scored with
+        """Return the step that led from each sample to its stored ``next_sample``, scored with
         ``velocity``.
 
         The log-probability of the transition ``x' ~ N(a x + b v, std^2)`` (docs/sde.md) is the mean
         over a sample's elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps
         ``-(x' - mean)^2``; x' is detached. ``indices`` has the step of each sample.
 
-        Shapes: velocity after guidance, sample and outcome (batch, ...). Raises ValueError if they
+        Shapes: velocity after guidance, sample and next_sample (batch, ...). Raises ValueError if they
         differ.
         """
-        _check_shape("outcome", outcome, sample)
+        _check_shape("next_sample", next_sample, sample)
         mean, std = self._moments(velocity, sample, indices)
-        return self._scored(outcome.float(), mean, std)
+        return self._scored(next_sample.float(), mean, std)
 
     def means(self, velocity: Tensor, sample: Tensor, indices: Sequence[int]) -> Tensor:
         """Return the mean of each sample's step, float32; ``indices`` has the step of each.
@@ -193,9 +193,9 @@ class Schedule:
         std = _per_sample([step.std for step in steps], sample)
         return a * sample.float() + b * velocity.float(), std
 
-    def _scored(self, outcome: Tensor, mean: Tensor, std: Tensor) -> Step:
-        log_prob = _log_prob(outcome.detach(), mean, std, normalised=self.sampler.is_normalised)
-        return Step(outcome, log_prob, mean, std)
+    def _scored(self, next_sample: Tensor, mean: Tensor, std: Tensor) -> Step:
+        log_prob = _log_prob(next_sample.detach(), mean, std, normalised=self.sampler.is_normalised)
+        return Step(next_sample, log_prob, mean, std)
 
 
 def _check_shape(name: str, given: Tensor, sample: Tensor) -> None:
@@ -223,14 +223,14 @@ def filled(values: Iterable[float], device: torch.device) -> Tensor:
     )
 
 
-def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
+def _log_prob(next_sample: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
     """Return the mean log-density over a sample's elements, 0 where std is 0. Shape: (batch,).
 
     Sums are float64, because their order on a GPU depends on the batch shape, which may differ in
     rollout and update.
     """
     is_stochastic = std > 0
-    squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)
+    squared = torch.where(is_stochastic, (next_sample - mean) ** 2, 0.0)
     if not normalised:
         return -squared.flatten(1).mean(1, dtype=torch.float64).float()
     safe_std = torch.where(is_stochastic, std, 1.0)

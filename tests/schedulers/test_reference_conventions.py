@@ -133,7 +133,7 @@ def test_the_conventions_change_the_loss_and_not_the_samples():
     for sde_type in SAMPLERS:
         for index in range(20):
             ours, theirs = (
-                build(sde_type, is_on).draw(v, x, index, noise) for is_on in (False, True)
+                build(sde_type, is_on).step(v, x, index, noise) for is_on in (False, True)
             )
             torch.testing.assert_close(ours.sample, theirs.sample, rtol=0, atol=1e-11)
             assert torch.equal(ours.mean, theirs.mean)

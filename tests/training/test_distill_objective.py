@@ -69,7 +69,7 @@ class GaussianFlow(nn.Module):
     """The exact velocity of data ~ N(1.3, 0.5^2)."""
 
     step_cache = modulation_cache = None
-    reads_ends = False
+    is_flow_map = False
 
     def forward(self, latents, *, timestep, conditions, ends):
         sigma = (timestep / 1000).view(-1, 1, 1, 1, 1)

@@ -206,7 +206,7 @@ def _time_embedding(
     embedder = model.condition_embedder
     with torch.autocast(timestep.device.type, enabled=False):
         time = _in_float32(embedder.time_embedder, embedder.timesteps_proj(timestep))
-        if model.reads_ends:
+        if model.is_flow_map:
             gate = model.config.gate_value
             delta = ends if model.config.deltatime_type == "r" else timestep - ends
             embedded = _in_float32(embedder.delta_embedder, embedder.timesteps_proj(delta))

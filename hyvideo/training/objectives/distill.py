@@ -38,7 +38,7 @@ class Distill(StepObjective):
     @property
     def draws_levels(self) -> bool:
         """True for a flow map, which learns steps of any length, unless ``sigmas`` gives them."""
-        return self.pipeline.transformer.reads_ends and not self.config.rollout.sigmas
+        return self.pipeline.transformer.is_flow_map and not self.config.rollout.sigmas
 
     def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
         """Return the schedule of the student in an iteration."""

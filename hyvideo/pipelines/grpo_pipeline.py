@@ -230,12 +230,12 @@ class GRPOPipeline:
         """
         sample = latents.float()
         mean = torch.zeros_like(sample)
-        widths = [schedule.levels[start] - schedule.levels[start + num_steps] for start in starts]
+        widths = [schedule.sigmas[start] - schedule.sigmas[start + num_steps] for start in starts]
         for number in range(num_steps):
             steps = [start + number for start in starts]
             velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
             shares = [
-                (schedule.levels[step] - schedule.levels[step + 1]) / width
+                (schedule.sigmas[step] - schedule.sigmas[step + 1]) / width
                 for step, width in zip(steps, widths)
             ]
             mean = mean + filled(shares, sample.device).view(-1, 1, 1, 1, 1) * velocity

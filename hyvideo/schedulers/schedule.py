@@ -41,7 +41,7 @@ class Schedule:
     """Noise levels of a sampler and the transition of each step."""
 
     sampler: Sampler  # step and properties of the sampling method
-    levels: tuple[float, ...]  # (steps + 1,), sigma from 1 to 0
+    sigmas: tuple[float, ...]  # (steps + 1,), from 1 to 0
     transitions: tuple[Transition, ...]  # (steps,)
     # whether the KL to the anchor has the factor `reference_kl_weight`
     reference_conventions: bool = False
@@ -88,7 +88,7 @@ class Schedule:
 
     def with_noise_only_at(self, steps: Iterable[int]) -> "Schedule":
         """Return a copy in which all other steps follow the ODE."""
-        chosen = [ode_transition(*pair) for pair in zip(self.levels, self.levels[1:])]
+        chosen = [ode_transition(*pair) for pair in zip(self.sigmas, self.sigmas[1:])]
         for index in steps:
             chosen[index] = self.transitions[index]
         return replace(self, transitions=tuple(chosen))
@@ -96,12 +96,12 @@ class Schedule:
     @cached_property
     def timesteps(self) -> Tensor:
         """Timesteps at which the steps begin. Shape: (steps,), float32 on the CPU."""
-        return NUM_TRAIN_TIMESTEPS * torch.tensor(self.levels[:-1])
+        return NUM_TRAIN_TIMESTEPS * torch.tensor(self.sigmas[:-1])
 
     @cached_property
     def ends(self) -> Tensor:
         """Timesteps at which the steps end, 0 for the last. Shape: (steps,), float32 on the CPU."""
-        return torch.tensor([NUM_TRAIN_TIMESTEPS * level for level in self.levels[1:]])
+        return torch.tensor([NUM_TRAIN_TIMESTEPS * level for level in self.sigmas[1:]])
 
     @cached_property
     def stochastic_steps(self) -> list[int]:
@@ -133,7 +133,7 @@ class Schedule:
         if not self.reference_conventions:
             return torch.ones(len(self.transitions))
         weights = []
-        for step, sigma, sigma_next in zip(self.transitions, self.levels, self.levels[1:]):
+        for step, sigma, sigma_next in zip(self.transitions, self.sigmas, self.sigmas[1:]):
             width = sigma - sigma_next if self.sampler.has_kl_per_sigma else 1.0
             weights.append(reference_kl_weight(step.std, width))
         return torch.tensor(weights)

@@ -174,7 +174,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
 
     def sampled(self, conditions, noise, schedule):
-        levels.append(schedule.levels)
+        levels.append(schedule.sigmas)
         scales.append(self.sampling.guidance_scale)
         samples.append(
             (self, *conditions.samples, noise, sample(self, conditions, noise, schedule))

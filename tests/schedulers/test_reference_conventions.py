@@ -46,7 +46,7 @@ def test_the_median_includes_the_last_step_of_cps_in_the_reference():
     """
     made = build("cps", True, num_steps=25)
     norms = made.log_prob_grad_norms
-    assert norms[-1] == pytest.approx(made.levels[-2] / 1e-12)
+    assert norms[-1] == pytest.approx(made.sigmas[-2] / 1e-12)
     assert made.equalizer_weights.tolist() == pytest.approx(
         (norms.sort().values[12] / norms).tolist(), rel=1e-5
     )

@@ -28,7 +28,7 @@ def build(sde_type="sage_grpo", num_steps=20, **settings):
 def test_timesteps_are_a_thousand_levels():
     found = build()
     levels = torch.tensor(shifted_levels(20, 5.0))
-    torch.testing.assert_close(torch.tensor(found.levels), levels)
+    torch.testing.assert_close(torch.tensor(found.sigmas), levels)
     torch.testing.assert_close(found.timesteps, 1000 * levels[:-1])
     torch.testing.assert_close(found.ends, 1000 * levels[1:])
     assert found.timesteps.dtype == found.ends.dtype == torch.float32
@@ -146,7 +146,7 @@ def test_increasing_the_log_prob_moves_the_mean_towards_the_outcome(latent):
 def test_a_deterministic_step_is_that_of_the_ode_and_has_no_log_prob(latent, index, made):
     velocity, sample = latent().requires_grad_(), latent()
     output = made.step(velocity, sample, index, None)
-    width = made.levels[index] - made.levels[index + 1]
+    width = made.sigmas[index] - made.sigmas[index + 1]
     torch.testing.assert_close(output.sample, sample - width * velocity)
     assert torch.equal(output.sample, output.mean)
     assert torch.equal(output.std, torch.zeros(2, 1, 1, 1, 1))

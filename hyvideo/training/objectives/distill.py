@@ -55,7 +55,7 @@ class Distill(StepObjective):
         if not self.draws_levels:
             return Schedule.at(self.config.sampling.divided(self.num_substeps))
         return Schedule.at(
-            divided_levels(rollouts.schedule.levels, rollout.shift, self.num_substeps)
+            divided_levels(rollouts.schedule.sigmas, rollout.shift, self.num_substeps)
         )
 
     def prepare(self, rollouts: RolloutBatch) -> dict[int, Tensor]:

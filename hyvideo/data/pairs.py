@@ -96,8 +96,8 @@ class Examples:
         the videos.
         """
         requests = hash_requests([example.request for example in self.all])
-        videos = self.videos
-        order = [[videos.index(video) for video in example.videos] for example in self.all]
+        numbers = {video: number for number, video in enumerate(self.videos)}
+        order = [[numbers[video] for video in example.videos] for example in self.all]
         return digest_of(requests, order, [example.weight for example in self.all])
 
 

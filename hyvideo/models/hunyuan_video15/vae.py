@@ -17,6 +17,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from hyvideo.models.cached_tables import cached_tables
 from hyvideo.models.norms import channel_rms_norm
 
 
@@ -143,7 +144,7 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
 
 
 # Tiles have at most four shapes: inner, right edge, bottom edge and corner. A mask has S^2 values.
-@functools.lru_cache(maxsize=4)
+@cached_tables
 def causal_mask(
     num_frames: int, frame_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:

@@ -10,7 +10,6 @@ model's training. Rotary tables are computed on demand: as buffers, they would b
 device and rounded when the model is cast.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, Size, unpatchify
+from hyvideo.models.cached_tables import cached_tables
 from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import TwoTimes
@@ -223,7 +223,7 @@ def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
     )
 
 
-@functools.lru_cache(maxsize=4)  # training and validation may use different video sizes
+@cached_tables
 def rotary_tables(
     grid: Size, head_dim: int, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hyvideo.data.files import read_text
+from hyvideo.data.files import optional, read_text
 from hyvideo.data.run_folder import numbered
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
@@ -62,8 +62,9 @@ class HackingMonitor:
         is_judged, self.shifts, self.reason, self.ends_run, self.transfer = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
 
-    def end(self, saved: Path) -> None:
-        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint.
+    def end(self, saved: Path | None) -> None:
+        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint; None if it
+        could not be written.
 
         Called on every rank.
         """
@@ -73,9 +74,13 @@ class HackingMonitor:
                 "on_reward_hacking": self.action,
                 "departures": [asdict(shift) for shift in self.shifts],
             }
-            write_json(self.marker, note)
+            with optional(rule.MARKER):
+                write_json(self.marker, note)
+        policy = "the current policy could not be saved; earlier checkpoints are kept"
+        if saved:
+            policy = f"the current policy was saved in {saved}"
         raise rule.RewardHacking(
-            f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; "
+            f"{self.reason}; {policy}. See docs/reward_hacking.md; "
             f"to resume, delete {self.marker} or set --on_reward_hacking warn"
         )
 

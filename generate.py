@@ -19,19 +19,24 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
 
-from hyvideo.data.cli import Parser
+from hyvideo.data.cli import Parser, truth
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote, shorten
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import flag_options, read_settings
 from hyvideo.settings.config import LEAVES, Config
-from hyvideo.settings.reference_flags import add_flags, meanings, print_ignored, table, with_flags
-from hyvideo.settings.values import truth, value_of
+from hyvideo.settings.reference_flags import (
+    add_flags,
+    meanings,
+    print_ignored,
+    table,
+    take_flags,
+    with_flags,
+)
 
 # Flags of the public reference's program, and the settings of a run that they set.
 RENAMED = {
@@ -193,9 +198,7 @@ def add_best_of(parser: Parser) -> None:
         "--best_of", type=int, default=1, help="candidates per video; scored with --reward_model"
     )
     for name in REWARD_SETTINGS:
-        best.add_argument(
-            f"--{name}", type=partial(value_of, LEAVES[name]), **flag_options(LEAVES[name])
-        )
+        best.add_argument(f"--{name}", **flag_options(LEAVES[name]))
 
 
 def add_rewriting(parser: Parser) -> None:
@@ -223,15 +226,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     settings = parser.add_argument_group("settings", "Settings of the model and its sampling.")
     flags = RENAMED | {name: name for name in SETTINGS}
     for flag, name in flags.items():
-        leaf = LEAVES[name]
-        options = flag_options(leaf, sentence=SENTENCES.get(flag, ""))
-        settings.add_argument(f"--{flag}", type=partial(value_of, leaf), **options)
+        options = flag_options(LEAVES[name], sentence=SENTENCES.get(flag, ""))
+        settings.add_argument(f"--{flag}", **options)
         if name != flag:  # the name in training
             options |= {"dest": flag, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            settings.add_argument(f"--{name}", type=partial(value_of, leaf), **options)
+            settings.add_argument(f"--{name}", **options)
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
-    options.reference_flags = {name: getattr(options, name) for name in renamed}
+    options.reference_flags = take_flags(vars(options), renamed)
     flags |= {name: name for name in REWARD_SETTINGS}
     options.flags = {
         setting: flag for flag, setting in flags.items() if getattr(options, flag) is not None
@@ -363,12 +365,14 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         options.prompt, options.image_path = [], None
     if options.save_pre_sr_video and not options.sr:
         print_ignored({"without --sr there is no super-resolution": ["save_pre_sr_video true"]})
-    for side, flag, (word,), _ in meanings(options.reference_flags, table("generate"), {}):
-        if getattr(options, side) not in (None, int(word)):
+    found, ignored = meanings(options.reference_flags, table("generate"), {})
+    print_ignored(ignored)
+    for side, flag, pixels, _ in found:
+        if getattr(options, side) not in (None, pixels):
             raise ValueError(
                 f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them"
             )
-        setattr(options, side, int(word))
+        setattr(options, side, pixels)
     if options.aspect_ratio and options.height is not None:
         print_ignored(
             {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}

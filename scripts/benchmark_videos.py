@@ -17,12 +17,11 @@ name are runs of one policy.
 import argparse
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.data.files import make_folder
 from hyvideo.data.prompts import read_requests
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.values import truth
 
 
 def make_videos(options: argparse.Namespace, flags: list[str]) -> None:

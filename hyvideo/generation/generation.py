@@ -197,7 +197,8 @@ def resolve_sampling(
     # the default of sample_n_frames is for rollouts, which may be short to save time
     if not from_file:
         sampling = replace(sampling, frames=version.num_frames)
-    given = {field: settings[name] for name, field in SAMPLED.items() if name in settings}
+    values = config.flat()
+    given = {field: values[name] for name, field in SAMPLED.items() if name in settings}
     sampling = replace(sampling, **given)
     if "sigmas" not in settings and len(parse_sigmas(sampling.sigmas)) != sampling.steps:
         sampling = replace(sampling, sigmas=None)  # levels of another number of steps

@@ -29,7 +29,7 @@ from hyvideo.report.comparison import (
 )
 from hyvideo.report.contents import MAX_POINTS, Run
 from hyvideo.report.gallery import match_videos
-from hyvideo.settings.config import LEAVES, OBJECTIVE, Config
+from hyvideo.settings.config import SHARED, Config
 from hyvideo.settings.reward_settings import reward_weights
 
 REPORT_FILE = "report.html"
@@ -106,8 +106,7 @@ def defaults_of(config: Config) -> dict[str, object]:
     of_version = Config.of_version(config.model.transformer_version)
     resolved = of_version.resolve_auto(on_gpu=config.model.device != "cpu").flat()
     return {
-        name: value if LEAVES[name].section == OBJECTIVE else resolved[name]
-        for name, value in config.defaults.items()
+        name: resolved[name] if name in SHARED else value for name, value in config.defaults.items()
     }
 
 

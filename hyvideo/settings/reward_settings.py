@@ -8,6 +8,7 @@ from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
     MAX_SCORE,
+    REFERENCE_SCORERS,
     SCORERS,
     known_dimensions,
     scorer_class,
@@ -15,7 +16,6 @@ from hyvideo.rewards.rewards import (
 )
 from hyvideo.settings.config import REWARD_PRESETS, is_json
 from hyvideo.settings.problems import Problems, problem_of
-from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.sections import RewardSettings
 
 

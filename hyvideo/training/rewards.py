@@ -18,12 +18,19 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.rewards.identity import files_hash
-from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
+from hyvideo.rewards.rewards import (
+    DIMENSIONS,
+    OVERALL,
+    REFERENCE_SCORERS,
+    Reward,
+    Scorer,
+    make_scorer,
+    overall,
+)
 from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer, PendingBatch
 from hyvideo.rewards.trial import trial_videos, try_scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.processes import world_size
-from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sections import DataSettings, RewardSettings
 from hyvideo.training.rollout_batch import RolloutIndex

@@ -4,6 +4,7 @@ Mistakes end in one message, with all problems.
 """
 
 import argparse
+import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -279,9 +280,7 @@ def _parser(objective: str | None) -> argparse.ArgumentParser:
             _add_objective(parser, objective)
             continue
         cls = SECTIONS[section]
-        group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
-        for leaf in leaves_of(cls).values():
-            group.add_argument(f"--{leaf.name}", **flag_options(leaf))
+        add_section(parser, f"{section}: {cls.__doc__}", leaves_of(cls))
     return parser
 
 
@@ -294,23 +293,30 @@ def _add_objective(parser: argparse.ArgumentParser, objective: str | None) -> No
     title = f"objective {chosen}"
     if objective is None:
         title += "; with --objective NAME, --help shows the settings of another one"
-    group = parser.add_argument_group(title)
-    group.add_argument(f"--{OBJECTIVE}", **flag_options(LEAVES[OBJECTIVE]))
-    for leaf in own.values():
-        group.add_argument(f"--{leaf.name}", **flag_options(leaf))
+    add_section(parser, title, {OBJECTIVE: LEAVES[OBJECTIVE]} | own)
     for name in LEAVES:
         if objectives_with(name) and name not in own:
             options = flag_options(LEAVES[name]) | {"help": argparse.SUPPRESS}
-            group.add_argument(f"--{name}", **options)
+            parser.add_argument(f"--{name}", **options)
+
+
+def add_section(
+    parser: argparse.ArgumentParser, title: str, leaves: Mapping[str, Leaf], **options: Any
+) -> None:
+    """Add the flags of a section to a parser; a title of several lines also describes them."""
+    title, _, description = inspect.cleandoc(title).partition("\n")
+    group = parser.add_argument_group(title.rstrip("."), description.strip())
+    for name, leaf in leaves.items():
+        group.add_argument(f"--{name}", **flag_options(leaf), **options)
 
 
 def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a setting; ``sentence`` replaces its help."""
     kind = leaf.kind
     words = leaf.default
-    if kind is bool:
+    if isinstance(words, bool):
         words = str(words).lower()
-    elif leaf.is_list:
+    elif isinstance(words, list):
         words = " ".join(words)
     text = sentence or leaf.sentence
     if words not in (None, "") and not sentence:
@@ -319,9 +325,9 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": "true", "metavar": "BOOL"}
     if leaf.is_list:
-        return options | {"nargs": "+", "metavar": "NAME"}
+        return options | {"nargs": "+", "metavar": "INT" if leaf.element is int else "NAME"}
     if get_origin(kind) is Literal:
         return options | {"metavar": "|".join(get_args(kind))}
     if leaf.choices:
         return options | {"metavar": "|".join([*leaf.choices, "FILE.py:NAME"])}
-    return options | {"metavar": {str: "TEXT", int: "INT", float: "NUMBER"}[kind]}
+    return options | {"metavar": {str: "TEXT", Path: "PATH", int: "INT", float: "NUMBER"}[kind]}

@@ -73,19 +73,11 @@ class Config(BaseModel):
             classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
         except ValueError as error:
             raise SettingsError([str(error)], {OBJECTIVE}, values) from error
+        parts, problems, names = read_sections(classes, values)
         known = {name for section in classes.values() for name in section.model_fields}
-        names = values.keys() - known
-        problems = [_unknown(name, values[name], objective) for name in values if name in names]
-        parts = {}
-        for section, cls_of_section in classes.items():
-            given = {name: values[name] for name in cls_of_section.model_fields if name in values}
-            try:
-                parts[section] = cls_of_section.model_validate(given)
-            except ValidationError as error:
-                found = error.errors()
-                names |= {each["loc"][0] for each in found}
-                leaves = leaves_of(cls_of_section)
-                problems += [_sentence(leaves[each["loc"][0]], each) for each in found]
+        for name in values.keys() - known:
+            problems.append(_unknown(name, values[name], objective))
+            names.add(name)
         if problems:
             valid = {name: value for name, value in values.items() if name not in names}
             raise SettingsError(problems, names, valid | {OBJECTIVE: objective})
@@ -427,6 +419,25 @@ def objectives_with(name: str) -> list[str]:
     return [each for each, cls in BUILT_IN.items() if name in cls.model_fields]
 
 
+def read_sections(
+    classes: Mapping[str, type[sections.Section]], values: Mapping[str, Any]
+) -> tuple[dict[str, sections.Section], list[str], set[str]]:
+    """Return the valid sections, what is wrong with the values of the others, and the names of
+    these values. Other values are left alone.
+    """
+    valid, problems, names = {}, [], set()
+    for section, cls in classes.items():
+        given = {name: values[name] for name in cls.model_fields if name in values}
+        try:
+            valid[section] = cls.model_validate(given)
+        except ValidationError as error:
+            for each in error.errors():
+                name = each["loc"][0]
+                names.add(name)
+                problems.append(_sentence(leaves_of(cls)[name], each))
+    return valid, problems, names
+
+
 def value_of(name: str, given: Any) -> Any:
     """Return the value of a setting that a run with objective grpo has.
 
@@ -457,8 +468,9 @@ def _sentence(leaf: Leaf, error: Mapping[str, Any]) -> str:
     context = error.get("ctx", {})
     if kind == "value_error":  # of a validator, whose sentence names the setting
         return str(context["error"])
-    fix = ""
+    shown, fix = quote(value, 80), ""
     if kind in _LIMITS:
+        shown = str(value)[:80]
         words, key = _LIMITS[kind]
         needed = f"{words} {context[key]:g}"
     elif kind == "literal_error":
@@ -472,7 +484,7 @@ def _sentence(leaf: Leaf, error: Mapping[str, Any]) -> str:
             fix = f"write {unit[1]}, without a unit"
     if value is None:
         fix = "remove the line to use the default"
-    return f"{leaf.name} must be {needed}, got {quote(value, 80)}{'; ' if fix else ''}{fix}"
+    return f"{leaf.name} must be {needed}, got {shown}{'; ' if fix else ''}{fix}"
 
 
 _LIMITS = {

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Collection
 from functools import cache, partial
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -48,8 +49,11 @@ class Section(BaseModel):
     def _in_form(cls, value: Any, info: ValidationInfo) -> Any:
         """Return a value in the form of its setting, where it differs from what pydantic reads."""
         leaf = leaves_of(cls)[info.field_name]
-        if leaf.is_list and isinstance(value, str | list | tuple):
-            return [word for word in ([value] if isinstance(value, str) else value) if word != ""]
+        if leaf.is_list:
+            words = [value] if isinstance(value, str) else value
+            return [] if words == [""] else words
+        if leaf.kind is Path and not str(value).strip():  # such as that of an unset variable
+            raise ValueError(f"{leaf.name}: a path must not be empty, got {value!r}")
         if leaf.kind is Switch:
             return {True: "true", False: "false"}.get(TRUTHS.get(str(value).lower()), value)
         if isinstance(value, bool) and leaf.kind is not bool:

@@ -170,7 +170,7 @@ def resolve_sampling(
     the validation of a run, or as its rollouts if ``settings`` has ``sde_type``. Without a run, the
     version gives the frames.
     """
-    register(settings.get("family", from_file.get("family", "")))
+    register(str(settings.get("family", from_file.get("family", ""))))
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
         version = version_for(resolution, "i2v" if has_images else "t2v", kind)

@@ -74,12 +74,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     words = sys.argv[1:] if argv is None else list(argv)
     machine, words_of_run = _machine_parser().parse_known_args(words)
     chosen, _ = _choice_parser().parse_known_args(words)
-    try:
-        inherited = dict(saved or {}) if chosen.config is None else read_settings(chosen.config)
-    except (ValueError, OSError) as error:
-        if is_storage_failure(error):
-            raise
-        _parser(None).error(f"--config {error}")
+    inherited = dict(saved or {}) if chosen.config is None else _settings_of_flag(chosen.config)
     objective = chosen.objective or inherited.get(OBJECTIVE)
     parser = _parser(objective)
     renamed = add_flags(parser, words, table("post_train"))
@@ -135,7 +130,7 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
     inherited = _of_objective(read_settings(path), overrides.get(OBJECTIVE))
     settings = inherited | overrides
     register(str(settings.get("family", "")))
-    return Config.from_flat(settings).resolved()
+    return _config(path, settings)
 
 
 def config_of_run(path: str | Path) -> Config:
@@ -144,7 +139,24 @@ def config_of_run(path: str | Path) -> Config:
     The file has the values that the run used, so that a family or an objective outside the
     repository, which may have been moved since, is not needed.
     """
-    return Config.from_flat(without_custom_objective(read_settings(path))).resolved()
+    return _config(path, without_custom_objective(read_settings(path)))
+
+
+def _config(path: str | Path, settings: Mapping[str, Any]) -> Config:
+    try:
+        return Config.from_flat(settings).resolved()
+    except SettingsError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _settings_of_flag(path: str) -> dict[str, Any]:
+    """Return the settings of the file of ``--config``. Exits if it cannot be used."""
+    try:
+        return read_settings(path)
+    except (ValueError, OSError) as error:
+        if is_storage_failure(error):
+            raise
+        _parser(None).error(f"--config {error}")
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
@@ -159,6 +171,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} is a file of recipes; run it with scripts.compare_recipes")
     content.pop(ENVIRONMENT, None)
     content = {str(name): value for name, value in content.items()}
+    if OBJECTIVE in content:  # decides which others are read, before it is checked
+        content[OBJECTIVE] = str(content[OBJECTIVE])
     by_flag = {name: content.pop(name) for name in flags_in(list(content), table("post_train"))}
     try:
         return translate(content, by_flag, {})[0]
@@ -166,9 +180,9 @@ def read_settings(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _own_leaves(objective: object) -> dict[str, Leaf]:
+def _own_leaves(objective: str | None) -> dict[str, Leaf]:
     """Return the settings of a custom objective; none of a built-in or invalid one."""
-    if not isinstance(objective, str) or objective in BUILT_IN or ".py:" not in objective:
+    if objective is None or objective in BUILT_IN or ".py:" not in objective:
         return {}
     try:
         return leaves_of(settings_class(objective))

@@ -121,15 +121,8 @@ class Config(BaseModel):
 
         With another objective, the settings that it does not have are dropped.
         """
-        values = self.flat()
-        objective = changes.get(OBJECTIVE, self.objective.name)
-        if objective != self.objective.name:
-            known = settings_class(objective).model_fields
-            own = type(self.objective).model_fields
-            values = {
-                name: value for name, value in values.items() if name not in own or name in known
-            }
-        return self.from_flat(values | changes)
+        changes = {OBJECTIVE: self.objective.name} | changes
+        return self.from_flat(in_objective(self.flat(), changes[OBJECTIVE]) | changes)
 
     # --- values that follow from the settings ---
 
@@ -404,14 +397,19 @@ for _cls in BUILT_IN.values():
     LEAVES = leaves_of(_cls) | LEAVES
 
 
+def in_objective(values: Mapping[str, Any], objective: str) -> dict[str, Any]:
+    """Return the settings that a run with an objective has, except for the objective itself."""
+    known = SHARED.keys() | settings_class(objective).model_fields.keys()
+    return {name: value for name, value in values.items() if name in known}
+
+
 def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with objective grpo in place of a custom one, whose file may have
-    moved since, and without those that grpo does not have.
+    """Return the settings of a run, with objective grpo in place of a custom one, whose file may
+    have moved since.
     """
     if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
         return dict(values)
-    known = SHARED.keys() | GRPOSettings.model_fields.keys()
-    return {name: value for name, value in values.items() if name in known}
+    return in_objective(values, GRPOSettings.name)
 
 
 def objectives_with(name: str) -> list[str]:

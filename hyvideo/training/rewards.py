@@ -18,15 +18,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.rewards.identity import files_hash
-from hyvideo.rewards.rewards import (
-    DIMENSIONS,
-    OVERALL,
-    REFERENCE_SCORERS,
-    Reward,
-    Scorer,
-    make_scorer,
-    overall,
-)
+from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
 from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer, PendingBatch
 from hyvideo.rewards.trial import trial_videos, try_scorer
 from hyvideo.settings.config import Config
@@ -196,10 +188,7 @@ def make_async_scorer(
         scorers = (
             _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
         )
-    weights = {
-        REFERENCE_SCORERS.get(name, name): value
-        for name, value in given_reward_weights(config.reward).items()
-    }
+    weights = given_reward_weights(config.reward)
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
 

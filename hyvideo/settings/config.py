@@ -481,7 +481,7 @@ def _sentence(leaf: Leaf, error: Mapping[str, Any]) -> str:
         if unit and leaf.kind in (int, float):
             fix = f"write {unit[1]}, without a unit"
     if value is None:
-        fix = "remove the line to use the default"
+        shown, fix = "nothing", "remove the line to use the default"
     return f"{leaf.name} must be {needed}, got {shown}{'; ' if fix else ''}{fix}"
 
 

@@ -16,7 +16,7 @@ from pydantic import create_model, field_validator
 from hyvideo.data.custom_code import load_object
 from hyvideo.data.files import parse_json
 from hyvideo.data.pairs import Examples, read_ratings, select_preferences, split_by_prompt
-from hyvideo.data.text import quote
+from hyvideo.data.text import nearest, quote
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.rewards.rewards import MAX_SCORE
 from hyvideo.settings.sections import MAX_STEPS, Section, learning, machine
@@ -351,7 +351,8 @@ def objective_class(name: str) -> type:
         return pkgutil.resolve_name(BUILT_IN[name].class_path)
     if ":" not in name:
         raise ValueError(
-            f"objective must be one of {', '.join(BUILT_IN)} or FILE.py:NAME, got {name!r}"
+            f"objective must be one of {', '.join(BUILT_IN)} or FILE.py:NAME, got {quote(name, 80)}; "
+            f"{nearest(name, BUILT_IN) or 'correct the name'}"
         )
     return _custom_class(name)
 

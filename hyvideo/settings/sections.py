@@ -24,9 +24,9 @@ from pydantic.fields import FieldInfo
 
 from hyvideo.data.cli import TRUTHS
 from hyvideo.data.prompts import check_prompt
-from hyvideo.data.text import quote
+from hyvideo.data.text import nearest, quote
 from hyvideo.rewards.rewards import REFERENCE_SCORERS
-from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas, sampler_of
+from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings.sampling import parse_interval
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
@@ -302,8 +302,11 @@ class RolloutSettings(Section):
     @field_validator("sde_type")
     @classmethod
     def _is_built_in_or_in_a_file(cls, name: str) -> str:
-        if ".py:" not in name:  # a file is read where it is used
-            sampler_of(name)
+        if name not in SAMPLERS and ".py:" not in name:  # a file is read where it is used
+            raise ValueError(
+                f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got "
+                f"{quote(name, 80)}; {nearest(name, SAMPLERS) or 'correct the name'}"
+            )
         return name
 
     @field_validator("sigmas")

@@ -494,10 +494,10 @@ def print_memory(options: argparse.Namespace) -> None:
     """Print the memory of each way of offloading for a video of this size."""
     from hyvideo.planning.generation import memory_lines
 
-    recipe = generation_settings(options, has_images=bool(options.image_path))
-    height, width = size_of(options, recipe, options.image_path)
-    config = recipe.config.with_settings(
-        height=height, width=width, sample_n_frames=recipe.sampling.frames
+    settings = generation_settings(options, has_images=bool(options.image_path))
+    height, width = size_of(options, settings, options.image_path)
+    config = settings.config.with_settings(
+        height=height, width=width, sample_n_frames=settings.sampling.frames
     )
     print("\n".join(memory_lines(config, options.print_memory)))
 

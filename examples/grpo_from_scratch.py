@@ -26,13 +26,19 @@ from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.anchor import Anchor
 
-OUT, close = Path("outputs/grpo_from_scratch"), torch.testing.assert_close
-# denoising steps, of which the first 4 add noise and are trained
-STEPS, NOISY, SHIFT, ETA = 8, 4, 3, 0.7
-# clip range, weight of the KL, weights of its two terms
-CLIP, KL_WEIGHT, POSITION, VELOCITY = 4e-3, 0.3, 1.0, 0.1
-# optimizer updates per iteration, iterations per anchor
-UPDATES, REFRESH, LEARNING_RATE = 2, 3, 6e-4
+OUT = Path("outputs/grpo_from_scratch")
+close = torch.testing.assert_close
+STEPS = 8  # denoising steps
+NOISY = 4  # the first steps, which add noise and are trained
+SHIFT = 3
+ETA = 0.7
+CLIP = 4e-3  # half the width of the clip range
+KL_WEIGHT = 0.3
+POSITION = 1.0  # weights of the two terms of the KL
+VELOCITY = 0.1
+UPDATES = 2  # of the optimizer in an iteration
+REFRESH = 3  # iterations until the anchor moves
+LEARNING_RATE = 6e-4
 KL_OPTIONS = {"kl_weights": KLWeights(POSITION, VELOCITY), "kl_coefficient": KL_WEIGHT}
 
 # --- 1. Sampler: every step is a Gaussian transition ----------------------------------------------
@@ -59,8 +65,11 @@ class Step(NamedTuple):
 def schedule(variance, num_noisy: int = NOISY) -> list[Step]:
     # The shift makes the steps at high noise shorter, where the content of the video is decided.
     sigmas = [SHIFT * u / (1 + (SHIFT - 1) * u) for u in (1 - i / STEPS for i in range(STEPS + 1))]
-    pairs = enumerate(zip(sigmas, sigmas[1:]))
-    return [Step(*pair, math.sqrt(variance(*pair)) if i < num_noisy else 0.0) for i, pair in pairs]
+    steps = []
+    for i, (sigma, sigma_next) in enumerate(zip(sigmas, sigmas[1:])):
+        std = math.sqrt(variance(sigma, sigma_next)) if i < num_noisy else 0.0
+        steps.append(Step(sigma, sigma_next, std))
+    return steps
 
 
 def expected_schedule(name: str) -> Schedule:
@@ -85,7 +94,8 @@ def log_prob(x: Tensor, mean: Tensor, std: float) -> Tensor:
 @torch.no_grad()
 def sample(velocity, x: Tensor, steps: list[Step]) -> tuple[list[Tensor], list[Tensor]]:
     """Return the latents x before the first and after every step, and the means of all steps."""
-    latents, means = [x], []
+    latents = [x]
+    means = []
     for step in steps:
         means.append(step.mean(x, velocity(x, step.sigma)))
         x = means[-1] + step.std * torch.randn_like(x)
@@ -96,13 +106,13 @@ def sample(velocity, x: Tensor, steps: list[Step]) -> tuple[list[Tensor], list[T
 def check_sampler():
     v = torch.randn(2, *LATENTS)
     for name in "sage_grpo", "dance_grpo":
-        latents, means = sample(
-            lambda x, sigma, v=v: v, torch.randn_like(v), steps := schedule(SAMPLERS[name])
-        )
+        steps = schedule(SAMPLERS[name])
+        latents, means = sample(lambda x, sigma: v, torch.randn_like(v), steps)
         for i, (x, x_next, mean, step) in enumerate(zip(latents, latents[1:], means, steps)):
             result = expected_schedule(name).score(v, x, [i, i], x_next)
             close(mean, result.mean)
-            close(log_prob(x_next, mean, step.std) if step.std else torch.zeros(2), result.log_prob)
+            expected = log_prob(x_next, mean, step.std) if step.std else torch.zeros(2)
+            close(expected, result.log_prob)
 
 
 # --- 2. Advantages: better or worse than the other rollouts of the prompt -------------------------
@@ -157,7 +167,8 @@ def check_grpo():
     new, old = 0.01 * torch.randn(2, 5)
     advantages = torch.randn(5)
     weight = torch.tensor(1.5)
-    means, std = torch.randn(3, 5, *LATENTS), torch.full((5, 1, 1, 1, 1), 0.3)
+    means = torch.randn(3, 5, *LATENTS)
+    std = torch.full((5, 1, 1, 1, 1), 0.3)
     inputs = LossInputs(
         new, means[0], std, old, advantages, weight, means[1], rollout_mean=means[2]
     )
@@ -180,7 +191,8 @@ def nft_loss(
 
 
 def check_nft():
-    (v, v_old, v_anchor, target), advantages = torch.randn(4, 5, *LATENTS), torch.randn(5)
+    v, v_old, v_anchor, target = torch.randn(4, 5, *LATENTS)
+    advantages = torch.randn(5)
     expected = nft_terms(
         NFTInputs(v, v_old, target, advantages, v_anchor), advantage_clip=5, **KL_OPTIONS
     ).loss
@@ -233,6 +245,12 @@ def validate(models: Miniature, policy, captions: list[str]) -> list[float]:
     return [rewards.mean().item() for rewards in models.rewards(latents[-1], captions)]
 
 
+def draw_prompts(captions: list[str], num_prompts: int, group_size: int) -> list[str]:
+    """Return random captions, each repeated for the rollouts of its group."""
+    drawn = torch.randperm(len(captions))[:num_prompts]
+    return [captions[i] for i in drawn for _ in range(group_size)]
+
+
 def train(
     update,
     variance,
@@ -246,10 +264,9 @@ def train(
     Yield iteration, learned and true reward before training and after every fifth iteration.
     """
     models = Miniature()
-    policy, (old, anchor) = (
-        models.transformer(),
-        (models.transformer().requires_grad_(False) for _ in range(2)),
-    )
+    policy = models.transformer()
+    old = models.transformer().requires_grad_(False)
+    anchor = models.transformer().requires_grad_(False)
     trained = {name: p for name, p in policy.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(
         trained.values(), LEARNING_RATE, betas=(0.9, 0.99), weight_decay=0
@@ -258,11 +275,7 @@ def train(
     steps = schedule(variance, NOISY if update is grpo_update else 0)
     yield 0, *validate(models, policy, captions)
     for iteration in range(1, iterations + 1):
-        prompts = [
-            captions[i]
-            for i in torch.randperm(len(captions))[:num_prompts]
-            for _ in range(group_size)
-        ]
+        prompts = draw_prompts(captions, num_prompts, group_size)
         latents, means = sample(
             partial(models.velocity(prompts), policy), torch.randn(len(prompts), *LATENTS), steps
         )

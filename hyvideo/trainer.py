@@ -330,7 +330,8 @@ class Trainer:
         if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
             folder = self.run.state.save()  # unless it is saved
             self.run.state.checkpoints.wait()
-            self.validation.monitor.end(folder)
+            failed = self.run.state.checkpoints.last_failed
+            self.validation.monitor.end(None if failed else folder)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after an error, if all ranks have one; a failure to do

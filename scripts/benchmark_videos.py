@@ -14,76 +14,11 @@ each policy with the first policy, and writes table.md and benchmarks.json. Seve
 name are runs of one policy.
 """
 
-import argparse
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.data.files import make_folder
-from hyvideo.data.prompts import read_requests
-from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
-
-
-def make_videos(options: argparse.Namespace, flags: list[str]) -> None:
-    config = parse(flags).config
-
-    from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.collectives import barrier
-    from hyvideo.settings.rules import check_sampling
-    from hyvideo.training.model_setup import choose_device
-    from studies.benchmarks import videos as benchmark
-    from studies.benchmarks.make_text import command_lines, plan_lines
-    from studies.figures.policies import read_policies
-
-    root = config.model.pretrained_model_root
-    check_sampling(config.validation_sampling, root=root, output=options.out)
-    suite, rows = benchmark.read_list(
-        options.prompts, options.dimensions, is_official=not options.any_list
-    )
-    requests = read_requests(options.augmented) if options.augmented else []
-    augmented = {request.original_prompt or request.prompt: request.prompt for request in requests}
-    clips = benchmark.list_clips(
-        suite,
-        rows,
-        augmented,
-        seed=config.record.validation_seed,
-        num_videos=options.videos_per_prompt,
-    )
-    policies = []
-    lora = config.optimizer.pretrained_lora_path
-    for name, (source, sampling) in read_policies(
-        options.policies, config.validation_sampling
-    ).items():
-        policies.append(
-            benchmark.BenchmarkVideos(
-                config, sampling, source.with_initial_lora(lora), clips, options.out / name
-            )
-        )
-    pending = [policy.pending() for policy in policies]
-    for policy, videos in zip(policies, pending):
-        policy.make(videos, only_checks=True)
-    if processes.rank() == 0:
-        num_pending = [len(videos) for videos in pending]
-        lines = plan_lines(
-            suite, rows, policies, num_pending, config.data, options.videos_per_prompt
-        )
-        print("\n".join(lines))
-    if options.dry_run:
-        return
-    device = choose_device(config.model.device, processes.local_rank())
-    mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
-    barrier(mesh)  # all processes must list the same videos before the first one is made
-    for policy, videos in zip(policies, pending):
-        policy.make(videos)
-    barrier(mesh)
-    if mesh.is_main:
-        for policy in policies:
-            policy.link()
-        lines = command_lines(
-            suite, rows, policies, config.data, prompts=options.prompts, out=options.out
-        )
-        print("\n".join(lines))
-    ranks.stop()
 
 
 @exit_on_error("benchmark_videos.py")
@@ -136,7 +71,21 @@ def main(argv: list[str] | None = None) -> None:
         )
     options, flags = parser.parse_known_args(argv)
     if options.command == "make":
-        return make_videos(options, flags)
+        config = parse(flags).config
+
+        from studies.benchmarks.make import make_all  # slow to import
+
+        return make_all(
+            config,
+            options.prompts,
+            options.policies,
+            options.out,
+            dimensions=options.dimensions,
+            videos_per_prompt=options.videos_per_prompt,
+            is_official=not options.any_list,
+            augmented=options.augmented,
+            dry_run=options.dry_run,
+        )
     options = parser.parse_args(argv)
 
     from studies.benchmarks.results import read_results

@@ -16,12 +16,9 @@ them. Writes policies.png and one folder per policy to --output_dir; `python -m 
 --videos` plays two of the folders side by side.
 """
 
-from contextlib import nullcontext
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.run_folder import Lease
-from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.rules import check_sampling
 
@@ -52,31 +49,15 @@ def main(argv: list[str] | None = None) -> None:
     root = config.model.pretrained_model_root
     check_sampling(config.validation_sampling, root=root, output=options.output_dir)
 
-    from hyvideo.distributed import mesh as ranks  # slow to import
-    from hyvideo.distributed.collectives import barrier
-    from hyvideo.generation.generation import make_and_read_requests
-    from hyvideo.records.run_files import evenly_spaced
-    from hyvideo.training.model_setup import choose_device
-    from studies.figures.policies import draw_policies, read_policies, sample_policies
+    from studies.figures.policies import compare  # slow to import
 
-    csvs = [] if options.prompt else config.data.valid_video_csv
-    requests = make_and_read_requests(options.prompt or [], None, csvs)
-    if not options.prompt:
-        requests = [requests[row] for row in evenly_spaced(options.num_prompts, len(requests))]
-    policies, out = (
-        read_policies(options.policies, config.validation_sampling),
-        options.output_dir,
+    compare(
+        config,
+        options.policies,
+        prompts=options.prompt or [],
+        num_prompts=options.num_prompts,
+        out=options.output_dir,
     )
-    sample_policies(config, policies, requests, out, only_checks=True)
-    device = choose_device(config.model.device, processes.local_rank())
-    mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
-    # from two calls, the image would mix the videos
-    with Lease(out) if mesh.is_main else nullcontext():
-        sample_policies(config, policies, requests, out)
-        barrier(mesh)
-        if mesh.is_main:
-            print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
-    ranks.stop()
 
 
 if __name__ == "__main__":

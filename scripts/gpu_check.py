@@ -18,6 +18,7 @@ begins with measured beside expected numbers. The exit code is 1 if a check fail
 docs/gpu_check.md explains the results.
 """
 
+import argparse
 import importlib.util
 import os
 import sys
@@ -41,7 +42,7 @@ NUMBERS = [Number(**row) for row in _TABLE["numbers"]]
 WITHOUT_AV = ROOT / "tests/cuda/without_av"
 
 
-def main(argv: list[str] | None = None) -> int:
+def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser(__doc__)
     parser.add_argument(
         "parts",
@@ -68,12 +69,14 @@ def main(argv: list[str] | None = None) -> int:
         help="compile without rounding to bf16 between fused operations, if the compiler of this "
         "torch fails on it",
     )
-    options = parser.parse_args(argv)
-    parts = (
-        list(PARTS)
-        if "all" in options.parts
-        else [part for part in options.parts if part != "weights"]
-    )
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parse_options(argv)
+    parts = [part for part in options.parts if part != "weights"]
+    if "all" in parts:
+        parts = list(PARTS)
     checks = {name: check for part in parts for name, check in PARTS[part].items()}
     if "weights" in options.parts:
         checks |= WEIGHTS
@@ -82,7 +85,8 @@ def main(argv: list[str] | None = None) -> int:
     with exit_on_error("gpu_check.py"):
         make_folder(out)
         make_folder(work)
-        if unknown := sorted(set(options.only or ()) - set(checks)):
+        unknown = sorted(set(options.only or ()) - set(checks))
+        if unknown:
             raise ValueError(
                 f"--only must name checks among {', '.join(checks)}, got {', '.join(unknown)}"
             )
@@ -95,6 +99,29 @@ def main(argv: list[str] | None = None) -> int:
     # a used GPU cannot be forked
     python = forked.python() if options.device == "cpu" else sys.executable
     use_expandable_segments()
+    variables = _variables(options, python, work)
+    chosen = {
+        name: check._replace(environment=_environment(check, variables))
+        for name, check in checks.items()
+        if not options.only or name in options.only
+    }
+    numbers = [] if options.tiny or options.device == "cpu" else NUMBERS
+    all_passed = run_checks(
+        chosen,
+        out,
+        work,
+        seconds=sum(check.seconds for check in chosen.values()),
+        title=f"gpu_check {' '.join(options.parts)}{' --tiny' * options.tiny} on {options.device}",
+        numbers=numbers,
+        python=python,
+        on_row=lambda check, row: print(f"{check}: {row}", flush=True),
+    )
+    print(summary(out, numbers))
+    return 0 if all_passed else 1
+
+
+def _variables(options: argparse.Namespace, python: str, work: Path) -> dict[str, str]:
+    """Return the environment variables that tell the tests of all checks what to check."""
     variables = {
         "CHECK_DEVICE": options.device,
         "CHECK_VERSION": options.transformer_version,
@@ -111,27 +138,14 @@ def main(argv: list[str] | None = None) -> int:
         variables["PYTHONPATH"] = os.pathsep.join(
             filter(None, [os.environ.get("PYTHONPATH"), str(WITHOUT_AV)])
         )
-    chosen = {name: check for name, check in checks.items() if name in (options.only or checks)}
-    all_passed = run_checks(
-        {
-            name: check._replace(environment=_environment(check, variables))
-            for name, check in chosen.items()
-        },
-        out,
-        work,
-        seconds=sum(check.seconds for check in chosen.values()),
-        title=f"gpu_check {' '.join(options.parts)}{' --tiny' * options.tiny} on {options.device}",
-        numbers=[] if options.tiny or options.device == "cpu" else NUMBERS,
-        python=python,
-        on_row=lambda check, row: print(f"{check}: {row}", flush=True),
-    )
-    print(summary(out, [] if options.tiny or options.device == "cpu" else NUMBERS))
-    return 0 if all_passed else 1
+    return variables
 
 
 def _environment(check: Check, variables: dict[str, str]) -> dict[str, str]:
-    configs = {"CHECK_CONFIGS": " ".join(check.configs)} if check.configs else {}
-    return {**check.environment, **variables, **configs}
+    environment = {**check.environment, **variables}
+    if check.configs:
+        environment["CHECK_CONFIGS"] = " ".join(check.configs)
+    return environment
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def has_saved(flags: list[str], began: float) -> bool:
     """Return whether a run that a signal has ended lost nothing: it has saved, or the signal came
     before it began to train.
     """
-    output_dir = Path(parse(flags).config.record.output_dir)
+    config = parse(flags).config.with_absolute_paths()
+    output_dir = Path(config.record.output_dir)
     record = output_dir / RECORD
     if not record.exists() or record.stat().st_mtime < began:
         return True

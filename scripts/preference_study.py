@@ -27,13 +27,10 @@ from studies.preference.rating import DATABASE, VIDEOS, Study, create_app
 
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
-    requests, generated = (
-        read_requests(*parse(flags).config.data.valid_video_csv),
-        options.study / "made",
-    )
-    if old := [
-        quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")
-    ]:
+    requests = read_requests(*parse(flags).config.data.valid_video_csv)
+    generated = options.study / "made"
+    old = [quote(path) for name in (VIDEOS, DATABASE) for path in options.study.glob(f"{name}*")]
+    if old:
         raise ValueError(
             f"the folder already contains a study: delete {', '.join(old)}, or choose another "
             "folder"
@@ -53,7 +50,8 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     folders = {
         name: Path(path) for name, path in paths.items() if path and any(Path(path).glob("*.mp4"))
     }
-    if policies := [word for word in options.methods if word.partition("=")[0] not in folders]:
+    policies = [word for word in options.methods if word.partition("=")[0] not in folders]
+    if policies:
         pairs, checks = default_sizes(2, len(requests), options.pairs, options.checks)
         # raises before hours of sampling
         design(len(paths), pairs, raters=options.raters, pairs=pairs, checks=checks)

@@ -82,19 +82,21 @@ def rehearse(config: Config, world_size: int | None, folder: Path | None, words:
         )
     world_size = world_size or planned_world_size(config, words)
     folder = folder or Path("outputs") / "rehearsal" / Path(config.record.output_dir).name
-    if problem := new_folder_problem(folder):
+    check_is_new(folder)
+    folder = folder.resolve()
+    with Lease(folder):
+        check_is_new(folder)  # another rehearsal may have been faster
+        return rehearse_in(config, world_size, folder)
+
+
+def check_is_new(folder: Path) -> None:
+    """Raise ValueError if a folder has files."""
+    problem = new_folder_problem(folder)
+    if problem:
         raise ValueError(
             f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
             "remove it or give another"
         )
-    folder = folder.resolve()
-    with Lease(folder):
-        if problem := new_folder_problem(folder):  # another rehearsal was faster
-            raise ValueError(
-                f"--rehearsal_dir must be a new or empty folder, got {quote(folder)}: {problem}; "
-                "remove it or give another"
-            )
-        return rehearse_in(config, world_size, folder)
 
 
 def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
@@ -176,13 +178,11 @@ def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
     from hyvideo.planning.rehearsal.checks import run_problems, video_problems
 
     if stage in ("train", "resume"):
-        return run_problems(folder / "run", config, iterations=1 if stage == "train" else 2)
+        iterations = 1 if stage == "train" else 2
+        return run_problems(folder / "run", config, iterations=iterations)
     if stage == "generate":
-        return list(
-            video_problems(
-                folder / "videos" / "0000.mp4", config.validation_sampling.size, config.data.fps
-            )
-        )
+        video = folder / "videos" / "0000.mp4"
+        return list(video_problems(video, config.validation_sampling.size, config.data.fps))
     return []
 
 

@@ -68,7 +68,9 @@ def schema_of(leaf: Leaf, declared: list[dict[str, Any]]) -> dict[str, Any]:
         if leaf.name in properties:
             values = of_yaml(leaf, properties[leaf.name])
             alternatives += [each for each in values if each not in alternatives]
-    found = alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
+    found = {"anyOf": alternatives}
+    if len(alternatives) == 1:
+        found = alternatives[0]
     found = found | {"description": leaf.sentence}
     if leaf.default is not None:
         found["default"] = leaf.default

@@ -18,12 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.files import free_disk, publish, read_json
+from hyvideo.data.files import free_disk, publish, read_json, remove_partial
 from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
-from hyvideo.rewards.videoalign.checkpoint import plain_name, save_weights
+from hyvideo.records.run_files import write_text
+from hyvideo.rewards.videoalign.checkpoint import (
+    check_dimensions,
+    find_checkpoint,
+    plain_name,
+    save_weights,
+)
 from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
@@ -45,6 +52,55 @@ class Pair(NamedTuple):
     prompt: str
     videos: tuple[Path, Path]
     answers: list[tuple[str, int]]
+
+
+def train(
+    pairs_csv: Path,
+    start: Path,
+    out: Path,
+    *,
+    dimensions: Sequence[str] | None,
+    batch_size: int,
+    seed: int,
+    **fit: float,
+) -> dict:
+    """Train the reward model in ``start`` on the pairs, write it to ``out``, and return its quality
+    on the held-out prompts before and after.
+
+    ``dimensions`` are names in place of those of the model; ``fit`` has the other arguments of
+    `PairTraining.fit`. Raises ValueError for input that cannot be used, before anything is trained.
+    """
+    reject_model(out)
+    known = find_checkpoint(start).settings.dimensions
+    names = check_dimensions(dimensions or known, "--dimensions")
+    pairs = read_pairs(pairs_csv, names)
+    # Names that are new at their token.
+    moved = [
+        name for token, name in enumerate(names) if token >= len(known) or known[token] != name
+    ]
+    needed = moved if pairs else names
+    split = split_by_prompt(pairs, needed, seed)
+    with Lease(out):
+        reject_model(out)  # of a process that has ended since
+        remove_partial(out)
+        check_videos(pairs)  # before hours of training
+        training = PairTraining(start, split, names, batch_size)
+        check_room(out, training.scorer.model)
+        report: dict = {"pairs": {part: len(members) for part, members in split.items()}}
+        report["before"] = training.quality(out / "calibration_before.png")
+        report["losses"] = training.fit(seed=seed, **fit)
+        training.write(out)
+        report["after"] = training.quality(out / "calibration.png")
+        write_text(out / "training.json", json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def reject_model(folder: Path) -> None:
+    """Raise ValueError if a folder has a reward model, or its weights."""
+    if (folder / "model_config.json").exists() or (folder / CHECKPOINT).exists():
+        raise ValueError(
+            f"--output_dir must not contain a model, but {folder} does; choose another folder"
+        )
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
@@ -102,7 +158,8 @@ def split_by_prompt(
         for part, group in split.items()
     }
     for name in sorted({*needed, *(name for pair in pairs for name, _ in pair.answers)}):
-        if missing := [part for part in PARTS if name not in rated[part]]:
+        missing = [part for part in PARTS if name not in rated[part]]
+        if missing:
             raise ValueError(
                 f"a dimension needs preferences in each part of the {len(prompts)} prompts (at "
                 f"least three prompts), {name} has none in {', '.join(missing)}; rate more "
@@ -149,18 +206,17 @@ class PairTraining:
         """Return the log-probabilities of first, second and tie (answers, 3), and the raters'
         answers (answers,).
         """
-        answers = [
-            (i, self.names.index(n), k)
-            for i, p in enumerate(pairs)
-            for n, k in p.answers
-            if n in names
-        ]
+        answers = []
+        for row, pair in enumerate(pairs):
+            for name, outcome in pair.answers:
+                if name in names:
+                    answers.append((row, self.names.index(name), outcome))
         rows, columns, outcomes = torch.tensor(answers).T
         difference = self.scores(pairs).diff(dim=1)[rows, 0, columns]  # second minus first
-        first, second = (F.logsigmoid(side - math.log(THETA)) for side in (-difference, difference))
-        return torch.stack(
-            [first, second, first + second + math.log(THETA**2 - 1)], dim=1
-        ), outcomes
+        first = F.logsigmoid(-difference - math.log(THETA))
+        second = F.logsigmoid(difference - math.log(THETA))
+        tie = first + second + math.log(THETA**2 - 1)
+        return torch.stack([first, second, tie], dim=1), outcomes
 
     @without_cudnn_attention()
     def fit(
@@ -177,11 +233,13 @@ class PairTraining:
 
         Raises FloatingPointError if the norm of a gradient is NaN or inf.
         """
-        trained, pairs = self._trainable(lora_rank, seed), self.split["train"]
+        trained = self._trainable(lora_rank, seed)
+        pairs = self.split["train"]
         optimizer = torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
         num_updates = max_epochs * math.ceil(len(pairs) / self.batch_size)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, num_updates)
-        losses, best = [], []
+        losses = []
+        best = []
         for epoch in range(max_epochs + 1):
             with torch.no_grad():
                 losses.append(F.nll_loss(*self.answers(self.split["stop"], self.names)).item())
@@ -230,7 +288,8 @@ class PairTraining:
         """
         from peft.tuners.lora import LoraLayer
 
-        raw, model = self.scores(self.split["train"]).flatten(0, 1), self.scorer.model.model
+        raw = self.scores(self.split["train"]).flatten(0, 1)
+        model = self.scorer.model.model
         for layer in model.modules():
             if isinstance(layer, LoraLayer):
                 layer.merge()
@@ -246,10 +305,8 @@ class PairTraining:
             self.scorer.tokenizer.save_pretrained(checkpoint / "tokenizer")
             save_weights(checkpoint, state, self.scorer.model.head.weight)
         config = read_json(self.root / "model_config.json", "VideoAlign")
-        config["data_config"]["eval_dim"], config["model_config"]["model_name_or_path"] = (
-            self.names,
-            "base",
-        )
+        config["data_config"]["eval_dim"] = self.names
+        config["model_config"]["model_name_or_path"] = "base"
         statistics = {"mean": raw.mean(0).tolist(), "std": raw.std(0).tolist()}
         constants = {
             f"{name}_{kind}": x
@@ -270,7 +327,9 @@ class PairTraining:
         """
         from matplotlib.figure import Figure
 
-        axes, quality = (figure := Figure(dpi=120)).subplots(), {}
+        figure = Figure(dpi=120)
+        axes = figure.subplots()
+        quality = {}
         axes.set(
             xlabel="predicted probability of first", ylabel="fraction of answers that are first"
         )

@@ -89,12 +89,10 @@ def train_policy(
         latents = data.latents[rows[by_length]]
         conditions = [Condition(texts[i]) for i in prompts[by_length].tolist()]
         if with_first_frame:
-            conditions = [
-                replace(condition, image=ImageCondition(None, video[:, 0]))
-                if rng.random() < with_first_frame
-                else condition
-                for condition, video in zip(conditions, latents)
-            ]
+            for row, video in enumerate(latents):
+                if rng.random() < with_first_frame:
+                    image = ImageCondition(None, video[:, 0])
+                    conditions[row] = replace(conditions[row], image=image)
         loss = _flow_matching_loss(transformer, latents, conditions, rng)
         optimizer.step(loss)
         decay = min(0.998, (1 + step) / (10 + step))

@@ -78,7 +78,8 @@ def forward(
         else:
             tokens, text = block(tokens, text, time, layout, tables)
         if self.detaches_blocks:
-            tokens, text = detached(tokens), detached(text)
+            tokens = detached(tokens)
+            text = detached(text)
         if self.step_cache:
             self.step_cache.keep(num_run, tokens, text)
     patches = self.sequence.join(self.proj_out(self.norm_out(tokens, time)), num_tokens)
@@ -111,7 +112,8 @@ def attention(
         attention_mask,
     )
     linear, dropout = self.to_out
-    image, text = dropout(linear(image.flatten(2))), text.flatten(2)
+    image = dropout(linear(image.flatten(2)))
+    text = text.flatten(2)
     if self.context_pre_only:  # the last block, whose text output is not used
         return image, text
     return image, self.to_add_out(text)

@@ -33,12 +33,11 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         default = action.default if action.option_strings else None
         if default in (None, "", [], argparse.SUPPRESS) or default is False or not action.help:
             return action.help
-        words = (
-            default
-            if isinstance(default, str | int | float | Path)
-            else " ".join(map(str, default))
-        )
-        return f"{action.help} (default: {str(words).replace('%', '%%')})"
+        if isinstance(default, str | int | float | Path):
+            words = str(default)
+        else:
+            words = " ".join(map(str, default))
+        return f"{action.help} (default: {words.replace('%', '%%')})"
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,7 +57,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         known = self._option_string_actions  # also of argument groups
         for old, names in OLD_NAMES.items():
-            if old not in known and (new := next(filter(known.__contains__, names), None)):
+            new = next(filter(known.__contains__, names), None)
+            if new and old not in known:
                 known[old] = known[new]
         return super().parse_known_args(args, namespace)
 
@@ -78,7 +78,9 @@ class Parser(argparse.ArgumentParser):
         )
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
         hint = nearest(unknown[1], self._option_string_actions) if unknown else ""
-        super().error(shorten(f"{message}; {hint}" if hint else message, 1_000))
+        if hint:
+            message = f"{message}; {hint}"
+        super().error(shorten(message, 1_000))
 
 
 def truth(text: str) -> bool:

@@ -109,4 +109,6 @@ def _is_number(text: str) -> bool:
 
 def _from_cell(text: str) -> str:
     """Return the text of a cell without the apostrophe of `_to_cell`."""
-    return text[1:] if text.startswith("'") and _FORMULA.match(text) else text
+    if text.startswith("'") and _FORMULA.match(text):
+        return text[1:]
+    return text

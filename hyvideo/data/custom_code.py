@@ -79,9 +79,8 @@ def load_module(location: str, kind: str) -> ModuleType:
 @functools.cache
 def _import_file(name: str, file: str) -> ModuleType:
     is_package = Path(file).name == "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        name, file, submodule_search_locations=[str(Path(file).parent)] if is_package else None
-    )
+    parents = [str(Path(file).parent)] if is_package else None
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=parents)
     # dataclasses look up their module in sys.modules
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:

@@ -118,7 +118,8 @@ def _reason(error: OSError | ValueError) -> str:
 
 def new_folder_problem(folder: Path) -> str | None:
     """Return why a path is not a new or empty folder that can be written, None if it is one."""
-    if problem := write_problem(folder):
+    problem = write_problem(folder)
+    if problem:
         return problem
     is_used = os.path.lexists(folder) and os.listdir(folder) not in ([], [LEASE])
     return "it is not empty" if is_used else None

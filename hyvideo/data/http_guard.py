@@ -58,9 +58,11 @@ def listen(host: str, port: int) -> tuple[socket.socket, str]:
 
     Raises OSError for an unavailable address.
     """
-    name, family = host, socket.AF_INET
+    name = host
+    family = socket.AF_INET
     if ":" in host:
-        name, family = f"[{host}]", socket.AF_INET6
+        name = f"[{host}]"
+        family = socket.AF_INET6
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:

@@ -114,7 +114,8 @@ def size_of_aspect_ratio(aspect_ratio: str, sizes: list[tuple[int, int]]) -> tup
     Raises ValueError if malformed or beyond 4:1.
     """
     match = _ASPECT_RATIO.fullmatch(aspect_ratio)
-    width, height = map(float, match.groups()) if match else (0.0, 0.0)
+    width = float(match[1]) if match else 0.0
+    height = float(match[2]) if match else 0.0
     if not 0 < max(width, height) <= MAX_RATIO * min(width, height):
         raise ValueError(
             f"aspect ratio must be width:height from 1:{MAX_RATIO} to {MAX_RATIO}:1, such as 16:9, "
@@ -141,7 +142,8 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
             f"{width}: resized to cover them it would have {covering[0]} x {covering[1]} pixels; "
             "crop it first"
         )
-    left, top = round((covering[0] - width) / 2), round((covering[1] - height) / 2)
+    left = round((covering[0] - width) / 2)
+    top = round((covering[1] - height) / 2)
     resized = image.resize(covering, Image.Resampling.LANCZOS)
     return resized.crop((left, top, left + width, top + height))
 

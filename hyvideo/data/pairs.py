@@ -25,7 +25,8 @@ OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
 HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
 # the tensor in this file; the digest of the video in its metadata
-LATENTS_KEY, VIDEO_KEY = "latents", "video"
+LATENTS_KEY = "latents"
+VIDEO_KEY = "video"
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ class Examples:
         the videos.
         """
         requests = hash_requests([example.request for example in self.all])
-        videos = self.videos
-        order = [[videos.index(video) for video in example.videos] for example in self.all]
+        numbers = {video: number for number, video in enumerate(self.videos)}
+        order = [[numbers[video] for video in example.videos] for example in self.all]
         return digest_of(requests, order, [example.weight for example in self.all])
 
 
@@ -112,7 +113,8 @@ def read_ratings(path: str | Path) -> list[Rating]:
     rows = read_rows(path, "a pairs CSV", (*COLUMNS, *OPTIONAL_COLUMNS))
     for number, row in enumerate(rows, start=1):
         place = f"row {number} of {path}"
-        if missing := [column for column in COLUMNS if column not in row]:
+        missing = [column for column in COLUMNS if column not in row]
+        if missing:
             raise ValueError(
                 f"a pairs CSV needs the columns {', '.join(COLUMNS)}; {path} lacks "
                 f"{', '.join(missing)}"
@@ -151,7 +153,9 @@ def read_ratings(path: str | Path) -> list[Rating]:
 def _find_video(csv_path: Path, name: str) -> Path:
     """Return the path of a video relative to the folder of a CSV, which may be from Windows."""
     path = csv_path.parent / name
-    return path if os.path.isfile(path) else csv_path.parent / name.replace("\\", "/")
+    if not os.path.isfile(path):
+        path = csv_path.parent / name.replace("\\", "/")
+    return path
 
 
 def select_preferences(
@@ -164,7 +168,8 @@ def select_preferences(
     videos, and if no preference remains. ``source`` names the files in messages.
     """
     rated = {rating.dimension for rating in ratings}
-    if unknown := [name for name in weights if name not in rated]:
+    unknown = [name for name in weights if name not in rated]
+    if unknown:
         raise ValueError(
             "pair_weights must name dimensions of pairs_csv, "
             f"{', '.join(sorted(filter(None, rated))) or 'none'}, got "

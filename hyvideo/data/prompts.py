@@ -106,14 +106,14 @@ def _read_csv(path: Path) -> list[Request]:
             raise ValueError(
                 f"ref_image_path in row {number} of {path} must be an image file, {error}"
             ) from error
-        original, checks = (text or None for text in others)
+        original, checks = others
         requests.append(
             Request(
                 prompt,
                 picture,
                 int(seed) if seed else None,
-                original_prompt=original,
-                checks=checks,
+                original_prompt=original or None,
+                checks=checks or None,
                 place=f"row {number} of {path}",
             )
         )
@@ -189,10 +189,10 @@ class PromptOrder:
         two epochs meet.
         """
         indices: list[int] = []
-        while missing := self.prompts_per_iteration - len(indices):
-            epoch, place = divmod(
-                (iteration - 1) * self.prompts_per_iteration + len(indices), self.num_prompts
-            )
+        start = (iteration - 1) * self.prompts_per_iteration
+        while len(indices) < self.prompts_per_iteration:
+            epoch, place = divmod(start + len(indices), self.num_prompts)
             order = permutation(self.num_prompts, self.seed, "prompt order", epoch)
+            missing = self.prompts_per_iteration - len(indices)
             indices += order[place : place + missing]
         return indices

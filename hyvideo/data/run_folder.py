@@ -101,9 +101,10 @@ def results_in(output_dir: Path) -> list[str]:
     found = []
     for name in RESULTS:
         path = output_dir / name
-        has_content = (
-            any(path.iterdir()) if path.is_dir() else path.is_file() and path.stat().st_size
-        )
+        if path.is_dir():
+            has_content = any(path.iterdir())
+        else:
+            has_content = path.is_file() and path.stat().st_size > 0
         if has_content:
             found.append(name)
     return found
@@ -154,7 +155,8 @@ class Lease:
         before = _status(self.folder / LEASE)
         started = time.monotonic()
         while not self._is_acquired(timeout=LEASE_S / 60):
-            now, waited = _status(self.folder / LEASE), time.monotonic() - started
+            now = _status(self.folder / LEASE)
+            waited = time.monotonic() - started
             is_alive = now is not None and now != before
             if is_alive or waited > LEASE_S + 5:
                 raise NotOwner(

@@ -30,7 +30,8 @@ def number(value: float) -> str:
 
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural unless the count is 1: ``1,200 videos``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    plural = "" if count == 1 else "s"
+    return f"{count:,} {noun}{plural}"
 
 
 MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
@@ -42,13 +43,15 @@ _NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 def text_problem(text: str, max_bytes: int) -> str | None:
     """Return the first problem that makes ``text`` unusable as a prompt, None if there is none."""
-    if match := _NO_TEXT.search(text):
+    match = _NO_TEXT.search(text)
+    if match:
         kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
         return (
             f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or save "
             "the text as UTF-8"
         )
-    if (size := len(text.encode())) > max_bytes:
+    size = len(text.encode())
+    if size > max_bytes:
         return f"it has {size:,} bytes in UTF-8, the limit is {max_bytes:,}; shorten it"
     return None
 
@@ -58,17 +61,23 @@ def quote(text: object, longest: int = 200) -> str:
     be printed.
     """
     text = str(text)
-    return repr(text if len(text) <= longest else f"{text[:longest]}...")
+    if len(text) > longest:
+        text = f"{text[:longest]}..."
+    return repr(text)
 
 
 def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
     """Return a message without its middle if it is long, with control characters escaped."""
-    clean = "".join(
-        c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message[: 100 * longest]
-    )
+    clean = "".join(map(_printable, message[: 100 * longest]))
     if len(clean) <= longest:
         return clean
     return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
+
+
+def _printable(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return ascii(character)[1:-1]
 
 
 def describe_error(error: BaseException) -> str:

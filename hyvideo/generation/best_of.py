@@ -43,11 +43,9 @@ class BestOf:
         rewards = self.scorer.collect([pending], lambda is_done: is_done)
         scored = [number for number, reward in enumerate(rewards) if not reward.is_missing]
         best = max(scored, key=lambda number: rewards[number].total, default=0)
-        record = {
-            "chosen": best,
-            "rewards": [_entry(reward) for reward in rewards],
-        }
-        return Sampled(latents[best], record, problem=None if scored else rewards[0].reason)
+        problem = None if scored else rewards[0].reason
+        record = {"chosen": best, "rewards": [_entry(reward) for reward in rewards]}
+        return Sampled(latents[best], record, problem=problem)
 
 
 def make_best_of(

@@ -85,7 +85,8 @@ class Source:
 
         The files of a checkpoint are compared with its digests (`saved_policy.verify`).
         """
-        root, version = model.pretrained_model_root, model.transformer_version
+        root = model.pretrained_model_root
+        version = model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint)
             trained = saved_policy.negative_prompt(self.checkpoint)
@@ -173,7 +174,8 @@ def resolve_sampling(
     register(str(settings.get("family", from_file.get("family", ""))))
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
-        version = version_for(resolution, "i2v" if has_images else "t2v", kind)
+        task = "i2v" if has_images else "t2v"
+        version = version_for(resolution, task, kind)
         settings = settings | {"transformer_version": version}
     if settings.get("sigmas") and "validation_steps" not in settings:
         settings = settings | {"validation_steps": len(parse_sigmas(settings["sigmas"]))}
@@ -187,9 +189,10 @@ def resolve_sampling(
     for name, is_required in kinds.items():
         if is_required not in (None, version.kind == name):
             known = ", ".join(version.name for version in RELEASED.values() if version.kind == name)
+            must = "must be" if is_required else "must not be"
             raise ValueError(
-                f"transformer_version must {'be' if is_required else 'not be'} {name} with these "
-                f"flags, got {config.model.transformer_version}; released {name} versions: {known}"
+                f"transformer_version {must} {name} with these flags, got "
+                f"{config.model.transformer_version}; released {name} versions: {known}"
             )
     sampling = config.validation_sampling
     if "sde_type" in settings:
@@ -216,15 +219,10 @@ def list_videos(
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
     check_page(output / PAGE_FILE)
-    videos = [
-        Video(
-            request,
-            *sizes[request],
-            number,
-            output if output.suffix == ".mp4" else output / f"{number:04d}.mp4",
-        )
-        for number, request in enumerate(requests)
-    ]
+    videos = []
+    for number, request in enumerate(requests):
+        path = output if output.suffix == ".mp4" else output / f"{number:04d}.mp4"
+        videos.append(Video(request, *sizes[request], number, path))
     for video in videos:
         for file in (video.record, video.latents):
             if not is_own(file):

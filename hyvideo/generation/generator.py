@@ -127,8 +127,12 @@ class Generator:
         self.kinds = model_setup.check_checkpoint(
             config, {"this call": [video.request for video in videos]}, self.sizes
         )
-        self.refiner = Refiner(config.model, config.distributed, videos) if settings.sr else None
-        self.new_cache = _checked_cache(settings, settings.caching) if settings.caching else None
+        self.refiner = None
+        if settings.sr:
+            self.refiner = Refiner(config.model, config.distributed, videos)
+        self.new_cache = None
+        if settings.caching:
+            self.new_cache = _checked_cache(settings, settings.caching)
         self.schedule = self.sampling.schedule()
         source.check(config.model, self.sampling.negative_requests)
         self.device = _check_machine(config.model, config.distributed)
@@ -226,7 +230,8 @@ class Generator:
 
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
-        config, offloading = self.config, self.offloading
+        config = self.config
+        offloading = self.offloading
         self.encoder, vae = model_setup.load_encoder(
             config, self.device, group_offload=offloading.group_offloading
         )
@@ -325,7 +330,7 @@ class Generator:
 
         def candidate(number: int) -> Tensor:
             # candidate 0 has the noise that the video has without candidates
-            stage = [f"candidate {number}"] if number else []
+            stage = (f"candidate {number}",) if number else ()
             return self.sampler.sample(
                 self.pipeline, self.schedule, video, conditions, *stage, new_cache=self.new_cache
             )

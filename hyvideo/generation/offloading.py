@@ -24,7 +24,9 @@ def resolve(flags: Offloading, device: torch.device) -> Offloading:
     groups = flags.group_offloading
     if groups is None:
         groups = is_small and flags.offloading is not False
-    whole = is_small or groups if flags.offloading is None else flags.offloading
+    whole = flags.offloading
+    if whole is None:
+        whole = is_small or groups
     return Offloading(whole, groups, groups and flags.overlap_group_offloading is not False)
 
 

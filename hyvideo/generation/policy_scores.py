@@ -128,9 +128,11 @@ class Evaluator:
 
         None is the base model.
         """
-        world, evaluations = joint_identity(self.config, self.config.reward), {}
+        world = joint_identity(self.config, self.config.reward)
+        evaluations = {}
         for name, checkpoint in checkpoints.items():
-            file, identity = folder / f"{name}.json", policy_identity(checkpoint=checkpoint) | world
+            file = folder / f"{name}.json"
+            identity = policy_identity(checkpoint=checkpoint) | world
             evaluation = read_evaluation(file, identity)
             if evaluation is None:
                 store = LatentStore(folder / f".{name}.latents", digest_of(identity))
@@ -149,7 +151,8 @@ class Evaluator:
         fps = common_frame_rate(clips)
         files = [clip.path.name for clip in clips]
         parts = read_clips(clips, *self.size[1:])
-        groups, seeds = [clip.group for clip in clips], [clip.seed for clip in clips]
+        groups = [clip.group for clip in clips]
+        seeds = [clip.seed for clip in clips]
         return self.score(parts, prompts, groups, seeds, fps=fps, files=files)
 
     def score(
@@ -183,7 +186,8 @@ class Evaluator:
         entries = []
         for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
             file = files[number] if files else None
-            seed = self.config.record.validation_seed if seed is None else seed
+            if seed is None:
+                seed = self.config.record.validation_seed
             entry = score_entry(
                 prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number
             )
@@ -193,9 +197,9 @@ class Evaluator:
             )
         measures, _ = of_scorers.of_set(len(prompts))
         apart = diversity(list(thumbnails.values()), [groups[number] for number in thumbnails])
-        return Evaluation(
-            entries, measures | ({"held_out/diversity": apart.mean().item()} if len(apart) else {})
-        )
+        if len(apart):
+            measures["held_out/diversity"] = apart.mean().item()
+        return Evaluation(entries, measures)
 
     def close(self) -> None:
         if "scorer" in vars(self):

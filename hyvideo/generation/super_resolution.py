@@ -41,7 +41,8 @@ class Refiner:
     def __init__(self, settings: ModelSettings, run: DistributedSettings, videos: list[Video]):
         self.settings = settings
         self.run = run
-        root, base = settings.pretrained_model_root, settings.transformer_version
+        root = settings.pretrained_model_root
+        base = settings.transformer_version
         family = family_of_version(root, base)
         buckets = {
             m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family

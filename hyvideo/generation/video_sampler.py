@@ -150,14 +150,12 @@ class VideoSampler:
         it depends on.
         """
         shape = pipeline.latent_shape(self.data.sample_n_frames, video.height, video.width)
-        number = video.number if video.request.seed is None else 0
         seed = video.request.seed_or(self.seed)
-        is_original = self.initial_noise == "reference" and key in ((), (STAGE,))
-        drawn = (
-            reference_normal(shape, seed)
-            if is_original
-            else normal(shape, seed, "generate", number, *key)
-        )
+        if self.initial_noise == "reference" and key in ((), (STAGE,)):
+            drawn = reference_normal(shape, seed)
+        else:
+            number = video.number if video.request.seed is None else 0
+            drawn = normal(shape, seed, "generate", number, *key)
         return to_device(drawn[None], pipeline.device)
 
     @keep_traceback()

@@ -84,31 +84,31 @@ class KLCoefficient:
         self.num_updates += 1
         if math.isfinite(kl):
             self.recent.append(kl)
-        factor = (
-            self._feedback_factor() if self.settings.schedule == "adaptive" and self.recent else 1.0
-        )
-        self.value = self._scheduled(self.value * factor)  # the warm-up sets its own values
+        value = self.value
+        if self.settings.schedule == "adaptive" and self.recent:
+            value *= self._feedback_factor()
+        self.value = self._scheduled(value)  # the warm-up sets its own values
 
     def _scheduled(self, value: float) -> float:
         """Return the scheduled coefficient, or ``value`` within the bounds if the schedule does not
         determine it.
         """
-        settings, is_warm = self.settings, self.num_updates >= self.settings.warmup_updates
+        settings = self.settings
+        is_warm = self.num_updates >= self.settings.warmup_updates
         if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
             return settings.maximum
         if 0 < self.num_updates < settings.warmup_updates + 1:
-            start, passed = (
-                self._clip(settings.initial),
-                min(self.num_updates, settings.warmup_updates),
-            )
+            start = self._clip(settings.initial)
+            passed = min(self.num_updates, settings.warmup_updates)
             return start + (settings.maximum - start) * passed / settings.warmup_updates
         return self._clip(value)
 
     def _feedback_factor(self) -> float:
         error = (sum(self.recent) / len(self.recent) - self.settings.target) / self.settings.target
         change = self.settings.gain * error
-        factor = 1 - change if self.settings.feedback == "paper" else 1 + change
-        return min(2.0, max(0.5, factor))
+        if self.settings.feedback == "paper":
+            change = -change
+        return min(2.0, max(0.5, 1 + change))
 
     def _clip(self, value: float) -> float:
         return min(self.settings.maximum, max(self.settings.minimum, value))

@@ -153,7 +153,8 @@ def frechet_distance(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> floa
     """Return the Fréchet distance of two Gaussians:
     ``|m_a - m_b|^2 + tr(C_a + C_b - 2 (C_a C_b)^(1/2))``.
     """
-    (mean_a, cov_a), (mean_b, cov_b) = a, b
+    mean_a, cov_a = a
+    mean_b, cov_b = b
     root_trace = torch.linalg.eigvals(cov_a @ cov_b).real.clamp(min=0).sqrt().sum()
     distance = ((mean_a - mean_b) ** 2).sum() + cov_a.trace() + cov_b.trace() - 2 * root_trace
     return float(distance)

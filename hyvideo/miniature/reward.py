@@ -22,7 +22,8 @@ class MiniatureScorer:
     """
 
     def __init__(self, root: str | Path, *, device: str | torch.device = "cpu"):
-        if problem := folder_problem(root):
+        problem = folder_problem(root)
+        if problem:
             raise ValueError(f"the miniature's folder must exist, got {quote(root)}: {problem}")
         path = Path(root) / REFERENCE_STATISTICS
         self.reference = None
@@ -56,7 +57,9 @@ class MiniatureScorer:
         return {"frechet_distance": SetMeasure(rows, self._frechet_distance)}
 
     def _frechet_distance(self, rows: Tensor) -> float:
-        return frechet_distance(moments(rows), self.reference) if len(rows) > 1 else math.nan
+        if len(rows) < 2:
+            return math.nan
+        return frechet_distance(moments(rows), self.reference)
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
         """Return for each video whether color, shape, direction and all three match the caption, as

@@ -92,11 +92,15 @@ def render(
     defect = torch.from_numpy(rng.integers(4, size=batch))
     noise, blur, jitter, flicker = (corruption * defect.eq(kind) for kind in range(4))
 
-    path = _path_from_middle(labels, rng) if from_middle else _path(labels, rng)
+    if from_middle:
+        path = _path_from_middle(labels, rng)
+        smallest, largest = 5.5, 7.0
+    else:
+        path = _path(labels, rng)
+        smallest, largest = 6.3, 8.0
     centers = path + jitter[:, None, None] * 2.5 * _tensor(
         rng.standard_normal((batch, NUM_FRAMES, 2))
     )
-    smallest, largest = (5.5, 7.0) if from_middle else (6.3, 8.0)
     radius = _tensor(rng.uniform(smallest, largest, (batch, 1)))
     scale = 1 + flicker[:, None] * 0.35 * _tensor(rng.standard_normal((batch, NUM_FRAMES)))
     radius = radius * scale.clamp(0.4, 1.6)  # (batch, frames)

@@ -64,7 +64,8 @@ class WholeSequence:
         del image
         query = rotated(query, layout, text and text.query)
         key = rotated(key, layout, text and text.key)
-        value = torch.cat((value, text.value), dim=1) if text else value
+        if text:
+            value = torch.cat((value, text.value), dim=1)
         del text
         attended = attend(QueryKeyValue(query, key, value), joint_lengths(layout))
         num_image_tokens = layout.num_image_tokens
@@ -104,7 +105,8 @@ def rotated(image: Tensor, layout: Layout, text: Tensor | None = None) -> Tensor
         "rotary tables get no gradient here: rotate by learned tables before the call, with torch's "
         "own operations, and pass tables of ones and zeros"
     )
-    text = image.new_empty(len(image), 0, *image.shape[2:]) if text is None else text
+    if text is None:
+        text = image.new_empty(len(image), 0, *image.shape[2:])
     return _Rotated.apply(image, text, layout.cos, layout.sin)
 
 
@@ -174,7 +176,8 @@ def _attend_in_runs(by_head: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
 
 def equal_runs(lengths: Sequence[int]) -> list[tuple[slice, int]]:
     """Return the rows and the length of each run of consecutive samples of equal length."""
-    runs, start = [], 0
+    runs = []
+    start = 0
     for length, same in itertools.groupby(lengths):
         end = start + len(list(same))
         runs.append((slice(start, end), length))

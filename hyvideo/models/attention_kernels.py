@@ -84,7 +84,8 @@ def choose_kernel(
     a kernel with one.
     """
     use("torch")
-    if not (names := candidates(setting, device)):
+    names = candidates(setting, device)
+    if not names:
         return Choice("torch", {})
     # the first call would reset the order of kernels
     scaled_dot_product(*_inputs(Shape(tokens=8), device))
@@ -94,10 +95,9 @@ def choose_kernel(
     )
     rejected: dict[str, str] = {}
     for name in by_rank[0]:
-        problems = filter(
-            None, (found.get(name, "another rank does not have it") for found in by_rank)
-        )
-        if not (problem := next(problems, None)):
+        answers = [found.get(name, "another rank does not have it") for found in by_rank]
+        problem = next(filter(None, answers), None)
+        if not problem:
             use(name)
             return Choice(name, rejected)
         rejected[name] = problem
@@ -122,10 +122,8 @@ def candidates(setting: str, device: torch.device) -> list[str]:
         return []
     if setting != "auto":
         return [setting]
-    capability, cudnn = (
-        torch.cuda.get_device_capability(device),
-        torch.backends.cudnn.version() or 0,
-    )
+    capability = torch.cuda.get_device_capability(device)
+    cudnn = torch.backends.cudnn.version() or 0
     has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
     has_cudnn = capability in ((9, 0), (10, 0)) and cudnn >= _MIN_CUDNN
     found = []
@@ -157,11 +155,9 @@ def problem_of(
         use(kernel)
         inputs = [tensor.requires_grad_(with_gradient) for tensor in _inputs(shape, device)]
         if kernel in BACKENDS and SDPBackend(torch._fused_sdp_choice(*inputs)) != BACKENDS[kernel]:
-            mode = (
-                " and deterministic algorithms"
-                if torch.are_deterministic_algorithms_enabled()
-                else ""
-            )
+            mode = ""
+            if torch.are_deterministic_algorithms_enabled():
+                mode = " and deterministic algorithms"
             return (
                 f"torch does not support it with {shape.dtype}, head dimension "
                 f"{shape.head_dim}{mode} on this GPU"
@@ -170,7 +166,8 @@ def problem_of(
             scaled_dot_product(*inputs)
         if with_gradient:
             for tokens in dict.fromkeys([shape.tokens, shape.tokens // 128 * 128 + 64]):
-                if problem := _gradient_problem(kernel, shape._replace(tokens=tokens), device):
+                problem = _gradient_problem(kernel, shape._replace(tokens=tokens), device)
+                if problem:
                     return problem
     # A package may be missing or built for another torch or GPU, and memory may be too small.
     except (

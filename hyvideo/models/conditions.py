@@ -1,5 +1,5 @@
-"""Conditions of the transformer: text, quoted text and reference image of each video, without
-padding.
+"""Inputs of the transformer besides the latents: timesteps, and the conditions of each video, which
+are text, quoted text and a reference image, without padding.
 """
 
 from collections.abc import Iterable, Mapping
@@ -9,10 +9,24 @@ import torch
 from torch import Tensor
 
 
+def check_timestep(timestep: Tensor) -> None:
+    """Raise ValueError unless the timesteps of a forward pass are float32."""
+    if timestep.dtype != torch.float32:
+        raise ValueError(
+            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
+            "992)"
+        )
+
+
 def to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Return the tensor on ``device``; copies to a GPU are asynchronous, through pinned memory."""
-    is_pinned = torch.device(device).type == "cuda" and tensor.device.type == "cpu"
-    return (tensor.pin_memory() if is_pinned else tensor).to(device, non_blocking=True)
+    if torch.device(device).type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def _to_device_or_none(tensor: Tensor | None, device: torch.device | str) -> Tensor | None:
+    return None if tensor is None else to_device(tensor, device)
 
 
 @dataclass(frozen=True)
@@ -23,8 +37,9 @@ class ImageCondition:
     latents: Tensor  # (channels, height, width), float32, scaled for the transformer
 
     def to(self, device: torch.device | str) -> "ImageCondition":
-        embeds = None if self.embeds is None else to_device(self.embeds, device)
-        return ImageCondition(embeds, to_device(self.latents, device))
+        return ImageCondition(
+            _to_device_or_none(self.embeds, device), to_device(self.latents, device)
+        )
 
 
 @dataclass(frozen=True)
@@ -41,14 +56,13 @@ class Condition:
     @staticmethod
     def from_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
         """Return the condition that consists of these encoded parts, by kind."""
-        return Condition(
-            **{
-                kind: part["states"]
-                if "states" in part
-                else ImageCondition(part.get("embeds"), part["latents"])
-                for kind, part in parts.items()
-            }
-        )
+        fields = {}
+        for kind, part in parts.items():
+            if "states" in part:
+                fields[kind] = part["states"]
+            else:
+                fields[kind] = ImageCondition(part.get("embeds"), part["latents"])
+        return Condition(**fields)
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -57,11 +71,12 @@ class Condition:
         return tuple(0 if part is None else len(part) for part in parts)
 
     def to(self, device: torch.device | str) -> "Condition":
-        parts = (self.text, self.glyph, self.low_resolution)
-        text, glyph, low_resolution = (
-            None if part is None else to_device(part, device) for part in parts
+        return Condition(
+            to_device(self.text, device),
+            _to_device_or_none(self.glyph, device),
+            self.image and self.image.to(device),
+            _to_device_or_none(self.low_resolution, device),
         )
-        return Condition(text, glyph, self.image and self.image.to(device), low_resolution)
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class DamageCheck:
     def _look_for_block(self, name: str, tensor: Tensor) -> None:
         if tensor.ndim < 2 or _OFTEN_ZERO.search(name):
             return
-        if block := zero_block(tensor):
+        block = zero_block(tensor)
+        if block:
             self.problems.append(
                 f"tensor {name!r} in {self.file} has a block of {block:,} zeros among "
                 f"{tensor.numel():,} values"
@@ -106,4 +107,6 @@ def zero_block(tensor: Tensor) -> int:
     is_zero[is_zero.clone()] = (segments[is_zero] == 0).all(dim=1)
     runs = [len(list(run)) for value, run in groupby(is_zero.tolist()) if value]
     longest = max(runs, default=0)
-    return longest * length if longest >= _SEGMENTS else 0
+    if longest < _SEGMENTS:
+        return 0
+    return longest * length

@@ -71,16 +71,15 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
         tile for tile in needed if needed[tile] * (1 + _FRAGMENTATION) + _RESERVE <= available
     ]
     tile = next(iter(fitting), min(needed, key=needed.get))
-    tile = min(tiles.of_all(tile) if tiles else [tile], key=lambda side: side or math.inf)
+    if tiles:  # the smallest of all ranks
+        tile = min(tiles.of_all(tile), key=lambda side: side or math.inf)
     _reduce(vae, tile, f"{available / 2**30:.1f} GiB are free")
     while True:
         try:
             with _measured_convolutions():
-                return (
-                    tiles.decode(vae, latents)
-                    if tiles
-                    else vae.decode(latents, return_dict=False)[0]
-                )
+                if tiles:
+                    return tiles.decode(vae, latents)
+                return vae.decode(latents, return_dict=False)[0]
         except torch.OutOfMemoryError as error:
             current, *smaller = _tiles(vae, size)
             half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
@@ -171,12 +170,15 @@ def _measured_convolutions() -> Iterator[None]:
     if torch.are_deterministic_algorithms_enabled() or cudnn.deterministic:
         yield
         return
-    was_measuring, limit = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = True, _NUM_TRIED
+    was_measuring = cudnn.benchmark
+    limit = cudnn.benchmark_limit
+    cudnn.benchmark = True
+    cudnn.benchmark_limit = _NUM_TRIED
     try:
         yield
     finally:
-        cudnn.benchmark, cudnn.benchmark_limit = was_measuring, limit
+        cudnn.benchmark = was_measuring
+        cudnn.benchmark_limit = limit
 
 
 def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:
@@ -191,11 +193,13 @@ def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:
 
 
 def _reduce(vae: nn.Module, tile: int, reason: str) -> None:
-    if tile != (old := tile_size_of(vae)):
-        before = f"{old} pixels" if old else "whole frames"
-        print(
-            f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}",
-            file=sys.stderr,
-            flush=True,
-        )
-        set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))
+    old = tile_size_of(vae)
+    if tile == old:
+        return
+    before = f"{old} pixels" if old else "whole frames"
+    print(
+        f"\nVAE decodes in tiles of {tile} pixels instead of {before}: {reason}",
+        file=sys.stderr,
+        flush=True,
+    )
+    set_tiling(vae, Tiling(tile, getattr(vae, "tiling", Tiling()).overlap))

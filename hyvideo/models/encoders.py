@@ -76,12 +76,10 @@ def load_model(
     # Not to(dtype), which would round the rotary frequencies to the dtype of the weights.
     model = model.to(place).requires_grad_(False).eval()
     _round_rotary(model, rotary_dtype)
-    # Groups of one layer, because the caller may remove the last layers.
-    return (
-        offload_in_groups(model, device, blocks_per_group=1, overlap=False)
-        if group_offload
-        else model
-    )
+    if group_offload:
+        # Groups of one layer, because the caller may remove the last layers.
+        return offload_in_groups(model, device, blocks_per_group=1, overlap=False)
+    return model
 
 
 def _pretrained(
@@ -148,9 +146,10 @@ def find_tokenizer(folder: Path, label: str) -> Path:
         ("tokenizer_config.json", set()),
         ("tokenizer.json", {"added_tokens", "model"}),
     ):
-        if (folder / name).is_file() and (
-            missing := needed - read_json(folder / name, label).keys()
-        ):
+        if not (folder / name).is_file():
+            continue
+        missing = needed - read_json(folder / name, label).keys()
+        if missing:
             raise ValueError(
                 f"{label}: {folder / name} has no {' and no '.join(sorted(missing))}; download it "
                 "again"
@@ -169,7 +168,8 @@ class PromptEncoder:
 
     def __init__(self, tokenizer, model: nn.Module):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        self.tokenizer, self.model = tokenizer, model
+        self.tokenizer = tokenizer
+        self.model = model
 
     @torch.no_grad()
     def __call__(self, prompts: list[str]) -> list[Tensor]:

@@ -74,16 +74,19 @@ class Latents(NamedTuple):
 
         Shape: (batch, channels, frames, height, width).
         """
-        shifted = latents - _broadcast(self.mean, latents) if any(self.mean) else latents
-        return shifted * _broadcast(self.scale, latents)
+        if any(self.mean):
+            latents = latents - _broadcast(self.mean, latents)
+        return latents * _broadcast(self.scale, latents)
 
     def unscaled(self, latents: Tensor) -> Tensor:
         """Return the transformer's latents scaled for the VAE.
 
         Shape: (batch, channels, frames, height, width).
         """
-        shifted = latents / _broadcast(self.scale, latents)
-        return shifted + _broadcast(self.mean, latents) if any(self.mean) else shifted
+        latents = latents / _broadcast(self.scale, latents)
+        if any(self.mean):
+            latents = latents + _broadcast(self.mean, latents)
+        return latents
 
 
 def _broadcast(values: tuple[float, ...], latents: Tensor) -> float | Tensor:

@@ -40,7 +40,8 @@ def check_checkpoint(
     if family is None:
         folder = partial(loading.transformer_folder, root, version)
         return problems_of(lambda: model_problems(folder(), weights_needed=weights_needed))
-    if problems := problems_of(lambda: family.unread_files(root)):
+    problems = problems_of(lambda: family.unread_files(root))
+    if problems:
         return problems
     kinds = family.kinds(requests)
     checks = [
@@ -122,11 +123,9 @@ def pipeline_problems(root: Path) -> list[str]:
         for name, value in parts.items()
         if name.startswith("transformer_") and value not in (None, [None, None])
     )
-    return (
-        [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"]
-        if extra
-        else []
-    )
+    if not extra:
+        return []
+    return [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"]
 
 
 def super_resolution_problems(
@@ -135,18 +134,15 @@ def super_resolution_problems(
     """Return the problems that prevent refining a version's videos with the super-resolution model
     ``name``.
     """
-    base, upsampler = (
-        loading.transformer_folder(root, version),
-        loading.upsampler_folder(root, name),
-    )
-    folder, family = (
-        Folder(Path(root) / "transformer" / name, f"transformer {name!r}"),
-        loading.read_family(base),
-    )
+    base = loading.transformer_folder(root, version)
+    upsampler = loading.upsampler_folder(root, name)
+    folder = Folder(Path(root) / "transformer" / name, f"transformer {name!r}")
+    family = loading.read_family(base)
     check = partial(model_problems, family=family, weights_needed=weights_needed)
-    if problems := problems_of(lambda: check(folder)) + problems_of(
+    problems = problems_of(lambda: check(folder)) + problems_of(
         lambda: check(upsampler, "upsampler")
-    ):
+    )
+    if problems:
         return problems
     known, found = (loading.read_arguments(family.transformer, each)[0] for each in (base, folder))
     needed = known["in_channels"] + known["out_channels"] + 1  # the upsampled latents and a mask
@@ -159,10 +155,12 @@ def latent_problems(root: Path, version: str | None, family: Family) -> list[str
     """Return a problem if the transformer and the VAE have latents of different channels, from
     their configs.
     """
-    folder, vae_folder = loading.transformer_folder(root, version), loading.vae_folder(root)
+    folder = loading.transformer_folder(root, version)
+    vae_folder = loading.vae_folder(root)
     arguments = loading.read_arguments(loading.read_transformer(folder), folder)[0]
     # diffusers' classes with the default None return as many channels as they get
     channels = arguments.get("out_channels") or arguments["in_channels"]
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels
-    message = f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"
-    return [message] if channels != needed else []
+    if channels == needed:
+        return []
+    return [f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"]

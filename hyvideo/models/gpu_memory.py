@@ -48,7 +48,8 @@ def free_bytes(device: torch.device) -> float:
         return math.inf
     reserved = torch.cuda.memory_reserved(device)
     free, total = torch.cuda.mem_get_info(device)
-    if (limit := limit_bytes()) < total:
+    limit = limit_bytes()
+    if limit < total:
         free = min(free, limit - _context_bytes(free, total, reserved) - reserved)
     return free + reserved - torch.cuda.memory_allocated(device)
 
@@ -58,7 +59,10 @@ def apply_limit(device: torch.device) -> None:
 
     Call before loading models.
     """
-    if device.type != "cuda" or math.isinf(limit := limit_bytes()):
+    if device.type != "cuda":
+        return
+    limit = limit_bytes()
+    if math.isinf(limit):
         return
     free, total = torch.cuda.mem_get_info(device)
     if limit < total:

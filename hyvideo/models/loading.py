@@ -97,8 +97,11 @@ def stream_transformer(
     """
     folder = transformer_folder(root, version)
     component = read_transformer(folder)
-    model, weights = _stream(component, folder, random_weights_seed, device if read else "meta")
-    return model, weights if lora is None else with_lora(weights, lora)
+    place = device if read else "meta"
+    model, weights = _stream(component, folder, random_weights_seed, place)
+    if lora is not None:
+        weights = with_lora(weights, lora)
+    return model, weights
 
 
 def load_vae(
@@ -162,7 +165,8 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     if family.takes_images(arguments, index):
         return "ti2v"
     tasks = {name: task for task, name in family.pipelines.items()}
-    if task := tasks.get(str(index.get("_class_name"))):
+    task = tasks.get(str(index.get("_class_name")))
+    if task:
         return task
     if len(tasks) == 1:
         return next(iter(tasks.values()))
@@ -175,9 +179,12 @@ def find_transformer(root: str | Path, version: str | None = None) -> Path | Non
     ``root`` itself.
     """
     versions = Path(root) / "transformer"
-    candidates = [*([versions / version] if version else []), versions]
+    candidates = [versions]
+    if version:
+        candidates.insert(0, versions / version)
     # If there is a folder of versions, do not replace a missing version by ``root`` itself.
-    candidates += [] if versions.is_dir() else [Path(root)]
+    if not versions.is_dir():
+        candidates.append(Path(root))
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
 
@@ -187,7 +194,8 @@ def transformer_folder(root: str | Path, version: str | None) -> Folder:
     Raises ValueError, listing the available versions, if it is missing.
     """
     label = f"transformer version {version!r}"
-    if folder := find_transformer(root, version):
+    folder = find_transformer(root, version)
+    if folder:
         return Folder(folder, label)
     versions = Path(root) / "transformer"
     if versions.is_dir():
@@ -261,7 +269,9 @@ def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any]
 
 def expected_shapes(component: Component, state: Mapping[str, Tensor], is_original: bool) -> Shapes:
     """Return the tensor names and shapes that a model's files must have, from its state dict."""
-    return weight_files.shapes_of(component.to_original(state) if is_original else state)
+    if is_original:
+        state = component.to_original(state)
+    return weight_files.shapes_of(state)
 
 
 def setting_problems(
@@ -270,15 +280,20 @@ def setting_problems(
     """Return a message for each setting that differs between a model's config and the arguments
     from a config.json.
     """
-    current, saved = (
-        {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()}
-        for settings in (_plain(config), arguments)
-    )
+    current = _hashable(_plain(config))
+    saved = _hashable(arguments)
     return [
         f"{key} is {current.get(key)!r} in the model and {saved.get(key)!r} in config.json"
         for key in sorted((set(current) | set(saved)) - set(ignored))
         if current.get(key) != saved.get(key)
     ]
+
+
+def _hashable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with tuples in place of lists."""
+    return {
+        key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()
+    }
 
 
 def _load_weights(
@@ -332,11 +347,12 @@ def _stream_state(
     for name, tensor in weight_files.stream_tensors(
         weights, expected, label=folder.label, read=read
     ):
-        # The conversion works tensor by tensor: each original tensor becomes one or three of
-        # diffusers'.
-        for key, value in (
-            component.to_diffusers({name: tensor}) if is_original else {name: tensor}
-        ).items():
+        converted = {name: tensor}
+        if is_original:
+            # The conversion works tensor by tensor: each original tensor becomes one or three of
+            # diffusers'.
+            converted = component.to_diffusers(converted)
+        for key, value in converted.items():
             if state[key].is_floating_point() and not value.is_floating_point():
                 raise ValueError(
                     f"{folder.label}: tensor {name!r} in {weights.files.get(name)} has dtype "
@@ -353,7 +369,8 @@ def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dic
 
     arguments = _plain(config)
     parameters = inspect.signature(getattr(diffusers, component.class_name)).parameters
-    if unknown := sorted(set(arguments) - set(parameters)):
+    unknown = sorted(set(arguments) - set(parameters))
+    if unknown:
         raise ValueError(
             f"config keys {unknown} are not arguments of diffusers' {component.class_name}"
         )

@@ -112,7 +112,8 @@ def read_lora(path: str | Path) -> Lora:
         raise ValueError(f"LoRA: the metadata of {file} must be a JSON object ({error})") from error
     if file.name == _PEFT_FILE:
         settings = read_json(file.with_name(_PEFT_CONFIG), "LoRA")
-    if unsupported := [name for name in _UNSUPPORTED if settings.get(name)]:
+    unsupported = [name for name in _UNSUPPORTED if settings.get(name)]
+    if unsupported:
         raise ValueError(f"LoRA {file}: only plain LoRA is supported, got {', '.join(unsupported)}")
     pairs = {
         _with_dots(module, file): pair for module, pair in _pairs(tensors, settings, file).items()
@@ -162,7 +163,8 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
                 f"{name} has shape {tuple(parameters[name].shape)}, but the LoRA changes {needed}"
             )
     for name, pair in pairs_of(lora).items():
-        module, needed = modules.get(name), (len(pair.b), pair.a.shape[1])
+        module = modules.get(name)
+        needed = (len(pair.b), pair.a.shape[1])
         if not isinstance(module, nn.Linear):
             problems.append(f"{name} is not a linear layer of the transformer")
         elif tuple(module.weight.shape) != needed:
@@ -219,16 +221,16 @@ def training_config(
             f"is trained further: got {rank} and {alpha:g}, need {needed}. Set these, or lora_rank "
             "0 to merge it and train all weights"
         )
-    unused = family_of(transformer).without_gradient(transformer)
-    modules = {name for name in pairs if not name.startswith(unused)}
-    if targets and (
-        different := modules.symmetric_difference(target_modules(transformer, targets))
-    ):
-        raise ValueError(
-            "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
-            f"{min(different)} is in only one of them. Omit lora_target_modules to train the "
-            "file's modules"
-        )
+    if targets:
+        unused = family_of(transformer).without_gradient(transformer)
+        modules = {name for name in pairs if not name.startswith(unused)}
+        different = modules.symmetric_difference(target_modules(transformer, targets))
+        if different:
+            raise ValueError(
+                "lora_target_modules must select the modules of the LoRA in pretrained_lora_path: "
+                f"{min(different)} is in only one of them. Omit lora_target_modules to train the "
+                "file's modules"
+            )
     return _config_of(pairs)
 
 
@@ -307,10 +309,12 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
     differences = differences_of(lora)
     for name, weight in weights:
         if not weight.is_meta:
-            if pair := pairs.get(name.removesuffix(".weight")):
+            pair = pairs.get(name.removesuffix(".weight"))
+            if pair:
                 change = pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
                 weight = weight.float() + change.to(weight.device)
-            if difference := differences.get(name):
+            difference = differences.get(name)
+            if difference:
                 weight = weight.float() + difference.tensor.float().to(weight.device)
         yield name, weight
 
@@ -337,10 +341,8 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
         pairs, prefix = _to_original(pairs)
         differences = _original_differences(differences_of(lora))
     settings = _config_of(pairs).to_dict()
-    file, metadata = (
-        _DIFFUSERS_FILE,
-        {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})},
-    )
+    file = _DIFFUSERS_FILE
+    metadata = {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
     if form == "peft":
         file = _PEFT_FILE
         prefix = "base_model.model."
@@ -352,7 +354,8 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
         for name, tensor in (_state(pairs) | differences).items()
     }
     if form == "original" and prefix:  # the original's programs read no metadata
-        metadata, exact = {}, torch.float64
+        metadata = {}
+        exact = torch.float64
         tensors |= {
             f"{prefix}{name}.alpha": torch.tensor(pair.alpha, dtype=exact)
             for name, pair in pairs.items()
@@ -391,10 +394,12 @@ def _pairs(
     alphas: dict[str, float] = {}
     for name, tensor in tensors.items():
         short = _without_prefix(name)
+        match = _KEY.fullmatch(short)
         if short.endswith(".alpha"):
             alphas[short.removesuffix(".alpha")] = float(tensor)
-        elif match := _KEY.fullmatch(short):
-            sides.setdefault(match["module"], {})[_SIDES.get(match["side"], match["side"])] = tensor
+        elif match:
+            side = _SIDES.get(match["side"], match["side"])
+            sides.setdefault(match["module"], {})[side] = tensor
         elif not _changed_parameter(short):
             raise ValueError(
                 f"LoRA {file}: tensor {name!r} is not a lora_A or lora_B weight, and not a "
@@ -469,7 +474,8 @@ def _with_dots(module: str, file: Path) -> str:
     if not module.startswith(_FLAT_PREFIX):
         return module
     for family in families():
-        if name := family.transformer.with_dots(module.removeprefix(_FLAT_PREFIX)):
+        name = family.transformer.with_dots(module.removeprefix(_FLAT_PREFIX))
+        if name:
             return name
     raise ValueError(
         f"LoRA {file}: {module} is no module of a supported transformer, with underscores in place "

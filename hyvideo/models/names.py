@@ -72,7 +72,8 @@ def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
     None.
     """
     for name in table[model]["modules"]:
-        if match := _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat):
+        match = _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat)
+        if match:
             return name.format(**match.groupdict())
     return None
 
@@ -94,16 +95,16 @@ def _rename(
     """
     renamed = {}
     for name, tensor in state_dict.items():
-        matches = ((pattern.fullmatch(name), template) for pattern, template in renamings)
-        new_name = next(
-            (template.format(**match.groupdict()) for match, template in matches if match), None
-        )
-        if new_name is None:
+        for pattern, template in renamings:
+            match = pattern.fullmatch(name)
+            if match:
+                renamed[template.format(**match.groupdict())] = tensor
+                break
+        else:
             raise ValueError(
                 f"tensor {name!r} with shape {tuple(tensor.shape)} does not belong to {kind} "
                 "checkpoint"
             )
-        renamed[new_name] = tensor
     return renamed
 
 
@@ -143,11 +144,10 @@ def settings_to_original(
     """Return the original's config: the settings that differ from diffusers' only in name, and
     ``others``.
     """
-    values = {
-        key: config[name] for keys in table["settings"].values() for key, name in keys.items()
-    }
-    values = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in values.items()
-    }
+    values = {}
+    for keys in table["settings"].values():
+        for key, name in keys.items():
+            value = config[name]
+            values[key] = list(value) if isinstance(value, tuple) else value
     omitted = table.get("omitted", {}).items()
     return dict(pair for pair in (values | others).items() if pair not in omitted)

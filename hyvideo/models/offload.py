@@ -15,7 +15,8 @@ def offload(module: nn.Module) -> None:
 
     Has no effect on a CPU.
     """
-    if (home := device_of(module)).type == "cpu":
+    home = device_of(module)
+    if home.type == "cpu":
         return
     module.home = home
     module.hosts = {

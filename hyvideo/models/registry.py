@@ -105,6 +105,11 @@ def folder_of(family: str) -> Path:
     return _FOLDERS[family]
 
 
+def package_name(family: str) -> str:
+    """Return the full name of a family's package."""
+    return _MODULES[family]
+
+
 def is_built_in(family: str) -> bool:
     """Return whether a family belongs to this repository's packages, whose settings need no torch."""
     return _MODULES[family].startswith("hyvideo.")

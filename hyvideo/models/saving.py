@@ -30,7 +30,8 @@ def save_original(
     are omitted from the file. Raises ValueError if the original layout cannot represent the model,
     or a weight overflows `dtype`.
     """
-    component, drawn = component_of(model), dict(drawn or {})
+    component = component_of(model)
+    drawn = dict(drawn or {})
     config = component.config_to_original(model.config)
     target = Folder(folder, f"saving {component.class_name}")
     raise_problems(target, setting_problems(model.config, component.config_to_diffusers(config)))
@@ -53,7 +54,9 @@ def save_original(
             )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    metadata = {"format": "pt"} | ({"drawn": json.dumps(drawn)} if drawn else {})
+    metadata = {"format": "pt"}
+    if drawn:
+        metadata["drawn"] = json.dumps(drawn)
     # This or another process may be reading the existing file.
     with publish(folder / f"{WEIGHTS_STEM}.safetensors") as path:
         save_file(tensors, path, metadata=metadata)

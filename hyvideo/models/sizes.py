@@ -185,10 +185,10 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
         names = ", ".join(RELEASED)
         file = Path(root) / "transformer" / version / "config.json"
         hint = nearest(version, RELEASED)
-        raise ValueError(
+        message = (
             f"transformer_version must be one of {names}, or {file} must exist, got {version!r}"
-            f"{f'; {hint}' if hint else ''}"
         )
+        raise ValueError(f"{message}; {hint}" if hint else message)
     return released_sizes(version)
 
 

@@ -28,7 +28,8 @@ class StepCaching:
         """Raise ValueError for an invalid schedule, or one for another number of steps or
         blocks.
         """
-        total, interval = self.total_steps, self.cache_step_interval
+        total = self.total_steps
+        interval = self.cache_step_interval
         start, end = self.cache_start_step, self.cache_end_step
         least = int(self.cache_type == "taylorcache")  # it ignores step 0, as in the original
         if total != num_steps:
@@ -63,12 +64,10 @@ class StepCaching:
 
     def num_skipped(self, num_blocks: int) -> int:
         """Return the number of blocks, from the first, that cached steps skip."""
-        kept = (
-            set(self.no_cache_block_id or [num_blocks - 1])
-            if self.cache_type == "deepcache"
-            else set()
-        )
-        return max(set(range(num_blocks)) - kept) + 1
+        skipped = set(range(num_blocks))
+        if self.cache_type == "deepcache":
+            skipped -= set(self.no_cache_block_id or [num_blocks - 1])
+        return max(skipped) + 1
 
 
 @dataclass

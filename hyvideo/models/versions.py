@@ -102,7 +102,8 @@ def _version(name: str, family: str, settings: dict[str, Any]) -> Version:
     sizes = [tuple(size) for size in settings.get("sizes", [])]
     version = Version(name, family, sizes=sizes, **others)
     for field, kind in get_type_hints(Version).items():
-        if not _fits(value := getattr(version, field), kind):
+        value = getattr(version, field)
+        if not _fits(value, kind):
             raise TypeError(f"{field} of the version {name} cannot be {value!r:.60}")
     return version
 

@@ -128,7 +128,8 @@ def _weight_paths(folder: Folder, stem: str) -> list[Path]:
             f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}"
         )
     paths = [folder.path / name for name in sorted(set(names))]
-    if missing := [path.name for path in paths if not path.is_file()]:
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
         raise ValueError(
             f"{folder.label}: {index.name} lists {missing}, which are missing from {folder.path}"
         )
@@ -152,7 +153,8 @@ def stream_tensors(
         with safe_open(path, framework="pt", backend="pread") as file:
             for name in file.offset_keys():  # in file order
                 header = file.get_slice(name)
-                if (dtype := header.get_dtype()) not in _DTYPES:
+                dtype = header.get_dtype()
+                if dtype not in _DTYPES:
                     raise ValueError(
                         f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got "
                         f"{dtype}"
@@ -163,12 +165,10 @@ def stream_tensors(
                     tensor = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
                 check.add(name, tensor)
                 yield name, tensor
+    device = "cpu" if read else "meta"
     for name, shape in expected.items():
         if name not in weights.shapes:
-            yield (
-                name,
-                draw_tensor(seed_for(name, weights.drawn), name, shape, "cpu" if read else "meta"),
-            )
+            yield name, draw_tensor(seed_for(name, weights.drawn), name, shape, device)
     for check in checks:
         check.finish()
 
@@ -179,7 +179,8 @@ def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[
     """
     problems = []
     for name in sorted(set(expected) | set(weights.shapes)):
-        shape, needed = weights.shapes.get(name), expected.get(name)
+        shape = weights.shapes.get(name)
+        needed = expected.get(name)
         tensor = f"tensor {name!r} in {weights.files.get(name)}"
         if needed is None:
             problems.append(

@@ -98,9 +98,11 @@ class ConditionEncoder:
         identity: str = "",
         store: PartStore | None = None,
     ):
-        self.parts, self._load = parts, load
+        self.parts = parts
+        self._load = load
         self._loaded: dict[str, Callable[..., list[Encoded]]] = {}
-        self.dtype, self.identity = dtype, identity
+        self.dtype = dtype
+        self.identity = identity
         self.store: PartStore | PartCache = PartCache() if store is None else store
         self._file_hashes: dict[str, str] = {}  # by path, when a file was first used
 
@@ -111,10 +113,9 @@ class ConditionEncoder:
         """
         found: dict[Request, dict[str, Encoded]] = {request: {} for request in requests}
         for part in self.parts:
+            contents = {request: part.content(request) for request in found}
             contents = {
-                request: content
-                for request in found
-                if (content := part.content(request)) is not None
+                request: content for request, content in contents.items() if content is not None
             }
             encoded = self._encode(part, list(dict.fromkeys(contents.values())), height, width)
             for request, content in contents.items():
@@ -140,25 +141,24 @@ class ConditionEncoder:
         """Return the encoded parts by content; those that are not stored are encoded in
         one batch.
         """
-        keys = {
-            content: self._key(
-                part.kind,
-                f"{height} x {width} {self._file_hash(content)}" if part.is_file else content,
-            )
-            for content in contents
-        }
+        keys = {}
+        for content in contents:
+            identity = content
+            if part.is_file:
+                identity = f"{height} x {width} {self._file_hash(content)}"
+            keys[content] = self._key(part.kind, identity)
         known = {content: self.store.get(key) for content, key in keys.items()}
-        if missing := [content for content, encoded in known.items() if encoded is None]:
+        missing = [content for content, encoded in known.items() if encoded is None]
+        if missing:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
             all_encoded = self._loaded[part.kind](missing, height, width)
             for content, encoded in zip(missing, all_encoded):
+                stored = {name: states.to(self.dtype) for name, states in encoded.items()}
                 # Image latents are combined with the sampled latents, which stay float32.
-                part = {
-                    name: x if name == "latents" else x.to(self.dtype)
-                    for name, x in encoded.items()
-                }
-                known[content] = self.store[keys[content]] = part
+                if "latents" in encoded:
+                    stored["latents"] = encoded["latents"]
+                known[content] = self.store[keys[content]] = stored
         return known
 
     def _file_hash(self, path: str) -> str:

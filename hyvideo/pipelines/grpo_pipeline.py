@@ -48,8 +48,14 @@ class Trajectories:
 
     @staticmethod
     def cat(parts: list["Trajectories"]) -> "Trajectories":
-        fields = zip(*((part.latents, part.log_probs, part.means) for part in parts))
-        return Trajectories(*(None if field[0] is None else torch.cat(field) for field in fields))
+        means = None
+        if parts[0].means is not None:
+            means = torch.cat([part.means for part in parts])
+        return Trajectories(
+            torch.cat([part.latents for part in parts]),
+            torch.cat([part.log_probs for part in parts]),
+            means,
+        )
 
 
 @dataclass(frozen=True)
@@ -266,7 +272,8 @@ class GRPOPipeline:
         stacked = self._forwards(
             stacked, [times[row] for row in rows] + times, unconditional + conditions
         )
-        negatives, velocities = stacked[: len(rows)], list(stacked[len(rows) :])
+        negatives = stacked[: len(rows)]
+        velocities = list(stacked[len(rows) :])
         for row, negative in zip(rows, negatives):
             velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
         return torch.stack(velocities)
@@ -276,7 +283,8 @@ class GRPOPipeline:
         """Compute what depends on the timesteps of the next forward passes alone, if the
         transformer caches it.
         """
-        if cache := self.transformer.modulation_cache:
+        cache = self.transformer.modulation_cache
+        if cache:
             with self._autocast(self.device):
                 cache.prepare(times)
 
@@ -296,10 +304,10 @@ class GRPOPipeline:
         ends.
         """
         starts = schedule.timesteps.tolist()
-        ends = schedule.ends.tolist()
-        return [
-            (starts[step], ends[step] if self.transformer.reads_ends else None) for step in steps
-        ]
+        ends = [None] * len(starts)
+        if self.transformer.reads_ends:
+            ends = schedule.ends.tolist()
+        return [(starts[step], ends[step]) for step in steps]
 
     def _forwards(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the velocity of each sample, from one forward pass for all samples or one for
@@ -322,18 +330,16 @@ class GRPOPipeline:
         if self.transformer.step_cache:
             self.transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
-        ends = (
-            filled([end for _, end in times], latents.device)
-            if self.transformer.reads_ends
-            else None
-        )
+        ends = None
+        if self.transformer.reads_ends:
+            ends = filled([end for _, end in times], latents.device)
         is_sampling = not torch.is_grad_enabled()
-        needs_graphs = is_sampling and self.samples_in_gradient_mode
-        with (
-            self._autocast(latents.device),
-            graphs_of_training(self.transformer) if needs_graphs else nullcontext(),
-        ):
-            if modulation := self.transformer.modulation_cache:
+        graphs: AbstractContextManager = nullcontext()
+        if is_sampling and self.samples_in_gradient_mode:
+            graphs = graphs_of_training(self.transformer)
+        with self._autocast(latents.device), graphs:
+            modulation = self.transformer.modulation_cache
+            if modulation:
                 modulation.select(times)
             velocity = self.transformer(
                 latents, timestep=timestep, conditions=conditions.samples, ends=ends

@@ -8,7 +8,9 @@ blocks. Any family can be counted, because nothing here knows its layers.
 import functools
 import json
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import Component, family_named, new_model
 from hyvideo.models.lora import target_modules
+from hyvideo.models.registry import package_name
 from hyvideo.models.sizes import Sizes
 
 
@@ -89,6 +92,23 @@ def count_decoding(sizes: Sizes) -> float:
     )
 
 
+@contextmanager
+def fake_tensors(family_name: str) -> Iterator[None]:
+    """Context manager in which tensors have no memory, and after which no cached function of the
+    family keeps one: a forward pass with a fake rotary table would return memory that nobody wrote.
+    """
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            yield
+    finally:
+        package = package_name(family_name)
+        for name, module in list(sys.modules.items()):
+            if name == package or name.startswith(f"{package}."):
+                for value in list(vars(module).values()):
+                    if hasattr(value, "cache_clear"):
+                        value.cache_clear()
+
+
 def _key(config: Mapping[str, Any]) -> str:
     """Return the arguments of a model's class as a text, for `functools.cache`."""
     return json.dumps(dict(config), sort_keys=True)
@@ -155,7 +175,7 @@ def _forward_flops(
     num_layers: int,
 ) -> tuple[int, int]:
     """Return the FLOPs of matrix products and of attention with ``num_layers`` blocks."""
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with fake_tensors(family_name), torch.no_grad():
         model = _build(family_name, transformer, num_layers=num_layers)
         latents = torch.empty(1, *shape)
         condition = Condition(torch.empty(*text))
@@ -180,7 +200,7 @@ def _decode_flops(
     family = family_named(family_name)
     side = 256 // side_ratio
     counts = []
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with fake_tensors(family_name), torch.no_grad():
         model = _model(family.vae, json.loads(vae)).eval()
         family.prepare_vae(model)
         for latent_frames in (2, 3):

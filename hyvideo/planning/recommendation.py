@@ -6,7 +6,7 @@ from hyvideo.data.text import lines_of
 from hyvideo.planning.hours import iteration_flops
 from hyvideo.planning.memory import memory, resolve_auto
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.settings.machine_rules import problem_of
+from hyvideo.settings.problems import problem_of
 from hyvideo.settings.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams

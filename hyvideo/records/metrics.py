@@ -44,11 +44,11 @@ class MetricsWriter(AbstractContextManager):
         metrics.jsonl only.
         """
         single = {name: value for name, value in metrics.items() if not isinstance(value, list)}
-        known = {
-            name: value if isinstance(value, int) else or_none(float(value))
-            for name, value in single.items()
-        }
-        self.lines.write(json.dumps({"iteration": iteration} | metrics | known, allow_nan=False))
+        known = dict(metrics)
+        for name, value in single.items():
+            if not isinstance(value, int):
+                known[name] = or_none(float(value))
+        self.lines.write(json.dumps({"iteration": iteration} | known, allow_nan=False))
         numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 

@@ -44,9 +44,9 @@ def console_text(metrics: dict[str, float]) -> str:
     """
     texts = [text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
-    return ", ".join(
-        texts + ([f"{waiting:.0%} of the time waiting for rewards"] if waiting > 0.25 else [])
-    )
+    if waiting > 0.25:
+        texts.append(f"{waiting:.0%} of the time waiting for rewards")
+    return ", ".join(texts)
 
 
 def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Iterable], Iterable]:
@@ -100,16 +100,23 @@ class ProgressBar(AbstractContextManager):
         now = time.monotonic()
         if not (self.is_shown and text and part):
             return
-        self.training_since = self.training_since or (now if iteration > self.initial else None)
-        key = iteration, stage if stage != "load" else part
-        text = f"{'base ' if iteration == 0 and stage != 'load' else ''}{text} {part}"
+        if iteration > self.initial and self.training_since is None:
+            self.training_since = now
+        text = f"{text} {part}"
+        key = (iteration, stage)
+        if stage == "load":  # each model has its own line
+            key = (iteration, part)
+        elif iteration == 0:
+            text = f"base {text}"
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))
         elif now >= self.next_stage_line or (
             self.iteration == self.initial and key not in self.reported
         ):
             self.reported.add(key)
-            self._line(f"iteration {iteration}/{self.total}, {text}" if iteration else text, now)
+            if iteration:
+                text = f"iteration {iteration}/{self.total}, {text}"
+            self._line(text, now)
 
     def update(self, metrics: dict[str, float]) -> None:
         """Show that one more iteration is done, and the time left at the mean speed of this

@@ -29,13 +29,14 @@ def write_config(
 
     ``--config`` can read it.
     """
+    device_name = platform.processor() or "cpu"
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
     environment = {name: metadata.version(name) for name in ENVIRONMENT_PACKAGES} | {
         "python": platform.python_version(),
         "revision": _revision(),
         "command": shlex.join(sys.argv),
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else platform.processor() or "cpu",
+        "device": device_name,
         "processes": world_size,
         "threads": torch.get_num_threads(),
     }

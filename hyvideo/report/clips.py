@@ -86,15 +86,11 @@ def _embed_file(clips: Clips, file: Path, size: int, share: int) -> None:
         if len(content) > share:
             return
         if size > share:
-            clips.originals[digest] = _size_text(size)
+            clips.originals[digest] = f"{size / 1e6:.3g} MB"
         clips.contents[digest] = base64.b64encode(content).decode()
         if picture:
             clips.posters[digest] = base64.b64encode(picture).decode()
     clips.digests[file] = digest
-
-
-def _size_text(size: int) -> str:
-    return f"{size / 1e6:.3g} MB"
 
 
 @lru_cache(maxsize=4096)

@@ -53,7 +53,8 @@ class Comparison:
         for name, run in self.runs.items():
             base = _scores(run.before, run.history[0]) if run.before else {}
             if base and base not in found.values():
-                found[f"base model of {name}" if found else "base model"] = base
+                label = f"base model of {name}" if found else "base model"
+                found[label] = base
             if run.after:
                 found[name] = _scores(run.after, run.history[-1])
         return found | {name: content["summary"] for name, content in self.evaluations.items()}
@@ -84,7 +85,8 @@ def with_runs_below(folders: Iterable[Path]) -> list[Path]:
     for folder in folders:
         names = (CONFIG_FILE, *FILES.values())
         is_known = any((folder / name).is_file() for name in names) or any(find_videos(folder))
-        found += [folder] if is_known else find_runs(folder) or [folder]
+        runs = [] if is_known else find_runs(folder)
+        found += runs or [folder]
     return found
 
 

@@ -135,7 +135,9 @@ class Run:
             for entry in self.before.values()
             if isinstance(entry.get(name), int | float)
         ]
-        return float(np.std(values)) or None if values else None
+        if not values:
+            return None
+        return float(np.std(values)) or None  # a spread of 0 is no unit
 
     @property
     def verdict(self) -> str:
@@ -154,7 +156,8 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
 
     Raises ValueError if there is no run or its records are corrupted.
     """
-    if problem := folder_problem(folder):
+    problem = folder_problem(folder)
+    if problem:
         raise ValueError(f"{folder} must be the output_dir of a run: {problem}")
     config = config_of_run(folder / CONFIG_FILE)
     content = read_yaml(folder / CONFIG_FILE)
@@ -173,7 +176,13 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         after = validations[history[-1].iteration]
         base = rule.base_stats(history)
     threshold = config.record.hacking_threshold
-    found = rule.find_shifts(history, threshold) if base else []
+    shifts: list[list[rule.MetricShift]] = [[] for _ in history]
+    hacking = ""
+    if base:
+        shifts = [rule.all_shifts(base, now, threshold) for now in history]
+        found = rule.find_shifts(history, threshold)
+        if found:
+            hacking = rule.describe(history, found)
     timeline = folder / TIMELINE_FILE
     return Run(
         folder=folder,
@@ -184,8 +193,8 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         series=read_series(lines, max_points),
         history=history,
         base=base,
-        shifts=[rule.all_shifts(base, now, threshold) if base else [] for now in history],
-        hacking=rule.describe(history, found) if found else "",
+        shifts=shifts,
+        hacking=hacking,
         before=before,
         after=after,
         reasons=_reasons(folder, lines, validations.values()),

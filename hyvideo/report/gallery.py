@@ -39,11 +39,11 @@ def write_gallery(*folders: Path) -> Path:
     rows = match_videos(folders)
     check_page(page)
     columns = [[video for video in column if video] for column in zip(*rows)]
-    settings = {  # values of each setting, by folder
-        name: [list(dict.fromkeys(video.get(name, "–") for video in column)) for column in columns]
-        for name in dict.fromkeys(chain(*chain(*columns)))
-        if name not in APART
-    }
+    settings = {}  # values of each setting, by folder
+    for name in dict.fromkeys(chain(*chain(*columns))):
+        if name not in APART:
+            values = [[video.get(name, "–") for video in column] for column in columns]
+            settings[name] = [list(dict.fromkeys(of_folder)) for of_folder in values]
     links = {
         video["file"]: quote_url(os.path.relpath(video["file"], folders[0]))
         for video in chain(*columns)
@@ -100,10 +100,9 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
             settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
                 choice = settings.pop("best_of", None)
-                texts = {
-                    name: "–" if value in (None, "") else str(value)
-                    for name, value in settings.items()
-                }
+                texts = {}
+                for name, value in settings.items():
+                    texts[name] = "–" if value in (None, "") else str(value)
                 if choice:
                     texts["best_of"] = str(choice["candidates"])
                     texts["ranking"] = ranking(choice)

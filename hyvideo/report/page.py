@@ -105,9 +105,11 @@ def defaults_of(config: Config) -> dict[str, object]:
     """
     of_version = Config.of_version(config.model.transformer_version)
     resolved = of_version.resolve_auto(on_gpu=config.model.device != "cpu").flat()
-    return {
-        name: resolved[name] if name in SHARED else value for name, value in config.defaults.items()
-    }
+    defaults = dict(config.defaults)
+    for name in defaults:
+        if name in SHARED:
+            defaults[name] = resolved[name]
+    return defaults
 
 
 def as_script(data: dict) -> str:
@@ -147,9 +149,12 @@ def page_data(run: Run, max_validations: int) -> dict:
     validations.
     """
     series = run.series
-    totals = series.totals
+    memory = series.totals.get("memory/peak_gib")
+    forwards = series.totals.get("cost/forwards")
     last = len(run.history) - 1
-    kept = [*evenly_spaced(max_validations - 1, last), last] if run.history else []
+    kept = []
+    if run.history:
+        kept = [*evenly_spaced(max_validations - 1, last), last]
     history = [run.history[row] for row in kept]
     shifts = [
         {shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept
@@ -179,8 +184,8 @@ def page_data(run: Run, max_validations: int) -> dict:
         "missing": series.total("reward/missing"),
         "skipped": series.total("update/skipped"),
         "restarts": len(series.restarts),
-        "memory": totals["memory/peak_gib"].largest if "memory/peak_gib" in totals else None,
-        "forwards": totals["cost/forwards"].mean if "cost/forwards" in totals else None,
+        "memory": memory.largest if memory else None,
+        "forwards": forwards.mean if forwards else None,
         "processes": run.environment["processes"],
         "checkpoint": run.checkpoints[-1] if run.checkpoints else None,
     }
@@ -256,14 +261,13 @@ def folder_videos(
 ) -> list[list[dict | None]]:
     """Return the rows of matching videos of several folders that have an embedded video."""
     shown = [row for row in rows if any(file in clips.digests for file in _files(row))]
-    return [
-        [
-            video
-            and {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place)
-            for video in row
-        ]
-        for row in shown
-    ]
+    return [[_folder_video(video, clips, place) for video in row] for row in shown]
+
+
+def _folder_video(video: dict | None, clips: Clips, place: Path) -> dict | None:
+    if not video:
+        return None
+    return {name: video.get(name) for name in SHOWN} | _place_of(video["file"], clips, place)
 
 
 def videos_note(videos: Mapping[str, list[dict]]) -> str:

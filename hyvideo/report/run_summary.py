@@ -80,7 +80,9 @@ def _validated(
     picture = None
     with optional("before_after.png", (OSError, ValueError, LookupError, TypeError)):
         picture = validation.picture(iteration)
-    rows = [("side by side:", str(picture))] if picture else []
+    rows = []
+    if picture:
+        rows.append(("side by side:", str(picture)))
     rows.append(("videos:", f"{validation.folder(0)} and {validation.folder(iteration)}"))
     return lines + lines_of(rows, _WIDTH)
 

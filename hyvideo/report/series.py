@@ -62,7 +62,9 @@ def read_series(lines: Sequence[dict], max_points: int) -> Series:
     values = {name: np.array(column, dtype=float) for name, column in columns.items()}
     iterations = [line["iteration"] for line in lines]
     per_point = max(1, math.ceil(len(lines) / max_points))
-    ends = [*range(per_point, len(lines), per_point), len(lines)] if lines else []
+    ends = []
+    if lines:
+        ends = [*range(per_point, len(lines), per_point), len(lines)]
     points = {
         name: _thin(each, ends, is_peak=bool(IS_PEAK.search(name))) for name, each in values.items()
     }

@@ -149,9 +149,11 @@ class ChatEndpoint:
     def _choice(self, answer: dict) -> dict:
         """Return the first choice of a chat completion, and count its tokens."""
         usage = answer.get("usage")
-        for name in ("prompt_tokens", "completion_tokens"):
-            count = usage.get(name) if isinstance(usage, dict) else 0
-            self.cost[name] += count if isinstance(count, int) else 0
+        if isinstance(usage, dict):
+            for name in ("prompt_tokens", "completion_tokens"):
+                count = usage.get(name)
+                if isinstance(count, int):
+                    self.cost[name] += count
         if "choices" not in answer or answer["choices"][0]["finish_reason"] not in self.ends:
             raise ValueError(
                 f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got "

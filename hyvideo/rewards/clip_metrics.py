@@ -209,7 +209,9 @@ class PickScorer(FrameTextScorer):
         if is_hub_name(path):
             return PICKSCORE_PROCESSOR
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
-        return beside if not has_tokenizer(Path(path)) and beside.is_dir() else path
+        if not has_tokenizer(Path(path)) and beside.is_dir():
+            return beside
+        return path
 
     def scaled(self, cosines: Tensor) -> Tensor:
         scale = self.model.logit_scale.exp().item() / 26
@@ -253,7 +255,8 @@ def load_model(path: str | Path, label: str) -> torch.nn.Module:
         model, loaded = CLIPModel.from_pretrained(
             path, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
         )
-        if missing := sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]})):
+        missing = sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]}))
+        if missing:
             raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
         check_values(model.state_dict(), label, path)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:

@@ -64,7 +64,8 @@ class MetricNames:
                     f"reward_weights must not weight {OVERALL}, the sum of VQ, MQ and TA; weight "
                     "those"
                 )
-            if twice := sorted(found.keys() & by_name.keys()):
+            twice = sorted(found.keys() & by_name.keys())
+            if twice:
                 raise ValueError(
                     "reward_weights must give each dimension one weight, got two for "
                     f"{', '.join(twice)}"
@@ -88,4 +89,6 @@ class MetricNames:
             raise ValueError(
                 f"reward_weights must name the scorers {', '.join(self.declared)}, got {scorer}"
             )
-        return self.of(scorer, dimension) if scorer in self.declared else dimension
+        if scorer not in self.declared:
+            return dimension
+        return self.of(scorer, dimension)

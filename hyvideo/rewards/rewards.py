@@ -251,7 +251,8 @@ def known_dimensions(name: str, options: Mapping[str, object]) -> tuple[str, ...
     Raises ValueError like `scorer_class`.
     """
     if name in SCORERS:
-        return None if options.keys() & {"path", "rubric"} else SCORERS[name].dimensions
+        is_open = options.keys() & {"path", "rubric"}
+        return None if is_open else SCORERS[name].dimensions
     declared = getattr(scorer_class(name), "dimensions", None)
     return tuple(declared) if isinstance(declared, list | tuple) else None
 
@@ -314,13 +315,14 @@ def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
     """Return whether an option's value fits the annotation of its parameter; the option path must
     be a path.
     """
-    expected = (
-        str | Path | None if parameter is None or parameter.name == "path" else parameter.annotation
-    )
-    is_plain = expected in (int, float, bool, str) or isinstance(expected, types.UnionType)
-    return not is_plain or (
-        isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
-    )
+    expected = str | Path | None
+    if parameter is not None and parameter.name != "path":
+        expected = parameter.annotation
+    if expected not in (int, float, bool, str) and not isinstance(expected, types.UnionType):
+        return True
+    if isinstance(value, bool) and expected is not bool:  # a bool is also an int
+        return False
+    return isinstance(value, expected)
 
 
 def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:

@@ -144,7 +144,9 @@ class AsyncScorer:
         """
         largest = max((batch.num_videos for batch in pending), default=0)
         patience = self.deadline * max(1.0, largest / DEADLINE_VIDEOS)
-        end = time.monotonic() + (0.0 if self._hangs else patience)
+        end = time.monotonic()
+        if not self._hangs:
+            end += patience
         num_finished = 0
         is_done = False
         while not may_end(is_done):
@@ -171,8 +173,9 @@ class AsyncScorer:
             return result
 
         future = self._worker.submit(job)
+        timeout = 0.0 if self._hangs else self.deadline
         try:
-            return future.result(0.0 if self._hangs else self.deadline)
+            return future.result(timeout)
         except TimeoutError as error:
             if future.done():  # the code itself raises it
                 raise
@@ -282,7 +285,8 @@ class AsyncScorer:
         if self.held_out_scorers:
             self.held_out_scorers.close(wait=wait)
         self._is_closed = True
-        self._worker.close(None if wait and not self._hangs else 0.0)
+        timeout = None if wait and not self._hangs else 0.0
+        self._worker.close(timeout)
 
     def _finished_rewards(self, batch: PendingBatch) -> list[Reward]:
         """Return the rewards; if some are not ready, return them as missing and cancel what has not
@@ -350,15 +354,17 @@ class AsyncScorer:
 
     def _reward(self, result: ScoreResult) -> Reward:
         total = weighted_sum(result.scores, self.weights)
-        reason = result.reason
-        if reason is None and not math.isfinite(total):
+        if result.reason:
+            return Reward(math.nan, result.scores, result.reason)
+        reason = None
+        if not math.isfinite(total):
             missing = [
                 name
                 for name, weight in self.weights.items()
                 if weight and not is_finite(result.scores, name)
             ]
             reason = f"no finite score for {', '.join(missing) or 'the weighted sum'}"
-        return Reward(math.nan if reason else total, result.scores, reason)
+        return Reward(total, result.scores, reason)
 
     def _compress(
         self, videos: list[Tensor | None], reasons: list[str | None], fps: float

@@ -63,7 +63,8 @@ def try_scorer(
         raise ValueError(f"`noise` of reward {name} must be a number, got {quote(scorer.noise)}")
     noise = max(TOLERANCE, declared)
     for dimension in dimensions:
-        together, single = second[dimension], alone[dimension]
+        together = second[dimension]
+        single = alone[dimension]
         difference = f"{dimension} of one video is {together:.4g} in a batch and {single:.4g} alone"
         if not math.isclose(together, single, rel_tol=0.05, abs_tol=noise):
             raise ValueError(

@@ -187,7 +187,8 @@ class UnifiedReward(VlmJudge):
 class YesNo(VlmJudge):
     """Scorer of the share of a prompt's checks that hold, by their probability."""
 
-    preset, noise = "yes_no", 0.1
+    preset = "yes_no"
+    noise = 0.1
 
 
 def _mean(answers: list[tuple[Scores | None, str]]) -> ScoreResult:

@@ -45,16 +45,19 @@ def matched_eta(
     def variance(eta: float) -> float:
         return total_variance(sde_type, levels, eta, last_step, sde_window)
 
-    low, high = 0.0, min(1.0, max_eta)
+    low = 0.0
+    high = min(1.0, max_eta)
     while high < max_eta and variance(high) < goal:
         high = min(2 * high, max_eta)
     tried = {high: variance(high)}  # variance by eta
-    while low < (middle := (low + high) / 2) < high:
+    middle = (low + high) / 2
+    while low < middle < high:
         tried[middle] = variance(middle)
         if tried[middle] < goal:
             low = middle
         else:
             high = middle
+        middle = (low + high) / 2
     found = min((low, high), key=lambda eta: abs(variance(eta) - goal))
     if goal > 0 and math.isclose(variance(found), goal, rel_tol=1e-9):
         return found
@@ -89,7 +92,9 @@ def total_variance(
         step.std**2 for step in schedule(sde_type, levels, eta, last_step) if step.is_stochastic
     ]
     window = parse_window(sde_window, len(variances)) if variances else None
-    return fmean(window.sums(variances)) if window else sum(variances)
+    if window is None:
+        return sum(variances)
+    return fmean(window.sums(variances))
 
 
 def parse_target(target: str) -> tuple[str, float]:

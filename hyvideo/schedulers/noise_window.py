@@ -29,11 +29,9 @@ class Window:
         """
         num_starts = len(values) - self.length + 1
         # All are equally frequent. A random window has stride 1, and thus all positions.
-        starts = (
-            [self.start]
-            if self.kind == "fixed"
-            else range(0, num_starts, math.gcd(self.stride, num_starts))
-        )
+        starts: Sequence[int] = range(0, num_starts, math.gcd(self.stride, num_starts))
+        if self.kind == "fixed":
+            starts = [self.start]
         return [sum(values[start : start + self.length]) for start in starts]
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
@@ -45,8 +43,10 @@ class Window:
         num_starts = len(stochastic) - self.length + 1
         if self.kind == "sliding":
             first = (iteration - 1) * self.stride % num_starts
+        elif self.kind == "random":
+            first = draw(num_starts)
         else:
-            first = draw(num_starts) if self.kind == "random" else self.start
+            first = self.start
         return stochastic[first : first + self.length]
 
 
@@ -68,9 +68,10 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
             f"{text!r}"
         )
     first, second = [*map(int, numbers), 1][:2]
-    window = (
-        Window(kind, second, start=first) if kind == "fixed" else Window(kind, first, stride=second)
-    )
+    if kind == "fixed":
+        window = Window(kind, second, start=first)
+    else:
+        window = Window(kind, first, stride=second)
     if window.length < 1 or window.stride < 1:
         raise ValueError(
             "sde_window must have LENGTH and STRIDE of at least 1, because only the steps in the "

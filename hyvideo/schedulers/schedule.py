@@ -88,11 +88,9 @@ class Schedule:
 
     def with_noise_only_at(self, steps: Iterable[int]) -> "Schedule":
         """Return a copy in which all other steps follow the ODE."""
-        kept = set(steps)
-        chosen = [
-            step if index in kept else ode_transition(self.levels[index], self.levels[index + 1])
-            for index, step in enumerate(self.transitions)
-        ]
+        chosen = [ode_transition(*pair) for pair in zip(self.levels, self.levels[1:])]
+        for index in steps:
+            chosen[index] = self.transitions[index]
         return replace(self, transitions=tuple(chosen))
 
     @cached_property

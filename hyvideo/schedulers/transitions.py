@@ -68,7 +68,8 @@ def flow_variance(sigma: float, sigma_next: float, eta: float, sigma_after_first
     """Return ``eta^2 sigma / (1 - sigma) (sigma - sigma')``; at sigma = 1, the denominator uses the
     second level.
     """
-    return left_endpoint_variance(sigma, sigma_next, eta, sigma if sigma < 1 else sigma_after_first)
+    limit = sigma if sigma < 1 else sigma_after_first
+    return left_endpoint_variance(sigma, sigma_next, eta, limit)
 
 
 def left_endpoint_variance(
@@ -163,10 +164,11 @@ class Sampler:
         """Return ``N_t``, the scale of the log-probability's gradient in v: ``|b| / std``, or
         ``2 |b| std`` (cps).
         """
-        is_gaussian = self.is_normalised or self.has_gaussian_norm
         if not step.is_stochastic:
             return 0.0
-        return abs(step.b) / step.std if is_gaussian else 2 * abs(step.b) * step.std
+        if self.is_normalised or self.has_gaussian_norm:
+            return abs(step.b) / step.std
+        return 2 * abs(step.b) * step.std
 
 
 def _as_transition(returned: object, sigma: float, sigma_next: float) -> Transition | None:
@@ -210,7 +212,8 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
     Raises ValueError if invalid.
     """
     if sde_type in SAMPLERS:
-        return (REFERENCE_SAMPLERS if reference_conventions else SAMPLERS)[sde_type]
+        samplers = REFERENCE_SAMPLERS if reference_conventions else SAMPLERS
+        return samplers[sde_type]
     if ".py:" not in sde_type:
         raise ValueError(
             f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}"
@@ -360,7 +363,8 @@ def _schedule(
 ) -> tuple:
     if not 0 <= eta <= sampler.max_eta:
         raise ValueError(f"eta must be within [0, {sampler.max_eta:g}] for {sde_type}, got {eta}")
-    steps, second = [], levels[1]
+    steps = []
+    second = levels[1]
     for sigma, sigma_next in zip(levels, levels[1:]):
         try:
             steps.append(sampler.transition(sigma, sigma_next, eta, second))

@@ -24,7 +24,7 @@ def objective_problems(config: Config) -> Problems:
     else:
         yield from level_problems(objective, rollout, version)
     if objective.reward_weight:
-        yield from reward_gradient_problems(config.reward)
+        yield from reward_gradient_problems(objective, config.reward)
     if isinstance(objective, DPOSettings):
         yield from pair_problems(objective, rollout, config.rows_per_pass)
     if config.reward.ignore_rewards and objective.strategy == "none" and objective.scores_rollouts:
@@ -80,8 +80,14 @@ def level_problems(
         )
 
 
-def reward_gradient_problems(reward: RewardSettings) -> Problems:
+def reward_gradient_problems(objective: ObjectiveSettings, reward: RewardSettings) -> Problems:
     """Yield what a reward gradient cannot be computed with."""
+    if not objective.scores_rollouts:
+        yield (
+            "reward_gradient_weight needs rollouts with rewards, got "
+            f"{objective.reward_weight:g} and objective {objective.name}, which scores none; set "
+            "reward_gradient_weight 0"
+        )
     if reward.remote_reward_url:
         yield (
             "reward_gradient_weight needs scorers in this process, because a reward service "

@@ -405,7 +405,8 @@ def _custom_class(name: str) -> type:
 def _check_traits(place: str, cls: type) -> None:
     """Raise ValueError if the traits of the class contradict one another."""
     for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents", "measures"):
-        if not isinstance(value := getattr(cls, name, False), bool):
+        value = getattr(cls, name, False)
+        if not isinstance(value, bool):
             raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
     if cls.uses_advantages and not getattr(cls, "needs_rewards", True):
         raise ValueError(
@@ -448,7 +449,8 @@ def _check_names(place: str, cls: type) -> None:
     )
     if repeated:
         raise ValueError(f"{place} must name each metric once, got {', '.join(repeated)} twice")
-    if unknown := [name for name in cls.by_step if name not in names]:
+    unknown = [name for name in cls.by_step if name not in names]
+    if unknown:
         raise ValueError(
             f"{place} lists {', '.join(unknown)} in `by_step` but not in `metrics`; add the name "
             "there"

@@ -4,7 +4,7 @@ validation, generation and the teacher of a student; it alone builds a `Schedule
 Imports torch only to build one.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hyvideo.data.prompts import Request
@@ -108,10 +108,6 @@ class Sampling:
             transitions=self.transitions(),
             reference_conventions=self.reference_conventions,
         )
-
-    def without_noise(self) -> "Sampling":
-        """Return the sampling of the same videos with the ODE."""
-        return replace(self, sampler=ODE, eta=0.0)
 
 
 def parse_interval(text: str) -> tuple[float, float]:

@@ -98,7 +98,7 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
     if not resume_from:
         raise ValueError(
             f"output_dir {quote(output_dir)} has a run; set resume_from_checkpoint auto to continue "
-            "it, or choose another output_dir"
+            "it, delete the folder, or choose another output_dir"
         )
     own = [path for _, path in run_folder.numbered(output_dir, CHECKPOINTS) if path.is_dir()][::-1]
     if named and named.resolve().parent == (output_dir / CHECKPOINTS).resolve():
@@ -113,6 +113,15 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
             f"output_dir {quote(output_dir)} has a run whose {CHECKPOINTS} are missing; restore "
             "them, for example by mounting their disk, or choose another output_dir"
         )
-    if named and not own:
-        return [named]
-    return own
+    if own:
+        return own
+    if named or not record.started_from:
+        return [named] if named else []
+    # The run began with a checkpoint, and has none of its own yet.
+    began_with = Path(record.started_from)
+    if not (began_with / DIGESTS).is_file():
+        raise ValueError(
+            f"output_dir {quote(output_dir)} has a run that began with the checkpoint "
+            f"{quote(began_with)}, which is missing; restore it, or choose another output_dir"
+        )
+    return [began_with]

@@ -11,7 +11,7 @@ and of x0_hat by the weights, in the pass of the update.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,9 +26,12 @@ from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.trial import trial_videos
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.objective import LevelObjective, Terms
+from hyvideo.training.objective import LevelObjective, Objective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
+
+if TYPE_CHECKING:
+    from hyvideo.training.run_setup import Run
 
 # Largest difference between a rollout's reward and the reward of the pass with gradient, if arithmetic is
 # exact or rounded.
@@ -166,13 +169,26 @@ class WithRewardGradient(LevelObjective):
 
     def __init__(self, inner: LevelObjective, reward_gradient: RewardGradient):
         super().__init__(inner.config, inner.policy, inner.pipeline, inner.progress, inner.cost)
+        if type(inner).collect is not Objective.collect:
+            raise ValueError(
+                f"reward_gradient_weight cannot be added to objective {inner.name}, which has its "
+                f"own `collect`, got {self.config.objective.reward_weight:g}; set "
+                "reward_gradient_weight 0"
+            )
         self.inner = inner
+        self.measures = inner.measures
         self.reward_gradient = reward_gradient
         self.metrics = (*inner.metrics, *self.own_metrics)
         self.deviation_names = inner.deviation_names
         self.weight = self.config.objective.reward_weight
 
     # What it trains on.
+
+    def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
+        return self.inner.schedule(schedule, iteration)
+
+    def measure(self, run: "Run") -> dict[str, float]:
+        return self.inner.measure(run)
 
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int

@@ -42,18 +42,11 @@ def joint_identity(
             *(root / folder for folder in folders if not folder.startswith("text_encoder/")),
             *base,
         ]
-    options = {
-        name: given
-        for name, given in reward_options(reward).items()
-        if name in reward.loaded_scorers
-    }
-    scorers = {
-        name: {
-            "options": given | {"path": None},
-            "files": digest_weights(_scorer_files(name, root, given)),
-        }
-        for name, given in options.items()
-    }
+    scorers = {}
+    for name, given in reward_options(reward).items():
+        if name in reward.loaded_scorers:
+            files = digest_weights(_scorer_files(name, root, given))
+            scorers[name] = {"options": given | {"path": None}, "files": files}
     return {
         "settings": evaluation_settings(config),
         "prompts": hash_requests(read_requests(*csvs)) if csvs else None,

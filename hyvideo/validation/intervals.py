@@ -53,7 +53,8 @@ def t_interval(values: np.ndarray) -> Interval:
     values = values[:, np.isfinite(values).all(0)]
     if not values.size:
         return Interval(math.nan, math.nan, math.nan)
-    mean, half_width = float(values.mean()), float(half_widths(values))
+    mean = float(values.mean())
+    half_width = float(half_widths(values))
     return Interval(mean, mean - half_width, mean + half_width)
 
 
@@ -66,7 +67,8 @@ def half_widths(values: np.ndarray) -> np.ndarray:
     if num_seeds == num_prompts == 1:
         return np.full(values.shape[:-2], np.nan)
     centred = values - values.mean((-2, -1), keepdims=True)
-    seed_effects, prompt_effects = centred.mean(-1, keepdims=True), centred.mean(-2, keepdims=True)
+    seed_effects = centred.mean(-1, keepdims=True)
+    prompt_effects = centred.mean(-2, keepdims=True)
     by_seed = _squared_half_width(seed_effects, num_seeds - 1)
     by_prompt = _squared_half_width(prompt_effects, num_prompts - 1)
     rest = _squared_half_width(
@@ -80,11 +82,9 @@ def _squared_half_width(deviations: np.ndarray, degrees_of_freedom: int) -> np.n
     of freedom.
     """
     mean_square = np.square(deviations).mean((-2, -1))
-    return (
-        mean_square / degrees_of_freedom * t_quantile(degrees_of_freedom) ** 2
-        if degrees_of_freedom
-        else mean_square
-    )
+    if not degrees_of_freedom:
+        return mean_square
+    return mean_square / degrees_of_freedom * t_quantile(degrees_of_freedom) ** 2
 
 
 def t_quantile(degrees_of_freedom: int) -> float:

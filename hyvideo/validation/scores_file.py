@@ -38,7 +38,11 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
     """
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
-    spreads = {"reward": Dispersion(statistics.pstdev(totals), len(totals))} if totals else {}
+    spreads = {}
+    reward_std = math.nan
+    if totals:
+        reward_std = statistics.pstdev(totals)
+        spreads["reward"] = Dispersion(reward_std, len(totals))
     dimensions = dict.fromkeys(name for reward in rewards for name in reward.scores)
     means = {
         name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored])
@@ -46,7 +50,7 @@ def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str
     }
     measures = means | {
         "reward": _finite_mean(totals),
-        "reward_std": spreads["reward"].std if totals else math.nan,
+        "reward_std": reward_std,
         **overall(means, "Overall"),
         "missing": float(len(rewards) - len(scored)),
     }
@@ -59,12 +63,10 @@ def split_reward(rewards: list[Reward], seen: Sequence[bool]) -> dict[str, float
     """
     if len(set(seen)) < 2:
         return {}
-    pairs = [
-        ("seen" if is_seen else "unseen", reward.total) for reward, is_seen in zip(rewards, seen)
-    ]
+    pairs = list(zip(rewards, seen))
     return {
-        f"{kind}/reward": _finite_mean([v for k, v in pairs if k == kind])
-        for kind in ("seen", "unseen")
+        "seen/reward": _finite_mean([reward.total for reward, is_seen in pairs if is_seen]),
+        "unseen/reward": _finite_mean([reward.total for reward, is_seen in pairs if not is_seen]),
     }
 
 
@@ -83,8 +85,10 @@ def mark_seen(evaluation: Evaluation, training: Iterable[Request]) -> Evaluation
     No change if all or none are.
     """
     seen = are_seen((entry["prompt"] for entry in evaluation.videos), training)
+    if len(set(seen)) < 2:
+        return evaluation
     videos = [entry | {"seen": each} for entry, each in zip(evaluation.videos, seen)]
-    return replace(evaluation, videos=videos) if len(set(seen)) > 1 else evaluation
+    return replace(evaluation, videos=videos)
 
 
 def summarise(evaluation: Evaluation) -> dict[str, Interval]:
@@ -120,13 +124,11 @@ def mean_by_prompt(pairs: Iterable[tuple[Hashable, float | None]]) -> dict[Hasha
 
 def as_text(summary: dict[str, Interval]) -> str:
     """Format mean and interval, one line per metric."""
-    intervals = {
-        name: f"[{v.low:.4f}, {v.high:.4f}]" if v.low < v.high else ""
-        for name, v in summary.items()
-    }
-    return "\n".join(
-        align_columns([(name, f"{v.mean:9.4f}", intervals[name]) for name, v in summary.items()])
-    )
+    rows = []
+    for name, value in summary.items():
+        interval = f"[{value.low:.4f}, {value.high:.4f}]" if value.low < value.high else ""
+        rows.append((name, f"{value.mean:9.4f}", interval))
+    return "\n".join(align_columns(rows))
 
 
 def write_evaluation(path: Path, evaluation: Evaluation, identity: dict) -> None:

@@ -102,8 +102,10 @@ class Validation:
         self.mesh = mesh
         self.scorer = scorer
         self.encoder = encoder
-        self.on_stage, self.may_end = on_stage, may_end
-        self.fps, self.decode_batch_size = config.data.fps, config.rollout.decode_batch_size
+        self.on_stage = on_stage
+        self.may_end = may_end
+        self.fps = config.data.fps
+        self.decode_batch_size = config.rollout.decode_batch_size
         self.pipeline = pipeline.with_guidance(sampling.guidance_scale)
         self.schedule = sampling.schedule()
         self.requests = [
@@ -222,7 +224,8 @@ class Validation:
         videos: dict[int, Tensor | None] = {}
         _, height, width = self.size
         for number in part:
-            batch, title = batches[number], f"batch {number + 1}/{len(batches)}"
+            batch = batches[number]
+            title = f"batch {number + 1}/{len(batches)}"
             self.on_stage("validation", f"sampling {title}")
             self.may_end(False)
             conditions = self.encoder(
@@ -308,7 +311,8 @@ class Validation:
     def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
         entries = []
         for row, (prompt, group, reward) in enumerate(zip(self.prompts, self.groups, rewards)):
-            file, seed = names.get(row), self.requests[row].seed_or(self.settings.validation_seed)
+            file = names.get(row)
+            seed = self.requests[row].seed_or(self.settings.validation_seed)
             entries.append(
                 score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row)
             )

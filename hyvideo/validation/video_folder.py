@@ -66,7 +66,8 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         raise ValueError(
             f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}"
         )
-    if recorded := _recorded(folder):
+    recorded = _recorded(folder)
+    if recorded:
         return recorded
     if any(path.with_suffix(".json").is_file() for path in paths):
         records = [_record_of(path.with_suffix(".json")) for path in paths]
@@ -78,10 +79,10 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         clips = []
         for path, record in zip(paths, records):
             seed = record.get("seed")
+            if not isinstance(seed, int):
+                seed = None
             prompt = record["prompt"]
-            clips.append(
-                Clip(path, prompt, places[prompt], seed if isinstance(seed, int) else None)
-            )
+            clips.append(Clip(path, prompt, places[prompt], seed))
         return clips
     if not requests or len(paths) % len(requests):
         raise ValueError(
@@ -142,9 +143,10 @@ def _recorded(folder: Path) -> list[Clip]:
                 clips.append(
                     Clip(folder / entry["file"], entry["prompt"], entry["group"], entry.get("seed"))
                 )
-        if wrong := [
+        wrong = [
             clip for clip in clips if not (isinstance(clip.prompt, str) and type(clip.group) is int)
-        ]:
+        ]
+        if wrong:
             raise ValueError(
                 f"prompt {quote(wrong[0].prompt, 60)} and group {quote(wrong[0].group, 60)}"
             )

@@ -102,11 +102,9 @@ def _vbench_commands(
 
     One dimension needs videos that pass the static filter.
     """
-    script = (
-        "vbench2_beta_long/eval_long.py --mode long_vbench_standard --dev_flag"
-        if is_long
-        else "evaluate.py"
-    )
+    script = "evaluate.py"
+    if is_long:
+        script = "vbench2_beta_long/eval_long.py --mode long_vbench_standard --dev_flag"
     output = f"--output_path {folder}/results"
     lines = []
     others = [name for name in dimensions if name != FILTERED]

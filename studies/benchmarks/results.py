@@ -70,7 +70,8 @@ def read_run(path: Path) -> tuple[Suite, Run]:
     """
     tables = {}
     owners = {}
-    for file in sorted(path.rglob(FILES)) if path.is_dir() else [path]:
+    files = sorted(path.rglob(FILES)) if path.is_dir() else [path]
+    for file in files:
         for name, table in read_json(file, "results").items():
             if name in tables:
                 raise ValueError(

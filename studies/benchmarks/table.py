@@ -48,20 +48,15 @@ def make_table(suite: Suite, policies: dict[str, list[Run]]) -> dict:
     rows = []
     for name, kind in suite.rows.items():
         factors = suite.factors(name)
-        having = {
-            p: runs
-            for p, runs in policies.items()
-            if all(run.keys() >= factors.keys() for run in runs)
-        }
-        scores = {p: _score(suite, name, having[p]) if p in having else None for p in policies}
-        pairs = {
-            p: zip(policies[first] * (counts[p] // counts[first]), policies[p]) for p in others
-        }
-        both = {
-            p: [(b, a) for b, a in pairs[p]] if {first, p} <= having.keys() else None
-            for p in others
-        }
-        differences = {p: pairs and _difference(factors, pairs) for p, pairs in both.items()}
+        scores: dict[str, dict | None] = dict.fromkeys(policies)
+        differences: dict[str, dict | None] = dict.fromkeys(others)
+        for policy, runs in policies.items():
+            if all(run.keys() >= factors.keys() for run in runs):
+                scores[policy] = _score(suite, name, runs)
+        for policy in others:
+            if scores[first] and scores[policy]:
+                before = policies[first] * (counts[policy] // counts[first])
+                differences[policy] = _difference(factors, list(zip(before, policies[policy])))
         rows.append({"name": name, "kind": kind, "scores": scores, "differences": differences})
     notes = list(dict.fromkeys(_notes(suite, policies)))  # runs of a policy may have equal notes
     return {"title": suite.title, "policies": counts, "rows": rows, "notes": notes}
@@ -176,11 +171,9 @@ def prompt_values(runs: Sequence[Scores], factors: dict[str, float]) -> np.ndarr
         total = len(rows)
         # The root makes the variance of the dimension's mean the unbiased one, whatever its share
         # of the prompts.
-        spread = (
-            total / count * math.sqrt(count / (count - 1) * (total - 1) / total)
-            if count > 1
-            else 1.0
-        )
+        spread = 1.0
+        if count > 1:
+            spread = total / count * math.sqrt(count / (count - 1) * (total - 1) / total)
         values += factor * mean
         values[:, [rows[prompt] for prompt in common[name]]] += factor * spread * (scores - mean)
     return values
@@ -191,12 +184,12 @@ def _interval(runs: Sequence[Scores], factors: dict[str, float]) -> Interval:
     several prompts.
     """
     least = min(len(set.intersection(*(set(run[name]) for run in runs))) for name in factors)
-    found = (
-        t_interval(100 * prompt_values(runs, factors))
-        if least
-        else Interval(math.nan, math.nan, math.nan)
-    )
-    return found if least > 1 or len(factors) == 1 else Interval(found.mean, math.nan, math.nan)
+    if not least:
+        return Interval(math.nan, math.nan, math.nan)
+    found = t_interval(100 * prompt_values(runs, factors))
+    if least == 1 and len(factors) > 1:
+        return Interval(found.mean, math.nan, math.nan)
+    return found
 
 
 def _score(suite: Suite, name: str, runs: list[Run]) -> dict[str, float | None]:

@@ -48,7 +48,8 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
         rows = [(row["prompt_en"], list(row["dimension"])) for row in content]
         for number, (prompt, _) in enumerate(rows, start=1):
             check_prompt(prompt.replace("/", "\0"), f"in row {number}")  # no file name has a slash
-        suite = suite_of(found := {name for _, names in rows for name in names}, path)
+        found = {name for _, names in rows for name in names}
+        suite = suite_of(found, path)
     except FileNotFoundError as error:
         raise ValueError(f"the list of prompts: file not found: {path}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -72,11 +73,8 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
             "complete --dimensions, or set --any_list true for scores that cannot be compared with "
             "published ones"
         )
-    return suite, [
-        (prompt, kept)
-        for prompt, names in rows
-        if (kept := [name for name in names if name in chosen])
-    ]
+    kept = [(prompt, [name for name in names if name in chosen]) for prompt, names in rows]
+    return suite, [(prompt, names) for prompt, names in kept if names]
 
 
 def list_clips(
@@ -100,18 +98,17 @@ def list_clips(
             )
         for number in range(num_videos or suite.dimensions[name].videos or suite.videos):
             own = int(generator(seed, "benchmark", prompt, number).integers(2**48))
-            request = Request(
-                augmented.get(prompt, prompt),
-                seed=own,
-                original_prompt=prompt if augmented else None,
-            )
+            request = Request(prompt, seed=own)
+            if augmented:
+                request = Request(augmented[prompt], seed=own, original_prompt=prompt)
             clip = clips.setdefault((number, prompt), Clip(request, number, []))
             file = f"{prompt[: suite.name_length]}-{number}.mp4"
             if suite.has_folders:
                 file = f"{name}/{file}"
             if file not in clip.files:
                 clip.files.append(file)
-            if (size := len(os.fsencode(os.path.basename(file)))) > MAX_NAME:
+            size = len(os.fsencode(os.path.basename(file)))
+            if size > MAX_NAME:
                 raise ValueError(
                     f"the official name of a video must have at most {MAX_NAME} bytes, got {size} "
                     f"for the prompt {quote(prompt)}; shorten or remove the prompt"
@@ -138,7 +135,7 @@ class BenchmarkVideos:
         return self.folder / "made" / f"{clip.request.seed:012x}.mp4"
 
     @property
-    def recipe(self) -> GenerationSettings:
+    def settings(self) -> GenerationSettings:
         return GenerationSettings(
             self.config,
             self.sampling,
@@ -160,7 +157,7 @@ class BenchmarkVideos:
                 pending.append(video)
                 continue
             old = read_json(video.record, "video")
-            new = self.recipe.settings_of(video)
+            new = self.settings.record_of(video)
             changed = [
                 f"{name} {quote(old.get(name))}, now {quote(value)}"
                 for name, value in new.items()
@@ -180,7 +177,7 @@ class BenchmarkVideos:
         """
         if not videos:
             return
-        generator = Generator(self.recipe, videos)
+        generator = Generator(self.settings, videos)
         if not only_checks:
             generator.make()
 

@@ -54,12 +54,10 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     """
     runs = {}
     for folder in folders:
-        paths = (
-            [folder]
-            if (folder / "metrics.jsonl").is_file()
-            else [p.parent for p in folder.rglob("metrics.jsonl")]
-        )
-        paths = [path for path in sorted(paths) if (path / "config.yaml").is_file()]
+        paths = [folder]
+        if not (folder / "metrics.jsonl").is_file():
+            paths = sorted(path.parent for path in folder.rglob("metrics.jsonl"))
+        paths = [path for path in paths if (path / "config.yaml").is_file()]
         if not paths:
             problem = folder_problem(folder) or "found no metrics.jsonl beside a config.yaml"
             raise ValueError(f"{folder} must be the output_dir of a run or contain runs: {problem}")
@@ -70,9 +68,9 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
 def _read_run(folder: Path) -> Run:
     settings = experiment_settings(config_of_run(folder / "config.yaml"))
     del settings["seed"]
-    settings = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
-    }
+    for name, value in settings.items():
+        if isinstance(value, list):
+            settings[name] = tuple(value)
     return Run(folder, settings, read_metrics(folder / "metrics.jsonl"))
 
 
@@ -111,10 +109,11 @@ def _labels(choices: list[Settings]) -> list[str]:
     shown = [
         [(name, value) for name, value in settings if len(values[name]) > 1] for settings in choices
     ]
-    return [
-        ", ".join(f"{n} {v:.4g}" if isinstance(v, float) else f"{n} {v}" for n, v in items)
-        for items in shown
-    ]
+    return [", ".join(_label(name, value) for name, value in items) for items in shown]
+
+
+def _label(name: str, value: object) -> str:
+    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
 
 
 def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve:

@@ -38,9 +38,8 @@ METRICS = {
 def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
     """Draw a figure into the folder and return a message: its file, or why it was skipped."""
     folder.mkdir(parents=True, exist_ok=True)
-    name, stem = (
-        (f"figure {number}", f"figure{number}") if number else ("learning curve", "learning_curve")
-    )
+    name = f"figure {number}" if number else "learning curve"
+    stem = f"figure{number}" if number else "learning_curve"
     try:
         if number:
             path = _draw(compare(runs, COMPARED[number]), METRICS[number], folder, stem, window)
@@ -75,20 +74,21 @@ def _draw(
     """Draw a row of panels for each comparison, with a panel for each metric and a line for each
     variant.
     """
-    titles = [(comparison.label, label) for comparison in comparisons for label in metrics.values()]
-    curves = [
-        {
-            f"{name} ({len(runs)} seed(s))": curve(runs, metric, window=window)
-            for name, runs in each.variants.items()
-        }
-        for each in comparisons
-        for metric in metrics
-    ]
+    titles = []
+    curves = []
+    for comparison in comparisons:
+        for metric, label in metrics.items():
+            titles.append((comparison.label, label))
+            by_variant = {}
+            for name, runs in comparison.variants.items():
+                by_variant[f"{name} ({len(runs)} seed(s))"] = curve(runs, metric, window=window)
+            curves.append(by_variant)
     figure, panels = panels_of(len(metrics), len(comparisons))
     for axes, (title, label), by_variant in zip(panels, titles, curves):
         for variant, points in by_variant.items():
             (line,) = axes.plot(points.iterations, points.mean, label=variant)
-            low, high = points.mean - points.std, points.mean + points.std
+            low = points.mean - points.std
+            high = points.mean + points.std
             axes.fill_between(
                 points.iterations, low, high, color=line.get_color(), alpha=0.2, linewidth=0
             )

@@ -7,18 +7,25 @@ paper.
 
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.data.prompts import Request
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
+from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.checkpoint_loading import complete
-from hyvideo.generation.generation import Source, list_videos
+from hyvideo.distributed.collectives import barrier
+from hyvideo.generation.generation import Source, list_videos, make_and_read_requests
 from hyvideo.generation.generator import GenerationSettings, Generator
 from hyvideo.models.lora import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
+from hyvideo.records.run_files import evenly_spaced
+from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling
+from hyvideo.training.model_setup import choose_device
 
 BASE = "base"
 SHEET = "policies.png"
@@ -45,10 +52,8 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
                 f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}"
             )
         source = source_of(Path(path)) if has_path else Source()
-        policies[name + suffix] = (
-            source,
-            replace(sampling, guidance_scale=float(scale)) if scale else sampling,
-        )
+        of_policy = replace(sampling, guidance_scale=float(scale)) if scale else sampling
+        policies[name + suffix] = (source, of_policy)
     return policies
 
 
@@ -64,6 +69,32 @@ def source_of(path: Path) -> Source:
         return Source(lora=path)
     checkpoints = complete(path)
     return Source(checkpoints[-1] if checkpoints else path)
+
+
+def compare(
+    config: Config, words: list[str], *, prompts: list[str], num_prompts: int, out: Path
+) -> None:
+    """Sample the policies ``words`` (see `read_policies`) and draw their contact sheet; the
+    processes of torchrun share the videos.
+
+    Without ``prompts``, ``num_prompts`` rows of valid_video_csv are used.
+    """
+    if prompts:
+        requests = make_and_read_requests(prompts, None, [])
+    else:
+        requests = make_and_read_requests([], None, config.data.valid_video_csv)
+        requests = [requests[row] for row in evenly_spaced(num_prompts, len(requests))]
+    policies = read_policies(words, config.validation_sampling)
+    sample_policies(config, policies, requests, out, only_checks=True)
+    device = choose_device(config.model.device, processes.local_rank())
+    mesh = ranks.start(1, device, timeout=ranks.UNEVEN_WORK_TIMEOUT)
+    # from two calls, the image would mix the videos
+    with Lease(out) if mesh.is_main else nullcontext():
+        sample_policies(config, policies, requests, out)
+        barrier(mesh)
+        if mesh.is_main:
+            print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
+    ranks.stop()
 
 
 def sample_policies(

@@ -97,18 +97,24 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
     """Join the answers with the key of their pairs and derive wins and failed checks; undefined
     values are None.
     """
-    given, before = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()], {}
+    given = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()]
+    before = {}
     for j in given:
         won = FIRST_SHARE[j.answer]
         j.versus = tuple(sorted(j.methods))
         # share of a win for the earlier method
         j.value = won if j.methods == list(j.versus) else 1 - won
-        j.is_first = None if won == 0.5 else won
+        is_tie = won == 0.5
+        j.is_first = None if is_tie else won
         first, second = (_score(Path(file), j.dimension) for file in j.sources)
-        has_order = won != 0.5 and None not in (first, second) and first != second
-        j.is_scored_higher = float((first > second) == won) if has_order else None
+        j.is_scored_higher = None
+        if not is_tie and None not in (first, second) and first != second:
+            j.is_scored_higher = float((first > second) == won)
         value = before.setdefault((j.rater, j.dimension, j.unit, j.versus), j.value)
-        j.is_failed = won != 0.5 if j.kind == "identical" else abs(j.value - value) == 1
+        if j.kind == "identical":
+            j.is_failed = not is_tie
+        else:
+            j.is_failed = abs(j.value - value) == 1
     return given
 
 
@@ -154,7 +160,8 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
     if not defined:
         return {"mean": None, "low": None, "high": None}
     values, raters, prompts = zip(*defined)
-    mean, squared = sum(values) / len(values), []
+    mean = sum(values) / len(values)
+    squared = []
     for clusters in (raters, prompts, zip(raters, prompts)):
         sums = Counter()
         for cluster, value in zip(clusters, values):
@@ -162,16 +169,15 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
         freedom = max(1, len(sums) - 1)
         scale = t_quantile(freedom) ** 2 * len(sums) / freedom / len(values) ** 2
         squared.append(scale * sum(total**2 for total in sums.values()))
-    half, spread = (
-        max(squared[0] + squared[1] - squared[2], min(squared[:2]), squared[2]),
-        mean * (1 - mean),
-    )
+    half = max(squared[0] + squared[1] - squared[2], min(squared[:2]), squared[2])
+    spread = mean * (1 - mean)
     fewest = min(len(set(raters)), len(set(prompts)))
-    ratio = half / spread if half > 1e-12 else t_quantile(max(1, fewest - 1)) ** 2 / fewest
-    centre, width = (
-        (mean + ratio / 2) / (1 + ratio),
-        math.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio),
-    )
+    if half > 1e-12:
+        ratio = half / spread
+    else:
+        ratio = t_quantile(max(1, fewest - 1)) ** 2 / fewest
+    centre = (mean + ratio / 2) / (1 + ratio)
+    width = math.sqrt(ratio * spread + ratio**2 / 4) / (1 + ratio)
     return {"mean": mean, "low": min(mean, centre - width), "high": max(mean, centre + width)}
 
 
@@ -199,18 +205,15 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
         for unit, versus in {key[:2] for key in num_answers}
     ]
     shared = [counts for counts in counts_by_pair if sum(counts) > 1]
-    with np.errstate(invalid="ignore"):
-        alpha = (
-            krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal")
-            if shared
-            else math.nan
-        )
+    alpha = math.nan
+    if shared:
+        with np.errstate(invalid="ignore"):
+            alpha = float(krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal"))
+    strengths = choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist()
     return {
         "win_rates": rates,
-        "strengths": dict(
-            zip(methods, choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist())
-        ),
-        "alpha": float(alpha) if math.isfinite(alpha) else None,
+        "strengths": dict(zip(methods, strengths)),
+        "alpha": alpha if math.isfinite(alpha) else None,
         "first_side": share(given, "is_first"),
         "reward_model": share(given, "is_scored_higher"),
     }
@@ -249,7 +252,8 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
     for j in given:
         if j.kind != "pair" and j.dimension == questions[-1]:
             checks[j.rater].append(j.is_failed)
-    if unknown := [name for name in exclude if name not in checks]:
+    unknown = [name for name in exclude if name not in checks]
+    if unknown:
         raise ValueError(
             f"--exclude must name raters with answers, {', '.join(checks) or 'none'}, got "
             f"{', '.join(unknown)}; correct the names"
@@ -283,17 +287,22 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
         "left_out": left_out,
         "one_sided": one_sided(given, questions[-1]),
     }
-    results = general | {"questions": by_name}
+    return _write_results(study.folder, general | {"questions": by_name}, counted)
+
+
+def _write_results(folder: Path, results: dict, counted: list[SimpleNamespace]) -> str:
+    """Write the files of an analysis and return the text of analysis.md."""
     text = tables.analysis_md(results, counted)
+    questions = results["questions"]
     files = {
         "analysis.json": json.dumps(results, indent=1, allow_nan=False),
         "pairs.csv": tables.pairs_csv(counted),
-        "table3.md": tables.table3_md(by_name, counted) + "\n",
-        "table3.csv": tables.table3_csv(by_name),
-        "table3.tex": tables.table3_tex(by_name, counted) + "\n",
+        "table3.md": tables.table3_md(questions, counted) + "\n",
+        "table3.csv": tables.table3_csv(questions),
+        "table3.tex": tables.table3_tex(questions, counted) + "\n",
         "analysis.md": text + "\n",
     }
     for name, content in files.items():
-        with publish(study.folder / name) as path:
+        with publish(folder / name) as path:
             path.write_text(content, encoding="utf-8")
     return text

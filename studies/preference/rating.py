@@ -26,7 +26,8 @@ KEY = "key.json"
 VIDEOS = "videos"
 DATABASE = "answers.sqlite"
 SIDES = ("first", "second")
-MAX_BODY, MAX_SECONDS = 10_000, 20  # limits on the size and the transfer time of an answer
+MAX_BODY = 10_000  # bytes of an answer
+MAX_SECONDS = 20  # in which an answer must arrive
 # Without a write-ahead log, SQLite rejects an answer if the file has been deleted or replaced since
 # it was opened.
 SCHEMA = """PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; CREATE TABLE IF NOT EXISTS answers (rater TEXT,
@@ -61,7 +62,8 @@ class Study:
                 f"{folder / STUDY} must have the format that `make` writes: {error!r}"
             ) from error
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)
-        self._database.row_factory, self._lock = sqlite3.Row, threading.Lock()
+        self._database.row_factory = sqlite3.Row
+        self._lock = threading.Lock()
         self._database.executescript(SCHEMA)
 
     def add(self, content: bytes) -> None:

@@ -23,7 +23,9 @@ from hyvideo.validation.video_folder import find_clips
 from studies.preference.rating import KEY, SIDES, STUDY, VIDEOS
 
 DATE = 946_684_800  # modification time of every file: 1 January 2000
-DEFAULT_PAIRS, DEFAULT_CHECKS = 20, 2  # of a rater, if there are enough videos
+# of a rater, if there are enough videos
+DEFAULT_PAIRS = 20
+DEFAULT_CHECKS = 2
 
 
 def design(
@@ -50,17 +52,17 @@ def design(
         if not least <= given <= most:
             what = f"{num_methods} methods with {num_units} videos of common prompts"
             raise ValueError(f"--{name} must be from {least} to {most} for {what}, got {given}")
-    random, designed = np.random.default_rng(seed), []
+    random = np.random.default_rng(seed)
+    designed = []
     units = random.permutation(num_units).tolist()
     for rater in range(raters):
-        screens, sides = [], (random.permutation(pairs) + rater) % 2
+        screens = []
+        sides = (random.permutation(pairs) + rater) % 2
         for place, side in zip(
             (random.permutation(pairs) + rater * pairs) % num_combinations, sides
         ):
-            unit, methods = (
-                units[(place + place // period) % num_units],
-                versus[place % len(versus)],
-            )
+            unit = units[(place + place // period) % num_units]
+            methods = versus[place % len(versus)]
             screens.append(("pair", unit, methods[side], methods[1 - side]))
         # pairs of the first half, repeated in the second
         for repeated in random.permutation(half)[:checks]:
@@ -83,8 +85,10 @@ def default_sizes(
     ``num_units`` are videos of common prompts.
     """
     possible = math.comb(num_methods, 2) * num_units
-    pairs = min(DEFAULT_PAIRS, possible) if pairs is None else pairs
-    checks = min(DEFAULT_CHECKS, pairs // 2) if checks is None else checks
+    if pairs is None:
+        pairs = min(DEFAULT_PAIRS, possible)
+    if checks is None:
+        checks = min(DEFAULT_CHECKS, pairs // 2)
     return pairs, checks
 
 
@@ -103,12 +107,7 @@ def make_study(
     all of them have. Videos get random names, and the key is never served. Videos of this project
     are copied, with their latents; if others are among them, all are compressed again.
     """
-    clips: list[dict[tuple[str, int], Path]] = []
-    for folder in folders.values():
-        places = defaultdict(itertools.count)
-        clips.append(
-            {(c.prompt, next(places[c.prompt])): c.path for c in find_clips(folder, requests)}
-        )
+    clips = [_clips_of(folder, requests) for folder in folders.values()]
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
     pairs, checks = default_sizes(len(folders), len(units), pairs, checks)
     sizes = {"seed": secrets.randbits(64), "pairs": pairs, "checks": checks} | sizes
@@ -150,6 +149,14 @@ def make_study(
         write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": digests})
         write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
+
+
+def _clips_of(folder: Path, requests: list[Request]) -> dict[tuple[str, int], Path]:
+    """Return the videos in a folder by prompt and number among the prompt's videos."""
+    places = defaultdict(itertools.count)
+    return {
+        (clip.prompt, next(places[clip.prompt])): clip.path for clip in find_clips(folder, requests)
+    }
 
 
 def _copy(source: Path, copy: Path) -> None:

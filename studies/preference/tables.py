@@ -2,12 +2,16 @@
 and LaTeX, the pairs as CSV, and the analysis.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 from hyvideo.data.csv_files import csv_text
 
-_SPECIAL = {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+_ESCAPES = str.maketrans(
+    {"\\": r"\textbackslash{}", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}"}
+    | {character: f"\\{character}" for character in "_&%#${}"}
+)
 
 
 def win_rates(questions: dict[str, dict]) -> list[tuple[dict, ...]]:
@@ -33,9 +37,8 @@ def table3_csv(questions: dict[str, dict]) -> str:
     for rates in win_rates(questions):
         row = [rates[0]["method"], rates[0]["against"], rates[0]["raters"]]
         for rate in rates:
-            row += [
-                "" if rate[end] is None else f"{rate[end]:.6g}" for end in ("mean", "low", "high")
-            ]
+            numbers = [rate["mean"], rate["low"], rate["high"]]
+            row += ["" if number is None else f"{number:.6g}" for number in numbers]
         rows.append(row)
     return csv_text(heads, rows)
 
@@ -81,32 +84,12 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
     for rater, failed in results["checks"].items():
         excluded = "excluded" if rater in results["left_out"] else ""
         side = results["one_sided"].get(rater)
-        raters.append(
-            [rater, str(sum(failed)), str(len(failed)), f"always {side}" if side else "", excluded]
-        )
+        always = f"always {side}" if side else ""
+        raters.append([rater, str(sum(failed)), str(len(failed)), always, excluded])
     strengths = []
     for method in results["methods"]:
         values = [_number(result["strengths"][method]) for result in questions.values()]
         strengths.append([_escaped_md(method), *values])
-    agreement = [
-        [
-            "Krippendorff's alpha (ordinal: loss, tie, win)",
-            *(_number(found["alpha"]) for found in questions.values()),
-        ],
-        [
-            "Video A won, % (50: no bias)",
-            *(_percent(found["first_side"]) for found in questions.values()),
-        ],
-        [
-            "Winner has the higher reward model score, %",
-            *(_percent(found["reward_model"]) for found in questions.values()),
-        ],
-    ]
-    for answer, label in (("tie", "Ties"), ("both_bad", "Both bad")):
-        counts = [
-            sum(j.dimension == name and j.answer == answer for j in counted) for name in names
-        ]
-        agreement.append([label, *map(str, counts)])
     lines = [
         "# Preference study",
         "",
@@ -132,9 +115,32 @@ def analysis_md(results: dict, counted: Sequence[SimpleNamespace]) -> str:
         "",
         "## Agreement",
         "",
-        *_table(["", *names], agreement),
+        *_table(["", *names], _agreement(questions, counted)),
     ]
     return "\n".join(lines)
+
+
+def _agreement(questions: dict[str, dict], counted: Sequence[SimpleNamespace]) -> list[list[str]]:
+    """Return rows on how far answers agree with each other and with the reward model."""
+    found = questions.values()
+    rows = [
+        [
+            "Krippendorff's alpha (ordinal: loss, tie, win)",
+            *(_number(result["alpha"]) for result in found),
+        ],
+        [
+            "Video A won, % (50: no bias)",
+            *(_percent(result["first_side"]) for result in found),
+        ],
+        [
+            "Winner has the higher reward model score, %",
+            *(_percent(result["reward_model"]) for result in found),
+        ],
+    ]
+    for answer, label in (("tie", "Ties"), ("both_bad", "Both bad")):
+        given = Counter(j.dimension for j in counted if j.answer == answer)
+        rows.append([label, *(str(given[name]) for name in questions)])
+    return rows
 
 
 def _one_sided(results: dict) -> list[str]:
@@ -153,7 +159,7 @@ def _one_sided(results: dict) -> list[str]:
 
 def escaped(text: str) -> str:
     """Escape text for LaTeX."""
-    return "".join(f"\\{c}" if c in "_&%#${}" else _SPECIAL.get(c, c) for c in text)
+    return text.translate(_ESCAPES)
 
 
 def _escaped_md(text: str) -> str:

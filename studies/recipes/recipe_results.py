@@ -163,7 +163,8 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
     at ``end``.
     """
     amounts = traces[0][axis]
-    amounts = [*amounts[amounts < end], end] if end < amounts[-1] else amounts
+    if end < amounts[-1]:
+        amounts = [*amounts[amounts < end], end]
     return [intervals([at_cost(trace, axis, amount) for trace in traces]) for amount in amounts]
 
 
@@ -235,9 +236,8 @@ def write_plots(
         }
         draw(curves, itertools.product([axis], COMPARED.values()), folder / f"curves_{axis}.png")
     has_truth = all("True reward" in end for end in ends.values())
-    panels = itertools.product(
-        ["Frechet distance", "Diversity"], ["True reward" if has_truth else "Reward"]
-    )
+    reward = "True reward" if has_truth else "Reward"
+    panels = [("Frechet distance", reward), ("Diversity", reward)]
     draw(
         {name: [end] for name, end in ends.items()} | {"first validation": [base]},
         panels,

@@ -101,7 +101,10 @@ def _flags(settings: dict[str, Any], path: str) -> list[str]:
                 f"{path}: {name} must have a value; remove it, or write '' for empty text"
             )
         texts = [json.dumps(v) if isinstance(v, (bool, dict)) else str(v) for v in values]
-        words += [f"--{name}", *texts] if isinstance(value, list) else [f"--{name}={texts[0]}"]
+        if isinstance(value, list):
+            words += [f"--{name}", *texts]
+        else:
+            words.append(f"--{name}={texts[0]}")
     return words
 
 

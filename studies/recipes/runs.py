@@ -107,7 +107,9 @@ class Study:
         rounding.
         """
         flags = ["--config", self.config_file, "--output_dir", str(self.out), *THREADS, *self.extra]
-        return parse([*flags, "--reward_model", *self.scorers] if self.scorers else flags).config
+        if self.scorers:
+            flags += ["--reward_model", *self.scorers]
+        return parse(flags).config
 
 
 def reject_flags(words: Iterable[str], names: Iterable[str]) -> None:
@@ -146,9 +148,8 @@ def progress(folder: Path, config: Config) -> Progress:
         return Progress(0, None)
     started = experiment_settings(config_of_run(folder / "config.yaml"))
     requested = experiment_settings(config)
-    if names := [
-        name for name in {**started, **requested} if started.get(name) != requested.get(name)
-    ]:
+    names = [name for name in {**started, **requested} if started.get(name) != requested.get(name)]
+    if names:
         changes = ", ".join(
             f"{name} {started.get(name)!r} instead of {requested.get(name)!r}" for name in names
         )
@@ -167,7 +168,8 @@ def progress(folder: Path, config: Config) -> Progress:
         _check_inputs(folder, config)
     # A line is written before the checkpoint: a last line without a checkpoint means that the run
     # stopped in between.
-    return Progress(max(saved, default=0), saved.get(max_steps) if last == max_steps else None)
+    final = saved.get(max_steps) if last == max_steps else None
+    return Progress(max(saved, default=0), final)
 
 
 def _check_inputs(folder: Path, config: Config) -> None:

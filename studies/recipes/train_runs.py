@@ -125,10 +125,8 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
             running.add(process)
             code = process.wait()
             running.discard(process)
-        print(
-            f"{run.name}: " + (f"failed with exit code {code}, see {path}" if code else "trained"),
-            flush=True,
-        )
+        outcome = f"failed with exit code {code}, see {path}" if code else "trained"
+        print(f"{run.name}: {outcome}", flush=True)
         return code
 
     # a run that continues would block its folder for the next start

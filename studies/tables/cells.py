@@ -41,24 +41,16 @@ class Cell:
     @property
     def name(self) -> str:
         method = re.sub(r"[^\w.]", "_", self.method)  # FILE.py:NAME becomes part of a folder's name
-        parts = [
-            self.setting,
-            method,
-            self.kl,
-            "eq" if self.has_equalizer else "noeq",
-            self.schedule,
-        ]
+        equalizer = "eq" if self.has_equalizer else "noeq"
+        parts = [self.setting, method, self.kl, equalizer, self.schedule]
         return "-".join(filter(None, parts))
 
     @property
     def labels(self) -> tuple[str, str, str]:
         """Sampler, trust region and equalizer in words."""
         kl = "no KL" if self.kl == "none" else f"{self.kl.replace('_', ' ')} KL"
-        return (
-            sampler_of(self.method).label,
-            kl,
-            "equalizer" if self.has_equalizer else "no equalizer",
-        )
+        equalizer = "equalizer" if self.has_equalizer else "no equalizer"
+        return sampler_of(self.method).label, kl, equalizer
 
     def flags(self, before: list[str]) -> list[str]:
         """Return the flags of the cell.

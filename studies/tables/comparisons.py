@@ -45,13 +45,16 @@ class Comparison:
         """Return ``higher`` or ``lower`` if the interval excludes 0, else the reason for no
         verdict.
         """
-        if len(self.seeds) < 2:
-            return "one seed: no verdict" if self.seeds else "no common seed: no verdict"
+        if not self.seeds:
+            return "no common seed: no verdict"
+        if len(self.seeds) == 1:
+            return "one seed: no verdict"
         difference = self.differences.get(measure)
         if difference is None:
             return "not measured"
-        significant = "higher" if difference.mean > 0 else "lower"
-        return significant if difference.excludes_zero else "no significant difference"
+        if not difference.excludes_zero:
+            return "no significant difference"
+        return "higher" if difference.mean > 0 else "lower"
 
 
 def compare(
@@ -88,7 +91,9 @@ def as_markdown(comparisons: list[Comparison], columns: Iterable[str], notes: It
             if name in comparison.differences:
                 mean, interval = format_interval(comparison.differences[name], sign="+")
                 cell = f"{mean}{interval}"
-            cells.append(cell if has_settings else f"{cell}: {comparison.verdict(name)}")
+            if not has_settings:
+                cell = f"{cell}: {comparison.verdict(name)}"
+            cells.append(cell)
         if has_settings:
             cells.append(comparison.verdict("Reward"))
         rows.append(cells)

@@ -45,8 +45,13 @@ class Table:
         cells = [*row.labels, row.seeds]
         for column in self.columns:
             value = row.values.get(column)
-            mean, interval = format_interval(value, minus=minus) if value else ("-", "")
-            cells.append((bold.format(mean) if self.best(column) is row else mean) + interval)
+            if value is None:
+                cells.append("-")
+                continue
+            mean, interval = format_interval(value, minus=minus)
+            if self.best(column) is row:
+                mean = bold.format(mean)
+            cells.append(mean + interval)
         return cells
 
 
@@ -88,8 +93,10 @@ def _csv_row(table: Table, row: Row) -> dict[str, str]:
     """
     cells = dict(zip([*table.heads, "Seeds"], [*row.labels, row.seeds]))
     for column in table.columns:
-        numbers = row.values[column].as_json().values() if column in row.values else [None] * 3
-        for end, number in zip(("", " low", " high"), numbers):
+        interval = row.values.get(column)
+        numbers = interval.as_json() if interval else {}
+        for name, end in (("mean", ""), ("low", " low"), ("high", " high")):
+            number = numbers.get(name)
             cells[f"{column}{end}"] = "" if number is None else f"{number:.6g}"
     return cells
 
@@ -103,4 +110,6 @@ def format_interval(interval: Interval, *, sign: str = "", minus: str = "-") -> 
     mean, low, high = (
         f"{x:{sign}.3f}".replace("-", minus) for x in (interval.mean, interval.low, interval.high)
     )
-    return mean, f" [{low}, {high}]" if math.isfinite(interval.low) else ""
+    if not math.isfinite(interval.low):
+        return mean, ""
+    return mean, f" [{low}, {high}]"

@@ -7,6 +7,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -465,6 +466,19 @@ def test_a_folder_without_digests_is_incomplete(tmp_path):
     (tmp_path / "checkpoints" / "000004" / "digests.json").unlink()
     assert newest(tmp_path) == "000002"
     assert names(tmp_path) == ["000002", "000004.corrupted"]
+
+
+def test_a_run_that_began_with_a_checkpoint_begins_with_it_again_until_it_has_its_own(tmp_path):
+    began_with = save(tmp_path / "first", 2)
+    folder = tmp_path / "second"
+    run_folder.write_record(folder, RunRecord(run="2", started_from=str(began_with)))
+    for named in ("auto", str(began_with)):
+        assert find_start(folder, named, ALONE).checkpoint == began_with
+    shutil.move(began_with, tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="first/checkpoints/000002"):
+        find_start(folder, "auto", ALONE)
+    own = save(folder, 3)
+    assert find_start(folder, "auto", ALONE).checkpoint == own
 
 
 def test_a_copy_without_the_hidden_mark_is_intact(tmp_path):

@@ -25,6 +25,7 @@ from hyvideo.models.lora import (
     training_config,
 )
 from hyvideo.models.wan.transformer import rotary_tables as wan_rotary_tables
+from hyvideo.planning.flops import fake_tensors
 from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
 from tests.examples.mochi import tiny as mochi
@@ -161,6 +162,16 @@ def test_a_copy_has_its_own_weights_and_installing_again_changes_nothing(family)
             parameter.zero_()
     assert torch.equal(velocity_of(twin, family), before)
     assert not velocity_of(model, family).any()
+
+
+def test_flops_that_are_counted_without_values_change_no_later_forward_pass(family):
+    model, inputs = installed(family), FAMILIES[family][1](2)
+    before = velocity_of(model, family)
+    rotary_tables.cache_clear()
+    wan_rotary_tables.cache_clear()
+    with fake_tensors(family_of(model).name), torch.no_grad():
+        model(**inputs | {"latents": torch.empty(inputs["latents"].shape)})
+    assert torch.equal(velocity_of(model, family), before)
 
 
 def test_a_model_used_in_inference_mode_can_be_trained_afterwards(family):

@@ -1,6 +1,7 @@
 """Parameters and FLOPs, counted on models without weights, against closed forms and real models."""
 
 import json
+import sys
 from dataclasses import replace
 
 import pytest
@@ -124,3 +125,20 @@ def test_a_family_from_outside_is_counted_without_formulas():
     attention = 4 * tokens**2 * 3072 * 48
     assert count_flops(sizes, (79, 480, 848), 256).attention == pytest.approx(attention, rel=1e-3)
     assert json.loads(json.dumps(sizes.transformer)) == {"_class_name": "MochiTransformer3DModel"}
+
+
+@pytest.mark.parametrize("version", ["480p_t2v", "wan2.1_t2v_1.3b"])
+def test_no_cache_of_a_model_keeps_a_tensor_of_the_count(version):
+    """A later forward pass would compute with it, and nobody would write its results."""
+    sizes = released_sizes(version)
+    count_flops(sizes, (17, 96, 160), 7)
+    count_decoding(sizes)
+    package = f"hyvideo.models.{sizes.family}"
+    caches = [
+        value
+        for name, module in list(sys.modules.items())
+        if name.startswith(package)
+        for value in vars(module).values()
+        if hasattr(value, "cache_info")
+    ]
+    assert caches and all(cache.cache_info().currsize == 0 for cache in caches)

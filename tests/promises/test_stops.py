@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from hyvideo.data.run_folder import STOPPED, read_record
+from hyvideo.data.run_folder import STOPPED, RunRecord, read_record, write_record
+from scripts.launch import has_saved
 from tests.forked import ROOT, python
 from tests.promises.runs import Run
 
@@ -78,6 +79,16 @@ def test_a_second_signal_does_not_interrupt_the_save(started, tmp_path):
     (tmp_path / "go").touch()
     assert launcher.wait(timeout=60) == 75, run.output()
     assert run.names() == ["000001"]
+
+
+def test_the_end_of_a_run_is_read_in_the_folder_that_the_run_writes(tmp_path, monkeypatch):
+    """Shells leave the ~ of --output_dir=~/run to the program."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    flags = ["--config", "configs/smoke.yaml", "--output_dir=~/run"]
+    write_record(tmp_path / "run", RunRecord(run="1"))
+    assert not has_saved(flags, began=0)
+    write_record(tmp_path / "run", RunRecord(run="1", end=STOPPED))
+    assert has_saved(flags, began=0)
 
 
 @pytest.mark.system

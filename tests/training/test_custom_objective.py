@@ -187,6 +187,23 @@ def test_an_objective_with_data_of_its_own_trains_on_its_videos_alone(tiny_confi
         Trainer(config.with_settings(max_steps=2), mesh, CPU)
 
 
+def test_a_reward_gradient_is_refused_where_it_would_be_computed_on_other_data(
+    tiny_config, mesh, tmp_path
+):
+    write_pairs(tmp_path / "videos")
+    csv = tmp_path / "videos" / "videos.csv"
+    csv.write_text("prompt,video\n" + "".join(f"{p},{k}a.mp4\n" for k, p in enumerate(PROMPTS)))
+    changes = LEVELS | {"reward_gradient_weight": 0.1}
+    config = tiny_config.with_settings(**changes, objective=FINETUNING, videos_csv=[str(csv)])
+    with pytest.raises(ValueError, match="reward_gradient_weight"):
+        check(config)
+    file = tmp_path / "mine.py"
+    file.write_text(f"{TEXT}\nclass Collects(Mine):\n    collect = lambda *_: None\n")
+    config = tiny_config.with_settings(**changes, objective=f"{file}:Collects")
+    with pytest.raises(ValueError, match="reward_gradient_weight .* `collect`"):
+        Trainer(check(config).config, mesh, CPU)
+
+
 def test_a_missing_video_is_named_before_models_are_loaded(tiny_config, tmp_path):
     csv = tmp_path / "videos.csv"
     csv.write_text("prompt,video\na red circle,absent.mp4\n")

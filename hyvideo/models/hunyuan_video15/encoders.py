@@ -176,8 +176,10 @@ def _glyph_state(path: Path, label: str, device: str = "cpu") -> dict[str, Tenso
 
 def _text_encoder_folders(root: Path) -> tuple[Folder, Path]:
     """Return the folders of the language model and of its tokenizer."""
-    llm = root / "text_encoder" / "llm"
-    folder, tokenizer = (llm, llm) if llm.is_dir() else (root / "text_encoder", root / "tokenizer")
+    folder = tokenizer = root / "text_encoder" / "llm"
+    if not folder.is_dir():
+        folder = root / "text_encoder"
+        tokenizer = root / "tokenizer"
     return Folder(folder, "text encoder"), find_tokenizer(tokenizer, "text encoder")
 
 
@@ -200,8 +202,6 @@ def _glyph_folders(root: Path) -> tuple[Folder, Path, Path | None]:
 def _vision_folders(root: Path) -> tuple[Folder, Path]:
     """Return the folder of the vision model and the path of SigLIP's preprocessor_config.json."""
     siglip = root / "vision_encoder" / "siglip"
-    model, preprocessor = (
-        (siglip / "image_encoder", siglip) if siglip.is_dir() else (root / "image_encoder", root)
-    )
-    label = "vision encoder (SigLIP, for reference images)"
-    return Folder(model, label), preprocessor / "feature_extractor" / "preprocessor_config.json"
+    parent = siglip if siglip.is_dir() else root
+    folder = Folder(parent / "image_encoder", "vision encoder (SigLIP, for reference images)")
+    return folder, parent / "feature_extractor" / "preprocessor_config.json"

@@ -77,7 +77,8 @@ class ModulationCache:
     def take(self) -> Tensor:
         """Return the selected outputs for image and text. Shape: (blocks, batch, 2, 6 dim)."""
         assert self._selected is not None, "select must be called before each forward pass"
-        selected, self._selected = self._selected, None
+        selected = self._selected
+        self._selected = None
         return selected
 
     def _keep(self, times: set[Times]) -> None:
@@ -88,12 +89,10 @@ class ModulationCache:
         """Compute the outputs for ``times`` that are missing, under the caller's autocast."""
         missing = [each for each in times if each not in self._outputs]
         device = device_of(self.time_embed)
-        embedded = [
-            self.time_embed(
-                _filled(time, device), timestep_r=None if end is None else _filled(end, device)
-            )
-            for time, end in missing
-        ]
+        embedded = []
+        for time, end in missing:
+            ends = None if end is None else _filled(end, device)
+            embedded.append(self.time_embed(_filled(time, device), timestep_r=ends))
         by_layer = []
         for norm in self.norms:
             with on_device(norm.linear):

@@ -60,7 +60,8 @@ def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     split = {}
     for name, tensor in state_dict.items():
-        if match := _FUSED.fullmatch(name):
+        match = _FUSED.fullmatch(name)
+        if match:
             for part, rows in zip("qkv", _row_chunks(name, tensor, 3)):
                 # Cloned, so that the three parameters are not views of one tensor.
                 split[f"{match[1]}.to_{part}.{match[2]}"] = rows.clone()
@@ -78,20 +79,26 @@ def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         match = _SPLIT.fullmatch(name)
         if not match:
             fused[name] = tensor
-        elif (fused_name := f"{match[1]}.to_qkv.{match[2]}") not in fused:
-            parts = [f"{match[1]}.to_{part}.{match[2]}" for part in "qkv"]
-            if missing := [part for part in parts if part not in state_dict]:
-                raise ValueError(f"the original layout fuses {parts}, but {missing} is missing")
-            fused[fused_name] = torch.cat([state_dict[part] for part in parts])
+            continue
+        fused_name = f"{match[1]}.to_qkv.{match[2]}"
+        if fused_name in fused:
+            continue
+        parts = [f"{match[1]}.to_{part}.{match[2]}" for part in "qkv"]
+        missing = [part for part in parts if part not in state_dict]
+        if missing:
+            raise ValueError(f"the original layout fuses {parts}, but {missing} is missing")
+        fused[fused_name] = torch.cat([state_dict[part] for part in parts])
     return fused
 
 
 def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Swap the halves of the last modulation's rows: (shift, scale) to (scale, shift), or back."""
-    return {
-        name: torch.cat(_row_chunks(name, tensor, 2)[::-1]) if name.startswith(prefix) else tensor
-        for name, tensor in state_dict.items()
-    }
+    swapped = dict(state_dict)
+    for name, tensor in state_dict.items():
+        if name.startswith(prefix):
+            first, second = _row_chunks(name, tensor, 2)
+            swapped[name] = torch.cat((second, first))
+    return swapped
 
 
 def _row_chunks(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:

@@ -32,7 +32,8 @@ class TextEncoder(PromptEncoder):
         self.system_message = system_message()
         # The states are the input of the second-to-last layer: the last two layers and the norm are
         # not needed.
-        model.layers, model.norm = model.layers[:-2], nn.Identity()
+        model.layers = model.layers[:-2]
+        model.norm = nn.Identity()
         # Number of template tokens before the user's text: the common prefix of two different
         # prompts.
         first, second = self._all_token_ids("a"), self._all_token_ids("b")
@@ -79,7 +80,8 @@ class GlyphEncoder:
     """Encoder of quoted text, which should appear in the video, by glyph-trained ByT5."""
 
     def __init__(self, tokenizer, model: nn.Module):
-        self.tokenizer, self.model = tokenizer, model
+        self.tokenizer = tokenizer
+        self.model = model
 
     @torch.no_grad()
     def __call__(self, text: str) -> Tensor:
@@ -134,7 +136,8 @@ class ImageEncoder:
         pixels = siglip_pixels(image, self.preprocessor).to(self.model.device, self.model.dtype)
         embeds = self.model(pixel_values=pixels[None]).last_hidden_state[0]
         frame = to_pixels(image).to(device_of(self.vae), self.vae.dtype)
-        tiling, self.vae.use_tiling = self.vae.use_tiling, False
+        tiling = self.vae.use_tiling
+        self.vae.use_tiling = False
         with on_device(self.vae):
             latents = self.vae.encode(frame[None, :, None]).latent_dist.mode()[0, :, 0]
         self.vae.use_tiling = tiling

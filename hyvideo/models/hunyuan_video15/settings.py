@@ -13,7 +13,8 @@ from hyvideo.data.images import RESOLUTIONS
 from hyvideo.models.names import setting, settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
-_TRANSFORMER, _VAE = NAMES["transformer"], NAMES["vae"]
+_TRANSFORMER = NAMES["transformer"]
+_VAE = NAMES["vae"]
 
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,10 +31,8 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
             "attention"
         )
     renamed = settings_to_diffusers(_TRANSFORMER, config)
-    hidden_size, num_heads = (
-        setting(config, "hidden_size", "integers"),
-        renamed["num_attention_heads"],
-    )
+    hidden_size = setting(config, "hidden_size", "integers")
+    num_heads = renamed["num_attention_heads"]
     rope_dims = renamed["rope_axes_dim"]
     if hidden_size % num_heads or sum(rope_dims) != hidden_size // num_heads:
         raise ValueError(
@@ -46,17 +45,21 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
             f"config key 'patch_size' must be [frames, side, side], got {config['patch_size']}"
         )
     channels = setting(config, "in_channels", "integers")
+    in_channels = channels
+    if config.get("concat_condition", True):
+        # noisy latents, condition latents, and a mask of the frames that have condition latents
+        in_channels = 2 * channels + 1
+    out_channels = channels
+    if config.get("out_channels"):
+        out_channels = setting(config, "out_channels", "integers")
     resolution = config.get("ideal_resolution") or "480p"
     if resolution not in RESOLUTIONS:
         raise ValueError(
             f"config key 'ideal_resolution' must be one of {list(RESOLUTIONS)}, got {resolution!r}"
         )
     return renamed | {
-        # noisy latents, condition latents, and a mask of the frames that have condition latents
-        "in_channels": 2 * channels + 1 if config.get("concat_condition", True) else channels,
-        "out_channels": setting(config, "out_channels", "integers")
-        if config.get("out_channels")
-        else channels,
+        "in_channels": in_channels,
+        "out_channels": out_channels,
         "attention_head_dim": hidden_size // num_heads,
         "patch_size": patch_size[1],
         "patch_size_t": patch_size[0],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, equal_runs, unpatchify
-from hyvideo.models.conditions import Condition
+from hyvideo.models.conditions import Condition, check_timestep
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.hunyuan_video15.block import attention
 from hyvideo.models.hunyuan_video15.block import forward as block_forward
@@ -51,11 +51,7 @@ def forward(
         conditions: Text, quoted text and reference image of each sample, without padding.
         ends: Timesteps at which the steps end, for a MeanFlow model. Shape: (batch,).
     """
-    if timestep.dtype != torch.float32:
-        raise ValueError(
-            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
-            "992)"
-        )
+    check_timestep(timestep)
     channels = [
         latents,
         _image_channels(latents, conditions),
@@ -73,14 +69,12 @@ def forward(
     layout = Layout(cos, sin, lengths, num_tokens)
     image = self.sequence.split(image, 1)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    modulations = (
-        self.modulation_cache.take()
-        if self.modulation_cache
-        else [time] * len(self.transformer_blocks)
-    )
-    skipped, image, context = (
-        self.step_cache.start(image, context) if self.step_cache else (0, image, context)
-    )
+    modulations = [time] * len(self.transformer_blocks)
+    if self.modulation_cache:
+        modulations = self.modulation_cache.take()
+    skipped = 0
+    if self.step_cache:
+        skipped, image, context = self.step_cache.start(image, context)
     for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
         modulation = modulations[num_run - 1]
         if recompute:
@@ -90,7 +84,8 @@ def forward(
         else:
             image, context = block(image, context, modulation, layout)
         if self.detaches_blocks:
-            image, context = detached(image), detached(context)
+            image = detached(image)
+            context = detached(context)
         if self.step_cache:
             self.step_cache.keep(num_run, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.

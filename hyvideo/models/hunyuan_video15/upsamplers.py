@@ -52,7 +52,8 @@ class Upsampler720p(Upsampler):
         global_residual: bool,
     ):
         super().__init__()
-        self.in_conv, self.out_conv = _Conv(in_channels, width), _Conv(width, out_channels)
+        self.in_conv = _Conv(in_channels, width)
+        self.out_conv = _Conv(width, out_channels)
         self.blocks = nn.ModuleList()
         for _ in range(num_blocks):
             first, second, third = (_Conv(width, width) for _ in range(3))
@@ -63,7 +64,10 @@ class Upsampler720p(Upsampler):
         hidden = self.in_conv(latents)
         for block in self.blocks:
             hidden = hidden + block["block"](hidden)
-        return self.out_conv(hidden) + (latents if self.global_residual else 0)
+        output = self.out_conv(hidden)
+        if self.global_residual:
+            output = output + latents
+        return output
 
 
 class Upsampler1080p(Upsampler):
@@ -79,7 +83,8 @@ class Upsampler1080p(Upsampler):
         super().__init__()
         first, *_, last = inputs = (block_out_channels[0], *block_out_channels)
         self.repeats = first // z_channels
-        self.conv_in, self.conv_out = _Conv(z_channels, first), _Conv(last, out_channels)
+        self.conv_in = _Conv(z_channels, first)
+        self.conv_out = _Conv(last, out_channels)
         self.norm_out = layers.HunyuanVideo15RMS_norm(last, images=False)
         self.up = nn.ModuleList()
         for before, after in zip(inputs, block_out_channels):
@@ -97,7 +102,8 @@ class Upsampler1080p(Upsampler):
 
 def build(**arguments: Any) -> Upsampler:
     """Return a new upsampler, of the class that has these arguments."""
-    return (Upsampler720p if "num_blocks" in arguments else Upsampler1080p)(**arguments)
+    cls = Upsampler720p if "num_blocks" in arguments else Upsampler1080p
+    return cls(**arguments)
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,9 +111,8 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ValueError if one is missing or has the wrong type.
     """
-    return settings_to_diffusers(
-        NAMES["upsampler_720p" if "num_blocks" in config else "upsampler_1080p"], config
-    )
+    name = "upsampler_720p" if "num_blocks" in config else "upsampler_1080p"
+    return settings_to_diffusers(NAMES[name], config)
 
 
 def _renamed(names: tuple[str, str], state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

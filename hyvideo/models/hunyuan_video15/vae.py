@@ -79,7 +79,9 @@ def resnet_forward(block: nn.Module, hidden: Tensor) -> Tensor:
         hidden = norm(hidden)
         hidden = replication_pad(hidden, layer.time_causal_padding, silu=True)
         hidden = layer.conv(hidden)
-    return hidden.add_(residual if block.conv_shortcut is None else block.conv_shortcut(residual))
+    if block.conv_shortcut is not None:
+        residual = block.conv_shortcut(residual)
+    return hidden.add_(residual)
 
 
 def causal_conv_forward(layer: nn.Module, hidden: Tensor) -> Tensor:

@@ -63,10 +63,17 @@ def forward(
         time: Shift, scale and gate of self-attention, then of the feed-forward network, to which
             the block's table is added. Shape: (batch, 6, dim).
     """
-    times = (time.clean, time.noisy) if isinstance(time, TwoTimes) else (time,)
+    times: tuple[Tensor, ...]
+    ends: tuple[int, ...]
+    if isinstance(time, TwoTimes):
+        times = (time.clean, time.noisy)
+        ends = (time.num_clean,)
+    else:
+        times = (time,)
+        ends = ()
     modulation = _Modulation(
         [(self.scale_shift_table + each).to(tokens.dtype).chunk(6, dim=1) for each in times],
-        ends=(time.num_clean,) if isinstance(time, TwoTimes) else (),
+        ends=ends,
     )
     attended = _self_attention(self, modulation.norm(tokens, 0, self.norm1.eps), layout)
     tokens = modulation.add(tokens, attended, 2)

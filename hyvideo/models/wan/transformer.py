@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, Size, unpatchify
-from hyvideo.models.conditions import Condition, to_device
+from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
@@ -96,11 +96,7 @@ def forward(
         ends: Timesteps at which the steps end, for AnyFlow; other models ignore them. Shape:
             (batch,).
     """
-    if timestep.dtype != torch.float32:
-        raise ValueError(
-            f"timesteps must be float32, got {timestep.dtype}, which rounds them (bf16: 991.7 to "
-            "992)"
-        )
+    check_timestep(timestep)
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
@@ -124,9 +120,9 @@ def forward(
         num_clean = int(self.sequence.split(is_clean, 0).sum())  # on the CPU
         block_time = TwoTimes(clean_time, block_time, num_clean)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    skipped, tokens, context = (
-        self.step_cache.start(tokens, context) if self.step_cache else (0, tokens, context)
-    )
+    skipped = 0
+    if self.step_cache:
+        skipped, tokens, context = self.step_cache.start(tokens, context)
     for num_run, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
         if recompute:
             tokens = self._gradient_checkpointing_func(block, tokens, context, block_time, layout)
@@ -136,13 +132,19 @@ def forward(
             tokens = detached(tokens)
         if self.step_cache:
             self.step_cache.keep(num_run, tokens, context)
+    patches = self.sequence.join(_projected(self, tokens, time), num_tokens)
+    velocity = unpatchify(patches, grid, patch, "pf ph pw c")
+    if frames is None:
+        return velocity
+    return frames.with_velocity(velocity, noisy, timestep)
+
+
+def _projected(model: nn.Module, tokens: Tensor, time: Tensor) -> Tensor:
+    """Return the patches of the velocity. Shape: (batch, tokens, values of a patch)."""
     # In float32, as in diffusers; in bf16 the error of the bf16 velocity would be 3 to 6 % larger.
-    shift, scale = (self.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
-    modulated = torch.addcmul(shift, self.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
-    velocity = unpatchify(
-        self.sequence.join(self.proj_out(modulated), num_tokens), grid, patch, "pf ph pw c"
-    )
-    return velocity if frames is None else frames.with_velocity(velocity, noisy, timestep)
+    shift, scale = (model.scale_shift_table + time.unsqueeze(1)).chunk(2, dim=1)
+    modulated = torch.addcmul(shift, model.norm_out(tokens.float()), 1 + scale).to(tokens.dtype)
+    return model.proj_out(modulated)
 
 
 class FirstFrames(NamedTuple):
@@ -185,7 +187,8 @@ def padded_texts(conditions: Sequence[Condition]) -> Tensor:
 
     Raises ValueError for longer texts.
     """
-    if (longest := max(len(sample.text) for sample in conditions)) > TEXT_SLOTS:
+    longest = max(len(sample.text) for sample in conditions)
+    if longest > TEXT_SLOTS:
         raise ValueError(f"a text must have at most {TEXT_SLOTS} tokens, got {longest}")
     return torch.stack(
         [F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions]

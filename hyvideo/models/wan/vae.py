@@ -57,7 +57,8 @@ def first_frame_latents(vae: nn.Module, pixels: Tensor) -> Tensor:
     height, width).
     """
     frame = pixels.to(device_of(vae), vae.dtype)
-    tiling, vae.use_tiling = vae.use_tiling, False
+    tiling = vae.use_tiling
+    vae.use_tiling = False
     with on_device(vae):
         encoded = vae.encode(frame[None, :, None]).latent_dist.mode().float()
     vae.use_tiling = tiling
@@ -89,7 +90,8 @@ def latents(config: Mapping[str, Any]) -> Latents:
     channels, spatial, temporal = (
         config[key] for key in ("z_dim", "scale_factor_spatial", "scale_factor_temporal")
     )
-    halvings, patch = len(config["dim_mult"]) - 1, config["patch_size"] or 1
+    halvings = len(config["dim_mult"]) - 1
+    patch = config["patch_size"] or 1
     expected = 2**halvings * patch, 2 ** sum(config["temperal_downsample"][:halvings])
     if (spatial, temporal) != expected:
         raise ValueError(

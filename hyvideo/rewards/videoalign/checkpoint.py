@@ -70,18 +70,21 @@ class Checkpoint:
     @property
     def config(self) -> dict[str, Any]:
         """The base model's config.json or, without a base model, the bundled one of Qwen2-VL-2B."""
-        bundled = Path(__file__).with_name("qwen2_vl_2b.json")
-        return read_json(self.base / "config.json" if self.base else bundled, LABEL)
+        if self.base:
+            return read_json(self.base / "config.json", LABEL)
+        return read_json(Path(__file__).with_name("qwen2_vl_2b.json"), LABEL)
 
     @property
     def tokenizer(self) -> Path:
         folder = self.folder / "tokenizer"
-        if not folder.is_dir() and self.base is None:
+        if folder.is_dir():
+            return folder
+        if self.base is None:
             raise ValueError(
                 f"{LABEL}: neither {folder} nor a base model with a tokenizer exists; download it "
                 "again"
             )
-        return folder if folder.is_dir() else self.base
+        return self.base
 
 
 def find_checkpoint(root: str | Path, *, base: str | Path | None = None) -> Checkpoint:
@@ -118,7 +121,8 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
     tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
-    head, output = tensors.pop("rm_head.weight", None), tensors.pop("lm_head.weight", None)
+    head = tensors.pop("rm_head.weight", None)
+    output = tensors.pop("lm_head.weight", None)
     if head is None:
         raise ValueError(
             f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model"
@@ -128,9 +132,11 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
         tensors[EMBEDDING] = output
     has_lora = any(".lora_" in name for name in tensors)
     if has_lora != checkpoint.settings.has_lora:  # would silently change the scores
-        setting, has = ("false", "has a LoRA") if has_lora else ("true", "has no LoRA")
+        setting = str(checkpoint.settings.has_lora).lower()
+        has = "a LoRA" if has_lora else "no LoRA"
         raise ValueError(
-            f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} {has}"
+            f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} has "
+            f"{has}"
         )
     return Weights(tensors, head)
 
@@ -174,7 +180,9 @@ def plain_name(name: str) -> str:
     if name.startswith(("rm_head.", "lm_head.")):
         return name
     name = name.removeprefix("model.")
-    return name if name.startswith(("visual.", "language_model.")) else f"language_model.{name}"
+    if name.startswith(("visual.", "language_model.")):
+        return name
+    return f"language_model.{name}"
 
 
 def _read_settings(config: dict[str, Any], path: Path) -> Settings:
@@ -194,27 +202,22 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         "output_dim": 1,
     }
     given = {"sample_type": "uniform"} | data | model
-    if wrong := [
+    wrong = [
         f"{name} {given.get(name)!r}, not {needed[name]!r}"
         for name in needed
         if given.get(name) != needed[name]
-    ]:
+    ]
+    if wrong:
         raise ValueError(
             f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}"
         )
     constants = config.get("inference_config") or {}
     dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim in {path}")
-    names = (
-        [f"{name}_{kind}" for name in dimensions for kind in ("mean", "std")] if constants else []
-    )
-    if bad := [
-        n for n in names if not is_finite(constants, n) or (n.endswith("std") and constants[n] <= 0)
-    ]:
-        raise ValueError(
-            f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again"
-        )
+    if constants:
+        _check_constants(constants, dimensions, path)
     # Missing settings get the original's defaults.
     rank = lora.get("lora_r", 16)
+    divisor = math.sqrt(rank) if lora.get("use_rslora") else rank
     return Settings(
         fps=float(data.get("fps") or 2.0),
         num_frames=data.get("num_frames"),
@@ -223,11 +226,26 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
         template=template,
         has_lora=lora.get("lora_enable", False),
         lora_rank=rank,
-        lora_scale=lora.get("lora_alpha", 32)
-        / (math.sqrt(rank) if lora.get("use_rslora") else rank),
+        lora_scale=lora.get("lora_alpha", 32) / divisor,
         dimensions=dimensions,
         normalisation=constants or None,
     )
+
+
+def _check_constants(constants: Mapping[str, Any], dimensions: Sequence[str], path: Path) -> None:
+    """Raise ValueError for a dimension without a finite mean and a positive standard deviation."""
+    bad = []
+    for dimension in dimensions:
+        mean = f"{dimension}_mean"
+        std = f"{dimension}_std"
+        if not is_finite(constants, mean):
+            bad.append(mean)
+        if not is_finite(constants, std) or constants[std] <= 0:
+            bad.append(std)
+    if bad:
+        raise ValueError(
+            f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again"
+        )
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
@@ -235,11 +253,9 @@ def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
     Qwen2-VL-2B suffices.
     """
     short = Path(name).name
-    folders = (
-        [Path(given)]
-        if given
-        else [root / short, root.parent / short, root.parent / name, Path(name)]
-    )
+    folders = [root / short, root.parent / short, root.parent / name, Path(name)]
+    if given:
+        folders = [Path(given)]
     for folder in folders:
         if (folder / "config.json").is_file():
             return folder

@@ -43,9 +43,10 @@ class RewardModel(nn.Module):
         # Buffers are not on the meta device, because no checkpoint contains the rotary frequencies.
         with init_empty_weights(include_buffers=False):
             model = Qwen2VLModel(config)
-        if modules := sorted(
+        modules = sorted(
             {name.partition(".lora_")[0] for name in weights.model if ".lora_" in name}
-        ):
+        )
+        if modules:
             rank = settings.lora_rank
             lora = LoraConfig(
                 r=rank,
@@ -106,7 +107,8 @@ class _RoundedVisionRotary(nn.Module):
 
     def __init__(self, rotary: nn.Module, dtype: torch.dtype):
         super().__init__()
-        self.rotary, self.dtype = rotary, dtype
+        self.rotary = rotary
+        self.dtype = dtype
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         angles = position_ids[..., None].to(self.dtype) * self.rotary.inv_freq.to(

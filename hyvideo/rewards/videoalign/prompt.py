@@ -25,7 +25,8 @@ _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 def check_prompt(prompt: str) -> None:
     """Raise ValueError for a prompt that contains a special token of the conversation."""
-    if reserved := [token for token in _RESERVED if token in prompt]:
+    reserved = [token for token in _RESERVED if token in prompt]
+    if reserved:
         raise ValueError(
             f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}"
         )

@@ -175,7 +175,8 @@ class VideoAlignScorer(Scorer):
 
     def _scaled(self, row: list[float], normalize: bool) -> Scores:
         scores = dict(zip(self.dimensions, row))
-        if normalize and (constants := self.settings.normalisation):
+        constants = self.settings.normalisation
+        if normalize and constants:
             scores = {
                 name: (v - constants[f"{name}_mean"]) / constants[f"{name}_std"]
                 for name, v in scores.items()

@@ -44,16 +44,20 @@ def measure_video(video: Tensor) -> SimpleNamespace:
     """
     firsts = evenly_spaced(NUM_PAIRS, len(video) - 1)
     frames = video[sorted({i + k for i in firsts for k in (0, 1)} or {0})]
-    change = torch.zeros(1)
+    motion = 0.0
+    frozen = 0.0
     if firsts:
-        small = _shrunk(_luma(video[firsts])), _shrunk(_luma(video[[i + 1 for i in firsts]]))
-        change = (small[1] - small[0]).abs().mean((1, 2))
+        seconds = [i + 1 for i in firsts]
+        change = _shrunk(_luma(video[seconds])) - _shrunk(_luma(video[firsts]))
+        change = change.abs().mean((1, 2))
+        motion = change.mean().item()
+        frozen = (change < FROZEN_BELOW).float().mean().item()
     return SimpleNamespace(
         exposure=_luma(frames).mean().item(),
         saturation=((frames.amax(1) - frames.amin(1)).float().mean() / 255).item(),
         clipped=((frames.amin(1) == 0) | (frames.amax(1) == 255)).float().mean().item(),
-        motion=change.mean().item(),
-        frozen=(change < FROZEN_BELOW).float().mean().item() if firsts else 0.0,
+        motion=motion,
+        frozen=frozen,
         sharpness=_sharpness(_luma(video[evenly_spaced(NUM_SHARP_FRAMES, len(video))])),
     )
 
@@ -133,10 +137,8 @@ def summarise_videos(
         for row, video in measured.items()
     }
     rows = dict(sorted(ChainMap(*all_objects(local, mesh)).items()))
-    measured_of, thumbnails = (
-        [values for values, _ in rows.values()],
-        [picture for _, picture in rows.values()],
-    )
+    measured_of = [values for values, _ in rows.values()]
+    thumbnails = [picture for _, picture in rows.values()]
     names = sorted(set().union(*measured_of))
     columns = {name: [values[name] for values in measured_of if name in values] for name in names}
     columns["held_out/diversity"] = diversity(thumbnails, [groups[row] for row in rows]).tolist()
@@ -226,7 +228,8 @@ class ScorerMetrics:
             name: len(next(iter(rows.values()))) for name, rows in local.items() if rows
         }
         widths = dict(ChainMap(*all_objects(local_widths, self.mesh)))
-        means, spreads = {}, {}
+        means = {}
+        spreads = {}
         for name in sorted(widths):
             table = merge_rows(local.get(name, {}), num_videos, widths[name], self.mesh)
             table = table[table.isfinite().all(1)]
@@ -265,7 +268,8 @@ def _value_and_error(
     """Return a metric of a set and its jackknife standard error, from leaving out one part at a
     time.
     """
-    value, count = of_set(rows), min(len(rows), NUM_PARTS)
+    value = of_set(rows)
+    count = min(len(rows), NUM_PARTS)
     if not with_error or count < 3:
         return value, math.nan
     parts = torch.arange(len(rows)) % count
@@ -299,7 +303,9 @@ def _shrunk(luma: Tensor) -> Tensor:
     pixel noise.
     """
     side = max(1, -(-max(luma.shape[1:]) // SMALL))
-    return F.avg_pool2d(luma[:, None], side, ceil_mode=True)[:, 0] if side > 1 else luma
+    if side == 1:
+        return luma
+    return F.avg_pool2d(luma[:, None], side, ceil_mode=True)[:, 0]
 
 
 def _sharpness(luma: Tensor) -> float:

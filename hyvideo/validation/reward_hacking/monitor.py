@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hyvideo.data.files import read_text
+from hyvideo.data.files import optional, read_text
 from hyvideo.data.run_folder import numbered
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.records.run_files import write_json
+from hyvideo.records.run_files import or_none, write_json
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.rule import Dispersion, MetricShift, ValidationStats
 
@@ -39,7 +39,8 @@ class HackingMonitor:
         weights: Mapping[str, float] | None = None,
         warns_of_transfer: bool = False,
     ):
-        self.action, self.threshold = action, threshold
+        self.action = action
+        self.threshold = threshold
         self.weights = weights or {}
         self.warns_of_transfer = warns_of_transfer
         self.transfer = math.nan  # of the last validation
@@ -56,12 +57,14 @@ class HackingMonitor:
         """Return 1 if the validation shows reward hacking, else 0; NaN without a validation of the
         base model.
         """
-        judgement = from_main(self._judge(now) if self.mesh.is_main else None, self.mesh)
+        own = self._judge(now) if self.mesh.is_main else None
+        judgement = from_main(own, self.mesh)
         is_judged, self.shifts, self.reason, self.ends_run, self.transfer = judgement
         return float(bool(self.shifts)) if is_judged else math.nan
 
-    def end(self, saved: Path) -> None:
-        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint.
+    def end(self, saved: Path | None) -> None:
+        """Write the marker file and raise RewardHacking with the ``saved`` checkpoint; None if it
+        could not be written.
 
         Called on every rank.
         """
@@ -71,9 +74,13 @@ class HackingMonitor:
                 "on_reward_hacking": self.action,
                 "departures": [asdict(shift) for shift in self.shifts],
             }
-            write_json(self.marker, note)
+            with optional(rule.MARKER):
+                write_json(self.marker, note)
+        policy = "the current policy could not be saved; earlier checkpoints are kept"
+        if saved:
+            policy = f"the current policy was saved in {saved}"
         raise rule.RewardHacking(
-            f"{self.reason}; the current policy was saved in {saved}. See docs/reward_hacking.md; "
+            f"{self.reason}; {policy}. See docs/reward_hacking.md; "
             f"to resume, delete {self.marker} or set --on_reward_hacking warn"
         )
 
@@ -127,12 +134,12 @@ def read_validation(folder: Path, made_with: dict) -> ValidationStats | None:
         return None
     if recorded["made_with"] != made_with:
         return None
-    numbers = {
-        name: value
-        for name, value in recorded.items()
-        if value is None or isinstance(value, (int, float))
-    }
-    means = {name: math.nan if value is None else value for name, value in numbers.items()}
+    means = {}
+    for name, value in recorded.items():
+        if value is None:
+            means[name] = math.nan
+        elif isinstance(value, (int, float)):
+            means[name] = value
     return ValidationStats(int(folder.name), means, spreads)
 
 
@@ -142,7 +149,7 @@ def write_validation(
     """Write measures.json: means, spreads as [std, count], shifts, and the settings of the
     validation.
     """
-    means = {name: value if math.isfinite(value) else None for name, value in stats.means.items()}
+    means = {name: or_none(value) for name, value in stats.means.items()}
     others = {
         "spreads": stats.spreads,
         "hacking": [asdict(shift) for shift in shifts],

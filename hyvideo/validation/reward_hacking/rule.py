@@ -119,7 +119,8 @@ def base_stats(history: Sequence[ValidationStats]) -> ValidationStats | None:
 
 def find_shifts(history: Sequence[ValidationStats], threshold: float) -> list[MetricShift]:
     """Return the bad shifts of the last validation if its reward rose, the largest first."""
-    base, now = base_stats(history), history[-1]
+    base = base_stats(history)
+    now = history[-1]
     if base is None or base is now or not _has_risen(base, now):
         return []
     return sorted(
@@ -145,10 +146,10 @@ def transfer(history: Sequence[ValidationStats], weights: Mapping[str, float]) -
     gain = _difference(REWARD, base, now)
     weights = {name: weight for name, weight in weights.items() if weight}
     if weights and all(f"true/{name}" in base.means for name in weights):
-        return (
-            sum(weight * _difference(f"true/{name}", base, now) for name, weight in weights.items())
-            / gain
+        true_gain = sum(
+            weight * _difference(f"true/{name}", base, now) for name, weight in weights.items()
         )
+        return true_gain / gain
     held_out = [
         name for name in base.spreads if name.startswith("held_out/") and name.count("/") == 2
     ]
@@ -176,12 +177,15 @@ def all_shifts(base: ValidationStats, now: ValidationStats, threshold: float) ->
     shifts = []
     for name in now.means:
         watched = WATCHED.get(name, OTHER_METRIC)
-        unit = _unit(name, base, watched) if name in base.spreads else 0.0
+        if name == REWARD or name not in base.spreads:
+            continue
+        unit = _unit(name, base, watched)
         is_other_size = name in SET_MEASURES and _count(name, base) != _count(name, now)
-        if name == REWARD or not unit > 0 or is_other_size:
+        if not unit > 0 or is_other_size:
             continue
         error, student = _error(name, base, now)
-        shift, allowed = _difference(name, base, now) / unit, max(threshold, student * error / unit)
+        shift = _difference(name, base, now) / unit
+        allowed = max(threshold, student * error / unit)
         shifts.append(MetricShift(name, base.means[name], now.means[name], shift, allowed))
     return shifts
 
@@ -201,7 +205,8 @@ def student_quantile(deviate: float, freedom: float) -> float:
 
 def describe(history: Sequence[ValidationStats], shifts: Sequence[MetricShift]) -> str:
     """Return one line with the rise of the reward and every shift."""
-    base, now = base_stats(history), history[-1]
+    base = base_stats(history)
+    now = history[-1]
     rise = _difference(REWARD, base, now) / base.spreads[REWARD].std
     return (
         f"reward hacking at iteration {now.iteration}: reward {base.means[REWARD]:.3g} -> "
@@ -217,11 +222,8 @@ def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float
 def _unit(name: str, base: ValidationStats, watched: WatchedMetric) -> float:
     """Return the base standard deviation of a metric, at least its lower bounds."""
     value = abs(base.means.get(name, math.nan))
-    return max(
-        value if name in SET_MEASURES else base.spreads[name].std,
-        watched.min_spread,
-        MIN_RELATIVE * value,
-    )
+    spread = value if name in SET_MEASURES else base.spreads[name].std
+    return max(spread, watched.min_spread, MIN_RELATIVE * value)
 
 
 def _count(name: str, stats: ValidationStats) -> int:
@@ -237,9 +239,9 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
     sets = base.spreads[name], now.spreads[name]
     # If neither set has a spread (all scores were 1 and are now 0, for example), use that of both
     # together.
-    pooled = (
-        abs(_difference(name, base, now)) / 2 if not any(spread.std for spread in sets) else 0.0
-    )
+    pooled = 0.0
+    if not any(spread.std for spread in sets):
+        pooled = abs(_difference(name, base, now)) / 2
     most = NUM_PARTS if name in SET_MEASURES else math.inf  # number of values behind the error
     parts = [
         ((spread.std or pooled) ** 2 / (spread.count - 1), min(spread.count, most) - 1)

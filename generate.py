@@ -19,8 +19,8 @@ import signal
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError
 
@@ -28,10 +28,17 @@ from hyvideo.data.cli import Parser
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote, shorten
 from hyvideo.settings import processes
-from hyvideo.settings.command_line import flag_options, read_settings
-from hyvideo.settings.config import LEAVES, Config
-from hyvideo.settings.reference_flags import add_flags, meanings, print_ignored, table, with_flags
-from hyvideo.settings.values import truth, value_of
+from hyvideo.settings.command_line import add_section, flag_options, read_settings
+from hyvideo.settings.config import LEAVES, Config, read_sections
+from hyvideo.settings.reference_flags import (
+    add_flags,
+    meanings,
+    print_ignored,
+    table,
+    take_flags,
+    with_flags,
+)
+from hyvideo.settings.sections import Section, leaves_of, start
 
 # Flags of the public reference's program, and the settings of a run that they set.
 RENAMED = {
@@ -58,211 +65,191 @@ SPEED = {
     "use_sageattn": ("attention_kernel", "sage"),
     "enable_torch_compile": ("enable_compile", "true"),
 }
-REWRITING = {  # defaults and descriptions of the flags --rewrite_*
-    "url": ("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1"),
-    "model": ("", "model of the endpoint"),
-    "key_env": ("OPENAI_API_KEY", 'environment variable of the API key; "" sends none'),
-    "prompt_file": (None, "text file with the instruction for the model; default: our own"),
-}
-REWRITING_FLAGS = (  # that need --rewrite
-    "rewrite_url",
-    "rewrite_model",
-    "rewrite_prompt_file",
-    "rewrite_fallback",
-    "rewritten_csv",
-)
-BOOLEAN = {"nargs": "?", "const": True, "type": truth, "metavar": "BOOL"}
-MAX_VIDEOS = 100_000  # per prompt
-MAX_CANDIDATES = 1_000  # of --best_of
 MAX_SIDE = 8_192  # pixels
-CACHE_SCHEDULE = {
-    "total_steps": "number of steps of the schedule (default: 50)",
-    "cache_start_step": "all blocks run before this step (default: 11)",
-    "cache_end_step": "all blocks run from this step (default: 45)",
-    "cache_step_interval": "between start and end, all blocks run every N steps (default: 4)",
-}
+CACHING = (
+    "cache_type total_steps cache_start_step cache_end_step cache_step_interval no_cache_block_id"
+).split()
 
 
-def add_inputs(parser: Parser) -> None:
-    inputs = parser.add_argument_group("prompts and output")
-    inputs.add_argument("--prompt", nargs="+", default=[], help="one or more prompts")
-    inputs.add_argument(
-        "--image_path", help="first frame for the videos of --prompt (image-to-video)"
-    )
-    words = "CSV files: `prompt`, optionally `ref_image_path` and `seed`"
-    inputs.add_argument("--valid_video_csv", nargs="+", default=[], help=words)
-    inputs.add_argument("--num_videos", type=int, default=1, help="videos per prompt")
-    inputs.add_argument("--seed", type=int, default=0, help="random seed")
-    inputs.add_argument(
-        "--output_path",
-        type=Path,
-        default=Path("outputs/videos"),
-        help="folder or mp4 file to write",
-    )
-    words = (
-        "also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not "
-        "encode the video"
-    )
-    inputs.add_argument("--keep_latents", **BOOLEAN, help=words)
+class PromptFlags(Section):
+    """Prompts and output."""
 
-
-def add_model(parser: Parser) -> None:
-    model = parser.add_argument_group("model")
-    words = (
-        "YAML of a run; default: the file of --checkpoint_path, or configs/miniature.yaml if no model "
-        "is given"
+    prompt: list[str] = start([], "One or more prompts.")
+    image_path: str | None = start(None, "First frame for the videos of --prompt (image-to-video).")
+    valid_video_csv: list[str] = start(
+        [], "CSV files: `prompt`, optionally `ref_image_path` and `seed`."
     )
-    model.add_argument("--config", help=words)
-    model.add_argument(
-        "--resolution", choices=["480p", "720p"], help="select the version by resolution and task"
-    )
-    model.add_argument(
-        "--cfg_distilled",
-        **BOOLEAN,
-        help="select the guidance-distilled version; with --resolution",
-    )
-    model.add_argument(
-        "--enable_step_distill",
-        **BOOLEAN,
-        help="select the step-distilled version; with --resolution",
-    )
-    model.add_argument(
-        "--checkpoint_path", type=Path, help="checkpoint of a training run; default: the base model"
-    )
-    model.add_argument("--lora_path", type=Path, help="file or folder of a LoRA")
-    model.add_argument("--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights")
-
-
-def add_sampling(parser: Parser) -> None:
-    sampling = parser.add_argument_group(
-        "sampling",
-        "The version sets the defaults. With --config or a checkpoint of a run, its validation sets "
-        "frames, size,\n"
-        "shift and steps. With --stochastic, its rollouts set frames, size and shift.",
-    )
-    sampling.add_argument(
-        "--aspect_ratio", help="width:height, e.g. 16:9; default: the ratio of the image"
-    )
-    sampling.add_argument("--height", type=int, help="height in pixels; with --width")
-    sampling.add_argument("--width", type=int, help="width in pixels; with --height")
-    words = "reference: the noise that HunyuanVideo-1.5 draws for the seed"
-    sampling.add_argument(
-        "--initial_noise", choices=["default", "reference"], default="default", help=words
-    )
-    sampling.add_argument(
-        "--sp_size", type=int, default=1, help="processes of torchrun that share one video"
-    )
-    sampling.add_argument(
-        "--sr", **BOOLEAN, help="super-resolution of the videos: 480p to 720p, or 720p to 1080p"
-    )
-    sampling.add_argument(
-        "--save_pre_sr_video", **BOOLEAN, help="with --sr, also write NAME_before_sr.mp4"
+    num_videos: int = start(1, "Videos per prompt.", ge=1, le=100_000)
+    seed: int = start(0, "Random seed.", ge=-(2**63), le=2**64 - 1)
+    output_path: Path = start(Path("outputs/videos"), "Folder or mp4 file to write.")
+    keep_latents: bool = start(
+        False,
+        "Also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not "
+        "encode the video.",
     )
 
 
-def add_memory(parser: Parser) -> None:
-    memory = parser.add_argument_group(
-        "memory",
-        "By default, a GPU with less than 60 GiB offloads models in groups, and a larger one "
-        "keeps them.\n"
-        "On a CPU, where it was tested, offloading does not change the videos.",
+class ModelFlags(Section):
+    """Model."""
+
+    config: str | None = start(
+        None,
+        "YAML of a run; default: the file of --checkpoint_path, or configs/miniature.yaml if no "
+        "model is given.",
     )
-    memory.add_argument(
-        "--offloading", **BOOLEAN, help="keep models on the CPU except while they compute"
+    resolution: Literal["480p", "720p"] | None = start(
+        None, "Select the version by resolution and task."
     )
-    words = (
-        "copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading"
+    cfg_distilled: bool | None = start(
+        None, "Select the guidance-distilled version; with --resolution."
     )
-    memory.add_argument("--group_offloading", **BOOLEAN, help=words)
-    words = (
-        "copy a block while the previous one computes (default); false: groups of four blocks, "
-        "without overlap"
+    enable_step_distill: bool | None = start(
+        None, "Select the step-distilled version; with --resolution."
     )
-    memory.add_argument("--overlap_group_offloading", **BOOLEAN, help=words)
-    words = (
-        "print the memory that each way of offloading needs, for a GPU such as RTX 4090, and exit"
+    checkpoint_path: Path | None = start(
+        None, "Checkpoint of a training run; default: the base model."
     )
-    memory.add_argument("--print_memory", metavar="GPU", help=words)
+    lora_path: Path | None = start(None, "File or folder of a LoRA.")
+    lora_scale: float = start(1.0, "Factor of the LoRA's weights.")
 
 
-def add_best_of(parser: Parser) -> None:
-    best = parser.add_argument_group(
-        "best of n", "Sample several candidates of each video and keep the best."
+class SamplingFlags(Section):
+    """Sampling.
+
+    The version sets the defaults. With --config or a checkpoint of a run, its validation sets
+    frames, size, shift and steps. With --stochastic, its rollouts set frames, size and shift.
+    """
+
+    aspect_ratio: str | None = start(
+        None, "Width:height, such as 16:9; default: the ratio of the image."
     )
-    best.add_argument(
-        "--best_of", type=int, default=1, help="candidates per video; scored with --reward_model"
+    height: int | None = start(None, "Height in pixels; with --width.", ge=1, le=MAX_SIDE)
+    width: int | None = start(None, "Width in pixels; with --height.", ge=1, le=MAX_SIDE)
+    initial_noise: Literal["default", "reference"] = start(
+        "default", "reference: the noise that HunyuanVideo-1.5 draws for the seed."
     )
-    for name in REWARD_SETTINGS:
-        best.add_argument(
-            f"--{name}", type=partial(value_of, LEAVES[name]), **flag_options(LEAVES[name])
-        )
+    sp_size: int = start(1, "Processes of torchrun that share one video.", ge=1, le=1024)
+    sr: bool = start(False, "Super-resolution of the videos: 480p to 720p, or 720p to 1080p.")
+    save_pre_sr_video: bool = start(False, "With --sr, also write NAME_before_sr.mp4.")
 
 
-def add_rewriting(parser: Parser) -> None:
-    rewriting = parser.add_argument_group("prompt rewriting")
-    rewriting.add_argument(
-        "--rewrite", **BOOLEAN, help="rewrite the prompts by a language model; the JSON has both"
+class MemoryFlags(Section):
+    """Memory.
+
+    By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them.
+    On a CPU, where it was tested, offloading does not change the videos.
+    """
+
+    offloading: bool | None = start(None, "Keep models on the CPU except while they compute.")
+    group_offloading: bool | None = start(
+        None,
+        "Copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading.",
     )
-    for flag, (default, words) in REWRITING.items():
-        rewriting.add_argument(f"--rewrite_{flag}", default=default, help=words)
-    words = "use a prompt as it is if it cannot be rewritten; otherwise that is an error"
-    rewriting.add_argument("--rewrite_fallback", action="store_true", help=words)
-    words = "write the prompts to this CSV and exit, for training; the same command resumes"
-    rewriting.add_argument("--rewritten_csv", type=Path, help=words)
+    overlap_group_offloading: bool | None = start(
+        None,
+        "Copy a block while the previous one computes (default); false: groups of four blocks, "
+        "without overlap.",
+    )
+    print_memory: str | None = start(
+        None,
+        "Print the memory that each way of offloading needs, for a GPU such as RTX 4090, and exit.",
+    )
+
+
+class RewritingFlags(Section):
+    """Prompt rewriting."""
+
+    rewrite: bool = start(False, "Rewrite the prompts by a language model; the JSON has both.")
+    rewrite_url: str = start("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1.")
+    rewrite_model: str = start("", "Model of the endpoint.")
+    rewrite_key_env: str = start(
+        "OPENAI_API_KEY", 'Environment variable of the API key; "" sends none.'
+    )
+    rewrite_prompt_file: str | None = start(
+        None, "Text file with the instruction for the model; default: our own."
+    )
+    rewrite_fallback: bool = start(
+        False, "Use a prompt as it is if it cannot be rewritten; otherwise that is an error."
+    )
+    rewritten_csv: Path | None = start(
+        None,
+        "Write the prompts to this CSV and exit, for training; the same command resumes.",
+    )
+
+
+class SpeedFlags(Section):
+    """Speed.
+
+    These flags change the videos; torch.compile, only by rounding.
+    """
+
+    use_sageattn: bool = start(
+        False, "Attention of the blocks by the package sageattention (8 bits)."
+    )
+    enable_torch_compile: bool = start(False, "Compile the transformer's blocks at the first step.")
+    enable_cache: bool = start(
+        False,
+        "Run most blocks only at some steps; the defaults are for 50 steps, counted from 0.",
+    )
+    cache_type: Literal["deepcache", "teacache", "taylorcache"] | None = start(
+        None, "Kind of step caching (default: deepcache)."
+    )
+    total_steps: int | None = start(None, "Number of steps of the schedule (default: 50).")
+    cache_start_step: int | None = start(None, "All blocks run before this step (default: 11).")
+    cache_end_step: int | None = start(None, "All blocks run from this step (default: 45).")
+    cache_step_interval: int | None = start(
+        None, "Between start and end, all blocks run every N steps (default: 4)."
+    )
+    no_cache_block_id: list[int] | None = start(
+        None, "Blocks that deepcache runs at every step (default: the last)."
+    )
+
+
+class CandidateFlags(Section):
+    """Best of n.
+
+    Sample several candidates of each video and keep the best by --reward_model.
+    """
+
+    best_of: int = start(1, "Candidates per video.", ge=1, le=1_000)
+
+
+FLAGS = (
+    PromptFlags,
+    ModelFlags,
+    SamplingFlags,
+    MemoryFlags,
+    RewritingFlags,
+    SpeedFlags,
+    CandidateFlags,
+)
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the values of the flags; those of settings are text, and None if not given."""
     parser = Parser(__doc__, usage="%(prog)s --prompt TEXT [--flag value ...]")
-    add_inputs(parser)
-    add_model(parser)
-    add_sampling(parser)
-    add_memory(parser)
-    add_best_of(parser)
-    add_rewriting(parser)
-    add_speed_flags(parser)
-    settings = parser.add_argument_group("settings", "Settings of the model and its sampling.")
-    flags = RENAMED | {name: name for name in SETTINGS}
+    for cls in FLAGS:
+        add_section(parser, cls.__doc__, leaves_of(cls), default=argparse.SUPPRESS)
+    settings = parser.add_argument_group("Settings of the model and its sampling")
+    flags = RENAMED | {name: name for name in (*SETTINGS, *REWARD_SETTINGS)}
     for flag, name in flags.items():
-        leaf = LEAVES[name]
-        options = flag_options(leaf, sentence=SENTENCES.get(flag, ""))
-        settings.add_argument(f"--{flag}", type=partial(value_of, leaf), **options)
+        options = flag_options(LEAVES[name], sentence=SENTENCES.get(flag, ""))
+        settings.add_argument(f"--{flag}", **options)
         if name != flag:  # the name in training
             options |= {"dest": flag, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            settings.add_argument(f"--{name}", type=partial(value_of, leaf), **options)
+            settings.add_argument(f"--{name}", **options)
     renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
     options = parser.parse_args(argv)
-    options.reference_flags = {name: getattr(options, name) for name in renamed}
-    flags |= {name: name for name in REWARD_SETTINGS}
-    options.flags = {
-        setting: flag for flag, setting in flags.items() if getattr(options, flag) is not None
-    }
+    values = vars(options)
+    of_reference = take_flags(values, renamed)
+    given = {setting: flag for flag, setting in flags.items() if values[flag] is not None}
+    sections, problems, _ = read_sections({cls.__name__: cls for cls in FLAGS}, values)
+    if problems:
+        parser.error("\n".join(problems))
+    for section in sections.values():
+        values |= dict(section)
+    options.reference_flags, options.flags = of_reference, given
     return options
-
-
-def add_speed_flags(parser: argparse.ArgumentParser) -> None:
-    speed = parser.add_argument_group(
-        "speed", "These flags change the videos; torch.compile, only by rounding."
-    )
-    speed.add_argument(
-        "--use_sageattn",
-        **BOOLEAN,
-        help="attention of the blocks by the package sageattention (8 bits)",
-    )
-    speed.add_argument(
-        "--enable_torch_compile",
-        **BOOLEAN,
-        help="compile the transformer's blocks at the first step",
-    )
-    words = "run most blocks only at some steps; the defaults are for 50 steps, counted from 0"
-    speed.add_argument("--enable_cache", **BOOLEAN, help=words)
-    kinds = ("deepcache", "teacache", "taylorcache")
-    speed.add_argument(
-        "--cache_type", choices=kinds, help="kind of step caching (default: deepcache)"
-    )
-    for name, words in CACHE_SCHEDULE.items():
-        speed.add_argument(f"--{name}", type=int, help=words)
-    words = "blocks that deepcache runs at every step (default: the last)"
-    speed.add_argument("--no_cache_block_id", type=int, nargs="+", help=words)
 
 
 def check(options: argparse.Namespace) -> None:
@@ -275,7 +262,10 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
         )
-    check_numbers(options)
+    if (options.height is None) != (options.width is None):
+        raise ValueError(
+            f"--height and --width must be given together, got {options.height} and {options.width}"
+        )
     if options.keep_latents and options.sr:
         raise ValueError(
             "--keep_latents cannot be used with --sr, whose videos have other latents; remove one "
@@ -286,29 +276,6 @@ def check(options: argparse.Namespace) -> None:
     check_best_of(options)
     check_rewriting(options)
     Config.from_flat({setting: getattr(options, flag) for setting, flag in options.flags.items()})
-
-
-def check_numbers(options: argparse.Namespace) -> None:
-    """Raise ValueError for numbers that are out of range, and for one side without the other."""
-    limits = {
-        "num_videos": (1, MAX_VIDEOS),
-        "sp_size": (1, 1024),
-        "seed": (-(2**63), 2**64 - 1),
-        "best_of": (1, MAX_CANDIDATES),
-        "height": (1, MAX_SIDE),
-        "width": (1, MAX_SIDE),
-    }
-    for name, (least, most) in limits.items():
-        value = getattr(options, name)
-        if value is not None and not least <= value <= most:
-            raise ValueError(
-                f"--{name} must be a number from {least:,} to {most:,}, got "
-                f"{quote(value, 40)[1:-1]}"
-            )
-    if (options.height is None) != (options.width is None):
-        raise ValueError(
-            f"--height and --width must be given together, got {options.height} and {options.width}"
-        )
 
 
 def check_best_of(options: argparse.Namespace) -> None:
@@ -332,8 +299,8 @@ def check_best_of(options: argparse.Namespace) -> None:
 
 def check_rewriting(options: argparse.Namespace) -> None:
     """Raise ValueError for flags that contradict --rewrite, or need it."""
-    for name in REWRITING_FLAGS:
-        if getattr(options, name) and not options.rewrite:
+    for name, leaf in leaves_of(RewritingFlags).items():
+        if getattr(options, name) != leaf.default and not options.rewrite:
             raise ValueError(f"--{name} needs --rewrite true")
     csvs = [os.path.realpath(csv) for csv in options.valid_video_csv]
     if options.rewritten_csv and os.path.realpath(options.rewritten_csv) in csvs:
@@ -363,12 +330,14 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         options.prompt, options.image_path = [], None
     if options.save_pre_sr_video and not options.sr:
         print_ignored({"without --sr there is no super-resolution": ["save_pre_sr_video true"]})
-    for side, flag, (word,), _ in meanings(options.reference_flags, table("generate"), {}):
-        if getattr(options, side) not in (None, int(word)):
+    found, ignored = meanings(options.reference_flags, table("generate"), {})
+    print_ignored(ignored)
+    for side, flag, pixels, _ in found:
+        if getattr(options, side) not in (None, pixels):
             raise ValueError(
                 f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them"
             )
-        setattr(options, side, int(word))
+        setattr(options, side, pixels)
     if options.aspect_ratio and options.height is not None:
         print_ignored(
             {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}
@@ -424,8 +393,8 @@ def caching_of(options: argparse.Namespace):
     """Return the step caching of the flags, or None; flags without ``--enable_cache`` are named."""
     from hyvideo.models.step_cache import StepCaching
 
-    names = ("cache_type", *CACHE_SCHEDULE, "no_cache_block_id")
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in CACHING}
+    given = {name: value for name, value in given.items() if value is not None}
     if options.enable_cache:
         return StepCaching(**given)
     if given:
@@ -437,11 +406,15 @@ def caching_of(options: argparse.Namespace):
 
 def rewriter_of(options: argparse.Namespace):
     """Return the rewriter of the flags ``--rewrite_*``."""
-    from hyvideo.rewards.prompt_rewriting import Rewriter
+    from hyvideo.rewards.prompt_rewriting import INSTRUCTION, Rewriter
 
-    given = {flag: getattr(options, f"rewrite_{flag}") for flag in REWRITING}
-    given = {flag: value for flag, value in given.items() if value is not None}
-    return Rewriter(**given, fallback=options.rewrite_fallback)
+    return Rewriter(
+        url=options.rewrite_url,
+        model=options.rewrite_model,
+        key_env=options.rewrite_key_env,
+        prompt_file=options.rewrite_prompt_file or INSTRUCTION,
+        fallback=options.rewrite_fallback,
+    )
 
 
 def check_noise(options: argparse.Namespace, requests: list, root: str, version: str) -> None:
@@ -550,9 +523,9 @@ def generation_settings(options: argparse.Namespace, has_images: bool):
         initial_noise=options.initial_noise,
         sp_size=options.sp_size,
         caching=caching,
-        sr=bool(options.sr),
-        save_pre_sr_video=bool(options.save_pre_sr_video),
-        keep_latents=bool(options.keep_latents),
+        sr=options.sr,
+        save_pre_sr_video=options.save_pre_sr_video,
+        keep_latents=options.keep_latents,
         best_of=options.best_of,
     )
 

@@ -16,10 +16,9 @@ name are runs of one policy.
 
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.data.files import make_folder
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.values import truth
 
 
 @exit_on_error("benchmark_videos.py")

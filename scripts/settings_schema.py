@@ -14,10 +14,10 @@ from typing import Any
 
 from hyvideo.data.files import ROOT
 from hyvideo.settings.command_line import ENVIRONMENT
-from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS, Leaf
+from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS
 from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.settings.reference_flags import Row, table
-from hyvideo.settings.sections import Switch
+from hyvideo.settings.sections import Leaf, Switch
 
 PATH = ROOT / "configs/settings.schema.json"
 

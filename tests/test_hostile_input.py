@@ -171,15 +171,16 @@ def test_a_prompt_is_readable_text_or_rejected(folder, monkeypatch, capsys, prom
     has_words = any(not c.isspace() and unicodedata.category(c) != "Cf" for c in prompt)
     is_sound = has_words and text_problem(prompt, MAX_PROMPT_BYTES) is None
     assert (code == 0) == is_sound, message
-    assert is_sound or message.startswith("generate.py: a prompt must be printable text")
+    problem = "a prompt must be printable text" if prompt else "no prompts: give --prompt"
+    assert is_sound or message.startswith(f"generate.py: {problem}")
     assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
     "flags, expected",
     [
-        (["--num_videos", "1000000000000"], "--num_videos"),
-        (["--lora_scale", "nan"], "--lora_scale"),
+        (["--num_videos", "1000000000000"], "num_videos"),
+        (["--lora_scale", "nan"], "lora_scale"),
         (
             [
                 "--resolution",

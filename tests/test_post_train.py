@@ -47,8 +47,8 @@ def broken_checkpoint(tmp_path):
     "arguments, output",
     [
         (["--no_such_flag", "1"], "no_such_flag"),
-        (["--sde_type", "euler"], "invalid choice: 'euler'"),
-        (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must not be negative"),
+        (["--sde_type", "euler"], "sde_type must be one of sage_grpo"),
+        (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must be at least 0"),
         (["--prompts_csv", "nowhere.csv"], "file not found: nowhere.csv"),
     ],
 )

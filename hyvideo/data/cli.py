@@ -11,6 +11,9 @@ from typing import Any, NoReturn
 
 from hyvideo.data.text import nearest, quote, shorten
 
+TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
+    ("false", "no", "off", "0", "f", "n"), False
+)
 # Earlier names of flags, with the names that replace them.
 OLD_NAMES = {
     "--out": ["--output_dir", "--output_path"],
@@ -69,13 +72,25 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         message = re.sub(
-            "argument (--[^:]+): expected (one|at least one) argument", r"\1 needs a value", message
+            "argument (--[^:]+): expected (one|at least one) argument",
+            r"\1 needs a value; write \1=VALUE if it starts with a dash",
+            message,
         )
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
         hint = nearest(unknown[1], self._option_string_actions) if unknown else ""
         if hint:
             message = f"{message}; {hint}"
         super().error(shorten(message, 1_000))
+
+
+def truth(text: str) -> bool:
+    """Return the truth value of ``true``, ``off`` etc.
+
+    Raises argparse.ArgumentTypeError for other text.
+    """
+    if text.lower() not in TRUTHS:
+        raise argparse.ArgumentTypeError(f"must be true or false, got {quote(text)}")
+    return TRUTHS[text.lower()]
 
 
 @contextmanager

@@ -171,7 +171,7 @@ def resolve_sampling(
     the validation of a run, or as its rollouts if ``settings`` has ``sde_type``. Without a run, the
     version gives the frames.
     """
-    register(settings.get("family", from_file.get("family", "")))
+    register(str(settings.get("family", from_file.get("family", ""))))
     if resolution and "transformer_version" not in settings:
         kind = next((kind for kind, is_required in kinds.items() if is_required), "base")
         task = "i2v" if has_images else "t2v"
@@ -200,7 +200,8 @@ def resolve_sampling(
     # the default of sample_n_frames is for rollouts, which may be short to save time
     if not from_file:
         sampling = replace(sampling, frames=version.num_frames)
-    given = {field: settings[name] for name, field in SAMPLED.items() if name in settings}
+    values = config.flat()
+    given = {field: values[name] for name, field in SAMPLED.items() if name in settings}
     sampling = replace(sampling, **given)
     if "sigmas" not in settings and len(parse_sigmas(sampling.sigmas)) != sampling.steps:
         sampling = replace(sampling, sigmas=None)  # levels of another number of steps

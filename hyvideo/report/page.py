@@ -29,7 +29,7 @@ from hyvideo.report.comparison import (
 )
 from hyvideo.report.contents import MAX_POINTS, Run
 from hyvideo.report.gallery import match_videos
-from hyvideo.settings.config import LEAVES, OBJECTIVE, Config
+from hyvideo.settings.config import SHARED, Config
 from hyvideo.settings.reward_settings import reward_weights
 
 REPORT_FILE = "report.html"
@@ -107,7 +107,7 @@ def defaults_of(config: Config) -> dict[str, object]:
     resolved = of_version.resolve_auto(on_gpu=config.model.device != "cpu").flat()
     defaults = dict(config.defaults)
     for name in defaults:
-        if LEAVES[name].section != OBJECTIVE:
+        if name in SHARED:
             defaults[name] = resolved[name]
     return defaults
 

@@ -47,6 +47,7 @@ class Entry(NamedTuple):
     dimensions: tuple[str, ...] = DIMENSIONS  # unless its files or a rubric have others
 
 
+REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names in the public reference
 _MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
     "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),

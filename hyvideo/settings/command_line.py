@@ -4,6 +4,7 @@ Mistakes end in one message, with all problems.
 """
 
 import argparse
+import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.data.cli import Parser
 from hyvideo.data.files import ROOT, is_storage_failure
-from hyvideo.data.text import nearest, quote
+from hyvideo.data.text import nearest
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.registry import register
 from hyvideo.settings import processes
@@ -21,9 +22,7 @@ from hyvideo.settings.config import (
     OBJECTIVE,
     SECTIONS,
     Config,
-    Leaf,
     SettingsError,
-    leaves_of,
     objectives_with,
     without_custom_objective,
 )
@@ -31,15 +30,12 @@ from hyvideo.settings.objectives import BUILT_IN, settings_class
 from hyvideo.settings.reference_flags import (
     add_flags,
     flags_in,
-    print_ignored_switches,
-    resolve_reference_names,
     table,
+    take_flags,
     translate,
     with_flags,
-    words_of_yaml,
 )
-from hyvideo.settings.sections import Switch
-from hyvideo.settings.values import value_of_words, value_of_yaml
+from hyvideo.settings.sections import Leaf, Switch, leaves_of
 
 MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
 # Flags of another machine to plan for.
@@ -48,6 +44,7 @@ MACHINE = {
     "gpu": (str, "GPU to plan for, such as RTX 4090"),
     "gpu_memory": (float, "memory of a GPU in GiB"),
 }
+USAGE = "%(prog)s --config FILE.yaml [--setting value ...]"
 ENVIRONMENT = "environment"  # entry of config.yaml that is no setting
 
 
@@ -75,43 +72,34 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     Exits on mistakes.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    path = _value_after("--config", words)
-    try:
-        inherited = dict(saved or {}) if path is None else read_settings(path)
-    except (ValueError, OSError) as error:
-        if is_storage_failure(error):
-            raise
-        _parser(None).error(f"--config {error}")
-    objective = _value_after("--objective", words) or inherited.get(OBJECTIVE)
+    machine, words_of_run = _machine_parser().parse_known_args(words)
+    chosen, _ = _choice_parser().parse_known_args(words)
+    inherited = dict(saved or {}) if chosen.config is None else _settings_of_flag(chosen.config)
+    objective = chosen.objective or inherited.get(OBJECTIVE)
     parser = _parser(objective)
     renamed = add_flags(parser, words, table("post_train"))
     options, unknown = parser.parse_known_args(words)
-    given = vars(options)
-    given.pop("config")
-    print_config, pilot = given.pop("print_config"), given.pop("pilot")
-    machine = {name: given.pop(name) for name in MACHINE}
+    given = {name: value for name, value in vars(options).items() if name not in vars(machine)}
+    by_flag = take_flags(given, renamed)
+    del given["config"]
+    is_pilot = given.pop("pilot")
     own = _own_leaves(objective)
     problems = [_unknown_flag(word, words, own) for word in unknown if word.startswith("-")]
     if unknown and not problems:
         problems.append(_unknown_flag(unknown[0], words, own))
-    problems += _problems_of_machine(machine, print_config)
-    words_by_flag = {name: given.pop(name) for name in renamed if name in given}
-    given, invalid = _values_of(given, own)
-    problems += invalid
-    inherited = _of_objective(inherited, given.get(OBJECTIVE))
+    problems += _problems_of_machine(machine)
+    inherited = _of_objective(inherited, chosen.objective)
     flags: dict[str, str] = {}
     requested = Config()
     try:
-        values, flags = translate(given, words_by_flag, inherited)
-        if "kl_strategy" in given:
-            print_ignored_switches(words_by_flag)
-        merged = resolve_reference_names(inherited | values)
-        register(merged.get("family", ""))
+        values, flags = translate(given, by_flag, inherited)
+        merged = inherited | values
+        register(str(merged.get("family", "")))
         requested = Config.from_flat(merged)
     except SettingsError as error:
         from hyvideo.settings.rules import all_problems
 
-        problems += all_problems(error, processes.world_size(), path or "")
+        problems += all_problems(error, processes.world_size(), chosen.config or "")
     except ValueError as error:
         problems.append(str(error))
     if problems:
@@ -123,15 +111,15 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
             f"{config.rollout.match_noise}, which sets eta to {config.rollout.eta:.4g}; remove "
             "--eta, or disable noise matching with --match_noise="
         )
-    if path is not None and not Path(path).resolve().is_relative_to(ROOT / "configs"):
+    file = chosen.config or ""
+    if file and not Path(file).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
     return CommandLine(
-        config=config.as_pilot() if pilot else config,
-        file=path or "",
-        print_config=print_config,
-        pilot=pilot,
-        **machine,
-        words=_words_of_run(words),
+        config=config.as_pilot() if is_pilot else config,
+        file=file,
+        pilot=is_pilot,
+        **vars(machine),
+        words=words_of_run,
         flags=flags,
         of_version=list(requested.defaults_of_version),
     )
@@ -140,9 +128,9 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
 def load_config(path: str | Path, **overrides: Any) -> Config:
     """Return the settings of a YAML file with overrides. Raises ValueError for an invalid file."""
     inherited = _of_objective(read_settings(path), overrides.get(OBJECTIVE))
-    settings = resolve_reference_names(inherited | overrides)
-    register(settings.get("family", ""))
-    return Config.from_flat(settings).resolved()
+    settings = inherited | overrides
+    register(str(settings.get("family", "")))
+    return _config(path, settings)
 
 
 def config_of_run(path: str | Path) -> Config:
@@ -151,13 +139,30 @@ def config_of_run(path: str | Path) -> Config:
     The file has the values that the run used, so that a family or an objective outside the
     repository, which may have been moved since, is not needed.
     """
-    return Config.from_flat(without_custom_objective(read_settings(path))).resolved()
+    return _config(path, without_custom_objective(read_settings(path)))
+
+
+def _config(path: str | Path, settings: Mapping[str, Any]) -> Config:
+    try:
+        return Config.from_flat(settings).resolved()
+    except SettingsError as error:
+        raise ValueError(f"{path}: {error}") from error
+
+
+def _settings_of_flag(path: str) -> dict[str, Any]:
+    """Return the settings of the file of ``--config``. Exits if it cannot be used."""
+    try:
+        return read_settings(path)
+    except (ValueError, OSError) as error:
+        if is_storage_failure(error):
+            raise
+        _parser(None).error(f"--config {error}")
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """Return the settings of a file, by name.
 
-    Raises ValueError for an unknown name or a value of the wrong type.
+    Raises ValueError if it is no mapping, or for unsupported flags of the reference.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
@@ -165,40 +170,22 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     if "recipes" in content:
         raise ValueError(f"{path} is a file of recipes; run it with scripts.compare_recipes")
     content.pop(ENVIRONMENT, None)
-    own = _own_leaves(content.get(OBJECTIVE))
-    values: dict[str, Any] = {}
-    words_by_flag: dict[str, list[str]] = {}
-    problems = []
-    for name, value in content.items():
-        row = flags_in([str(name)], table("post_train")).get(name)
-        leaf = own.get(name) or LEAVES.get(name)
-        if not row and not leaf:
-            hint = nearest(str(name), [*LEAVES, *own]) or "--help lists the settings"
-            if name in SECTIONS and isinstance(value, dict):
-                hint = "settings have no sections: write its lines without indentation"
-            problems.append(f"{path}: unknown setting {quote(name, 80)}; {hint}")
-            continue
-        try:
-            if row:
-                words_by_flag[name] = words_of_yaml(row, value)
-            else:
-                values[name] = value_of_yaml(leaf, value)
-        except (TypeError, argparse.ArgumentTypeError) as error:
-            problems.append(f"{path}: setting {name!r} {error}")
-    if problems:
-        raise ValueError("\n".join(problems))
+    content = {str(name): value for name, value in content.items()}
+    if OBJECTIVE in content:  # decides which others are read, before it is checked
+        content[OBJECTIVE] = str(content[OBJECTIVE])
+    by_flag = {name: content.pop(name) for name in flags_in(list(content), table("post_train"))}
     try:
-        return translate(values, words_by_flag, {})[0]
+        return translate(content, by_flag, {})[0]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _own_leaves(objective: object) -> dict[str, Leaf]:
+def _own_leaves(objective: str | None) -> dict[str, Leaf]:
     """Return the settings of a custom objective; none of a built-in or invalid one."""
-    if not isinstance(objective, str) or objective in BUILT_IN or ".py:" not in objective:
+    if objective is None or objective in BUILT_IN or ".py:" not in objective:
         return {}
     try:
-        return leaves_of(OBJECTIVE, settings_class(objective))
+        return leaves_of(settings_class(objective))
     except ValueError:  # reported with the other problems
         return {}
 
@@ -224,28 +211,14 @@ def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[s
     return {name: value for name, value in inherited.items() if name not in dropped}
 
 
-def _words_of_run(words: list[str]) -> list[str]:
-    """Return the words of a command line without ``--print_config`` and the flags of another
-    machine.
-    """
-    kept = []
-    is_kept = True
-    for word in words:
-        if word.startswith("--"):
-            name = word.removeprefix("--").partition("=")[0]
-            is_kept = name not in ("print_config", *MACHINE)
-        if is_kept:
-            kept.append(word)
-    return kept
-
-
-def _problems_of_machine(machine: Mapping[str, Any], print_config: bool) -> list[str]:
+def _problems_of_machine(options: argparse.Namespace) -> list[str]:
     """Return what is wrong with the flags of another machine."""
     problems = []
-    for name, value in machine.items():
+    for name in MACHINE:
+        value = getattr(options, name)
         if value is None:
             continue
-        if not print_config:
+        if not options.print_config:
             problems.append(
                 f"--{name} needs --print_config, which plans for another machine, got {value}; add "
                 "--print_config, or start the program with torchrun on that machine"
@@ -255,32 +228,6 @@ def _problems_of_machine(machine: Mapping[str, Any], print_config: bool) -> list
     return problems
 
 
-def _values_of(
-    given: Mapping[str, str | list[str]], own: dict[str, Leaf]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of flags, by setting, and what is wrong with the words of others."""
-    values: dict[str, Any] = {}
-    problems = []
-    for name, words in given.items():
-        leaf = own.get(name) or LEAVES[name]
-        try:
-            values[name] = value_of_words(leaf, [words] if isinstance(words, str) else words)
-        except argparse.ArgumentTypeError as error:
-            problems.append(f"--{name}: {error}")
-    return values, problems
-
-
-def _value_after(flag: str, words: list[str]) -> str | None:
-    """Return the last value of a flag in a command line, before it is parsed."""
-    found = None
-    for number, word in enumerate(words):
-        if word.startswith(f"{flag}="):
-            found = word.partition("=")[2]
-        elif word == flag:
-            found = words[number + 1] if number + 1 < len(words) else None
-    return found
-
-
 def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
     """Return what is wrong with a word that is no flag, nor the value of one."""
     before = words[: words.index(word)]
@@ -288,8 +235,6 @@ def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
     names = [f"--{name}" for name in [*LEAVES, *own, *table("post_train")] if "*" not in name]
     hint = nearest(word, names)
     if word.startswith("-"):
-        if not hint and before and before[-1].startswith("--"):
-            hint = f"if it is a value, write {before[-1]}={word}"
         return f"unknown flag {word}; {hint or '--help lists them'}"
     flags = [each for each in before if each.startswith("--") and "=" not in each]
     if word.endswith((".yaml", ".yml")):
@@ -301,6 +246,29 @@ def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
     return f"unknown word {word}; {hint or 'flags start with --'}"
 
 
+def _machine_parser() -> Parser:
+    """Return the parser of the flags that are no part of a run: the plan, and its machine."""
+    parser = Parser(usage=USAGE, add_help=False)
+    parser.add_argument(
+        "--print_config",
+        action="store_true",
+        help="print settings and plan, then exit",
+    )
+    machine = parser.add_argument_group("another machine, with --print_config")
+    for flag, (kind, sentence) in MACHINE.items():
+        metavar = {int: "INT", float: "NUMBER", str: "NAME"}[kind]
+        machine.add_argument(f"--{flag}", type=kind, metavar=metavar, help=sentence)
+    return parser
+
+
+def _choice_parser() -> Parser:
+    """Return the parser of the flags on which the other settings depend."""
+    parser = Parser(usage=USAGE, add_help=False)
+    parser.add_argument("--config")
+    parser.add_argument("--objective")
+    return parser
+
+
 def _parser(objective: str | None) -> argparse.ArgumentParser:
     """Return the parser of post_train.py, whose help has the settings of an objective if one is
     named.
@@ -310,34 +278,23 @@ def _parser(objective: str | None) -> argparse.ArgumentParser:
         "--config FILE.yaml.\n"
         "Flags of the public reference that have another name here are accepted: see "
         "docs/reference_flags.md.",
-        usage="%(prog)s --config FILE.yaml [--setting value ...]",
+        usage=USAGE,
         argument_default=argparse.SUPPRESS,
+        parents=[_machine_parser()],
     )
     parser.add_argument("--config", default=None, metavar="FILE.yaml", help="YAML file of settings")
-    parser.add_argument(
-        "--print_config",
-        action="store_true",
-        default=False,
-        help="print settings and plan, then exit",
-    )
     parser.add_argument(
         "--pilot",
         action="store_true",
         default=False,
         help="run two iterations and compare them with the plan",
     )
-    machine = parser.add_argument_group("another machine, with --print_config")
-    for flag, (kind, sentence) in MACHINE.items():
-        metavar = {int: "INT", float: "NUMBER", str: "NAME"}[kind]
-        machine.add_argument(f"--{flag}", type=kind, default=None, metavar=metavar, help=sentence)
     for section in Config.model_fields:
         if section == OBJECTIVE:
             _add_objective(parser, objective)
             continue
         cls = SECTIONS[section]
-        group = parser.add_argument_group(f"{section}: {cls.__doc__.rstrip('.')}")
-        for leaf in leaves_of(section, cls).values():
-            group.add_argument(f"--{leaf.name}", **flag_options(leaf))
+        add_section(parser, f"{section}: {cls.__doc__}", leaves_of(cls))
     return parser
 
 
@@ -346,27 +303,34 @@ def _add_objective(parser: argparse.ArgumentParser, objective: str | None) -> No
     message.
     """
     chosen = objective or LEAVES[OBJECTIVE].default
-    own = leaves_of(OBJECTIVE, BUILT_IN[chosen]) if chosen in BUILT_IN else _own_leaves(chosen)
+    own = leaves_of(BUILT_IN[chosen]) if chosen in BUILT_IN else _own_leaves(chosen)
     title = f"objective {chosen}"
     if objective is None:
         title += "; with --objective NAME, --help shows the settings of another one"
-    group = parser.add_argument_group(title)
-    group.add_argument(f"--{OBJECTIVE}", **flag_options(LEAVES[OBJECTIVE]))
-    for leaf in own.values():
-        group.add_argument(f"--{leaf.name}", **flag_options(leaf))
+    add_section(parser, title, {OBJECTIVE: LEAVES[OBJECTIVE]} | own)
     for name in LEAVES:
         if objectives_with(name) and name not in own:
             options = flag_options(LEAVES[name]) | {"help": argparse.SUPPRESS}
-            group.add_argument(f"--{name}", **options)
+            parser.add_argument(f"--{name}", **options)
+
+
+def add_section(
+    parser: argparse.ArgumentParser, title: str, leaves: Mapping[str, Leaf], **options: Any
+) -> None:
+    """Add the flags of a section to a parser; a title of several lines also describes them."""
+    title, _, description = inspect.cleandoc(title).partition("\n")
+    group = parser.add_argument_group(title.rstrip("."), description.strip())
+    for name, leaf in leaves.items():
+        group.add_argument(f"--{name}", **flag_options(leaf), **options)
 
 
 def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     """Return the arguments of ``add_argument`` for a setting; ``sentence`` replaces its help."""
     kind = leaf.kind
     words = leaf.default
-    if kind is bool:
+    if isinstance(words, bool):
         words = str(words).lower()
-    elif leaf.is_list:
+    elif isinstance(words, list):
         words = " ".join(words)
     text = sentence or leaf.sentence
     if words not in (None, "") and not sentence:
@@ -375,9 +339,9 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": "true", "metavar": "BOOL"}
     if leaf.is_list:
-        return options | {"nargs": "+", "metavar": "NAME"}
+        return options | {"nargs": "+", "metavar": "INT" if leaf.element is int else "NAME"}
     if get_origin(kind) is Literal:
         return options | {"metavar": "|".join(get_args(kind))}
     if leaf.choices:
         return options | {"metavar": "|".join([*leaf.choices, "FILE.py:NAME"])}
-    return options | {"metavar": {str: "TEXT", int: "INT", float: "NUMBER"}[kind]}
+    return options | {"metavar": {str: "TEXT", Path: "PATH", int: "INT", float: "NUMBER"}[kind]}

@@ -6,10 +6,10 @@ objective first.
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -24,7 +24,7 @@ from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings import sections
 from hyvideo.settings.objectives import BUILT_IN, GRPOSettings, ObjectiveSettings, settings_class
 from hyvideo.settings.sampling import ODE, Sampling
-from hyvideo.settings.sections import Switch
+from hyvideo.settings.sections import Leaf, leaf_of, leaves_of
 
 OBJECTIVE = "objective"  # the setting that chooses the objective, and the section of its settings
 RESUME_WORDS = ("auto", "latest")  # values of resume_from_checkpoint that are no folders
@@ -67,26 +67,17 @@ class Config(BaseModel):
 
         Raises SettingsError with all problems.
         """
-        values = {name: in_form(name, value) for name, value in values.items()}
-        problems, names, parts = [], set(), {}
+        values = dict(values)
         objective = values.pop(OBJECTIVE, GRPOSettings.name)
         try:
-            classes = SECTIONS | {OBJECTIVE: settings_class(objective)}
+            classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
         except ValueError as error:
             raise SettingsError([str(error)], {OBJECTIVE}, values) from error
-        for name in values:
-            if not any(name in section.model_fields for section in classes.values()):
-                problems.append(_unknown(name, objective))
-                names.add(name)
-        for section, of_section in classes.items():
-            given = {name: values[name] for name in of_section.model_fields if name in values}
-            try:
-                parts[section] = of_section.model_validate(given)
-            except ValidationError as error:
-                for each in error.errors():
-                    name = str(each["loc"][0])
-                    names.add(name)
-                    problems.append(_sentence(name, each, of_section))
+        parts, problems, names = read_sections(classes, values)
+        known = {name for section in classes.values() for name in section.model_fields}
+        for name in values.keys() - known:
+            problems.append(_unknown(name, values[name], objective))
+            names.add(name)
         if problems:
             valid = {name: value for name, value in values.items() if name not in names}
             raise SettingsError(problems, names, valid | {OBJECTIVE: objective})
@@ -96,7 +87,7 @@ class Config(BaseModel):
     def defaults(self) -> dict[str, Any]:
         """The values of all settings of the run if only its version and objective are given."""
         values = type(self).of_version(self.model.transformer_version).flat()
-        own = leaves_of(OBJECTIVE, type(self.objective))
+        own = leaves_of(type(self.objective))
         known = {name: values[name] for name in self.flat() if name not in own}
         return (
             known
@@ -121,24 +112,17 @@ class Config(BaseModel):
             for name, value in values.items()
         }
 
-    def leaves(self) -> dict[str, "Leaf"]:
+    def leaves(self) -> dict[str, Leaf]:
         """Return the declarations of all settings of the run, by flat name."""
-        return LEAVES | leaves_of(OBJECTIVE, type(self.objective))
+        return LEAVES | leaves_of(type(self.objective))
 
     def with_settings(self, **changes: Any) -> "Config":
         """Return a copy with the given settings changed.
 
         With another objective, the settings that it does not have are dropped.
         """
-        values = self.flat()
-        objective = changes.get(OBJECTIVE, self.objective.name)
-        if objective != self.objective.name:
-            known = settings_class(objective).model_fields
-            own = type(self.objective).model_fields
-            values = {
-                name: value for name, value in values.items() if name not in own or name in known
-            }
-        return self.from_flat(values | changes)
+        changes = {OBJECTIVE: self.objective.name} | changes
+        return self.from_flat(in_objective(self.flat(), changes[OBJECTIVE]) | changes)
 
     # --- values that follow from the settings ---
 
@@ -397,73 +381,6 @@ SECTIONS: dict[str, type[sections.Section]] = {
 # --- leaves ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Leaf:
-    """A setting: its declaration, and where it stands."""
-
-    name: str
-    section: str
-    field: FieldInfo
-
-    @property
-    def kind(self) -> Any:
-        """Type of the values other than None, which stands for a default that others decide."""
-        declared = self.field.annotation
-        members = [each for each in get_args(declared) if each is not type(None)]
-        return members[0] if type(None) in get_args(declared) else declared
-
-    @property
-    def element(self) -> Any:
-        """Type of an element of a list, or of the value."""
-        return get_args(self.kind)[0] if self.is_list else self.kind
-
-    @property
-    def is_list(self) -> bool:
-        return get_origin(self.kind) is list
-
-    @property
-    def default(self) -> Any:
-        return self.field.get_default(call_default_factory=True)
-
-    @property
-    def sentence(self) -> str:
-        return self.field.description
-
-    @property
-    def decides(self) -> sections.Decides:
-        return self.field.json_schema_extra["decides"]
-
-    @property
-    def is_path(self) -> bool:
-        return self.field.json_schema_extra["is_path"]
-
-    @property
-    def measured(self) -> bool:
-        return self.field.json_schema_extra["measured"]
-
-    @property
-    def choices(self) -> list[str]:
-        return self.field.json_schema_extra["choices"]
-
-
-def leaves_of(section: str, cls: type[sections.Section]) -> dict[str, Leaf]:
-    """Return the settings of a section, by name."""
-    return {name: Leaf(name, section, field) for name, field in cls.model_fields.items()}
-
-
-def _all_leaves() -> dict[str, Leaf]:
-    """Return all settings by flat name; of a name that several objectives have, the first one."""
-    found: dict[str, Leaf] = {}
-    for section in Config.model_fields:
-        if section != OBJECTIVE:
-            found |= leaves_of(section, SECTIONS[section])
-            continue
-        found[OBJECTIVE] = Leaf(OBJECTIVE, OBJECTIVE, _CHOICE)
-        for cls in BUILT_IN.values():
-            found = leaves_of(OBJECTIVE, cls) | found
-    return found
-
-
 _CHOICE: FieldInfo = sections.learning(
     GRPOSettings.name,
     "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft "
@@ -473,18 +390,26 @@ _CHOICE: FieldInfo = sections.learning(
     choices=BUILT_IN,
 )
 _CHOICE.annotation = str
-LEAVES = _all_leaves()
+# Settings of every run, and all settings; of a name that several objectives have, the first one.
+SHARED = {name: leaf for cls in SECTIONS.values() for name, leaf in leaves_of(cls).items()}
+LEAVES = SHARED | {OBJECTIVE: leaf_of(OBJECTIVE, _CHOICE)}
+for _cls in BUILT_IN.values():
+    LEAVES = leaves_of(_cls) | LEAVES
+
+
+def in_objective(values: Mapping[str, Any], objective: str) -> dict[str, Any]:
+    """Return the settings that a run with an objective has, except for the objective itself."""
+    known = SHARED.keys() | settings_class(objective).model_fields.keys()
+    return {name: value for name, value in values.items() if name in known}
 
 
 def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run with objective grpo in place of a custom one, whose file may have
-    moved since, and without those that grpo does not have.
+    """Return the settings of a run, with objective grpo in place of a custom one, whose file may
+    have moved since.
     """
     if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
         return dict(values)
-    names = {name for name, leaf in LEAVES.items() if leaf.section != OBJECTIVE}
-    names |= set(leaves_of(OBJECTIVE, GRPOSettings))
-    return {name: value for name, value in values.items() if name in names - {OBJECTIVE}}
+    return in_objective(values, GRPOSettings.name)
 
 
 def objectives_with(name: str) -> list[str]:
@@ -492,59 +417,72 @@ def objectives_with(name: str) -> list[str]:
     return [each for each, cls in BUILT_IN.items() if name in cls.model_fields]
 
 
-def in_form(name: str, value: Any) -> Any:
-    """Return a value in the form of its setting: a word becomes a list if needed, a bool of a
-    switch becomes text, and an integer a number.
+def read_sections(
+    classes: Mapping[str, type[sections.Section]], values: Mapping[str, Any]
+) -> tuple[dict[str, sections.Section], list[str], set[str]]:
+    """Return the valid sections, what is wrong with the values of the others, and the names of
+    these values. Other values are left alone.
     """
-    leaf = LEAVES.get(name)
-    if leaf is None:
-        return value
-    if leaf.kind is Switch and isinstance(value, bool):
-        return str(value).lower()
-    if leaf.is_list and isinstance(value, str | list | tuple):
-        return [word for word in ([value] if isinstance(value, str) else value) if word]
-    return value
+    valid, problems, names = {}, [], set()
+    for section, cls in classes.items():
+        given = {name: values[name] for name in cls.model_fields if name in values}
+        try:
+            valid[section] = cls.model_validate(given)
+        except ValidationError as error:
+            for each in error.errors():
+                name = each["loc"][0]
+                names.add(name)
+                problems.append(_sentence(leaves_of(cls)[name], each))
+    return valid, problems, names
+
+
+def value_of(name: str, given: Any) -> Any:
+    """Return the value of a setting that a run with objective grpo has.
+
+    Raises SettingsError if it is invalid.
+    """
+    return Config.from_flat({name: given}).flat()[name]
 
 
 # --- problems -------------------------------------------------------------------------------------
 
 
-def _unknown(name: str, objective: str) -> str:
+def _unknown(name: str, value: object, objective: str) -> str:
     owners = objectives_with(name)
     if owners:
         return (
             f"{name} is a setting of objective {' and '.join(owners)} and not of {objective}; "
             f"remove it, or set objective {owners[0]}"
         )
-    return f"unknown setting {quote(name, 80)}; {nearest(name, LEAVES) or '--help lists them'}"
+    hint = nearest(name, LEAVES) or "--help lists the settings"
+    if name in SECTIONS and isinstance(value, dict):
+        hint = "settings have no sections: write its lines without indentation"
+    return f"unknown setting {quote(name, 80)}; {hint}"
 
 
-def _sentence(name: str, error: Mapping[str, Any], section: type[sections.Section]) -> str:
+def _sentence(leaf: Leaf, error: Mapping[str, Any]) -> str:
     """Return what is wrong with a value, as pydantic describes it, in one sentence."""
+    kind, value = error["type"], error["input"]
     context = error.get("ctx", {})
-    if error["type"] == "value_error":  # of a validator, whose sentence names the setting
+    if kind == "value_error":  # of a validator, whose sentence names the setting
         return str(context["error"])
-    value = error["input"]
-    got = f"got {quote(value, 80) if isinstance(value, str) else value}"
-    kind = error["type"]
-    if kind == "greater_than_equal" and context["ge"] == 0:
-        needed = "must not be negative"
-    elif kind == "greater_than" and context["gt"] == 0:
-        needed = "must be positive"
-    elif kind in _LIMITS:
+    shown, fix = quote(value, 80), ""
+    if kind in _LIMITS:
+        shown = str(value)[:80]
         words, key = _LIMITS[kind]
-        needed = f"must be {words} {context[key]:g}"
+        needed = f"{words} {context[key]:g}"
     elif kind == "literal_error":
-        leaf = Leaf(name, "", section.model_fields[name])
         choices = get_args(leaf.element)
-        needed = f"must be {'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
-        hint = nearest(str(value), choices)
-        got += f"; {hint}" if hint else ""
-    elif kind == "too_short":
-        needed, got = "must have at least one value", "got none"
+        needed = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
+        fix = nearest(str(value), choices)
     else:
-        needed = _TYPES.get(kind, error["msg"])
-    return f"{name} {needed}, {got}"
+        needed = _TYPES.get(kind.partition("_")[0], error["msg"])
+        unit = re.fullmatch(r"([-+]?[0-9.]+) *([A-Za-z%]+)", str(value))
+        if unit and leaf.kind in (int, float):
+            fix = f"write {unit[1]}, without a unit"
+    if value is None:
+        shown, fix = "nothing", "remove the line to use the default"
+    return f"{leaf.name} must be {needed}, got {shown}{'; ' if fix else ''}{fix}"
 
 
 _LIMITS = {
@@ -553,13 +491,14 @@ _LIMITS = {
     "less_than_equal": ("at most", "le"),
     "less_than": ("below", "lt"),
 }
-_TYPES = {
-    "finite_number": "must be a finite number",
-    "int_type": "must be an integer",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "list_type": "must be a list",
+_TYPES = {  # by the first word of the kind of error, such as int_parsing
+    "finite": "a finite number",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list of text",
+    "too": "a list of at least one value",
 }
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from hyvideo.data.custom_code import code_files
 from hyvideo.data.files import parse_json
 from hyvideo.models.registry import family_files
-from hyvideo.settings.config import OBJECTIVE, Config, is_json, leaves_of
+from hyvideo.settings.config import Config, is_json
 from hyvideo.settings.objectives import TrustRegionSettings
 
 # Settings that only name files, besides the videos of an objective. The contents are compared
@@ -94,7 +94,7 @@ def experiment_settings(config: Config) -> dict[str, object]:
     }
     strategy = config.objective.strategy
     if strategy == "none":
-        for name in leaves_of(OBJECTIVE, TrustRegionSettings):
+        for name in TrustRegionSettings.model_fields:
             settings.pop(name, None)
         settings["num_updates_per_rollout"] = config.objective.updates
     return settings | {"kl_strategy": strategy}

@@ -8,6 +8,7 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
 from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings
 from hyvideo.settings.problems import Problems, problem_of
+from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import RewardSettings, RolloutSettings
 
 
@@ -17,7 +18,7 @@ def objective_problems(config: Config) -> Problems:
     rollout = config.rollout
     version = version_defaults(config.model.transformer_version)
     if objective.trains == "steps":
-        yield from problem_of(_some_step_is_stochastic, config)
+        yield from problem_of(_some_step_is_stochastic, config.sampling, objective.window)
     elif objective.trains == "path":
         yield from teacher_problems(rollout)
     else:
@@ -34,10 +35,9 @@ def objective_problems(config: Config) -> Problems:
     yield from anchor_problems(objective, rollout, version)
 
 
-def _some_step_is_stochastic(config: Config) -> None:
+def _some_step_is_stochastic(sampling: Sampling, window: str) -> None:
     """Raise ValueError if no step can be trained."""
-    sampling = config.sampling
-    if num_stochastic_steps(sampling, config.objective.window) == 0:
+    if num_stochastic_steps(sampling, window) == 0:
         raise ValueError(
             "the sampler must have at least one stochastic step to train, got none with sde_type "
             f"{sampling.sampler}, eta {sampling.eta}, {sampling.steps} steps and last_step "

@@ -16,7 +16,7 @@ from pydantic import create_model, field_validator
 from hyvideo.data.custom_code import load_object
 from hyvideo.data.files import parse_json
 from hyvideo.data.pairs import Examples, read_ratings, select_preferences, split_by_prompt
-from hyvideo.data.text import quote
+from hyvideo.data.text import nearest, quote
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.rewards.rewards import MAX_SCORE
 from hyvideo.settings.sections import MAX_STEPS, Section, learning, machine
@@ -351,7 +351,8 @@ def objective_class(name: str) -> type:
         return pkgutil.resolve_name(BUILT_IN[name].class_path)
     if ":" not in name:
         raise ValueError(
-            f"objective must be one of {', '.join(BUILT_IN)} or FILE.py:NAME, got {name!r}"
+            f"objective must be one of {', '.join(BUILT_IN)} or FILE.py:NAME, got {quote(name, 80)}; "
+            f"{nearest(name, BUILT_IN) or 'correct the name'}"
         )
     return _custom_class(name)
 
@@ -404,7 +405,8 @@ def _custom_class(name: str) -> type:
 def _check_traits(place: str, cls: type) -> None:
     """Raise ValueError if the traits of the class contradict one another."""
     for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents", "measures"):
-        if not isinstance(value := getattr(cls, name, False), bool):
+        value = getattr(cls, name, False)
+        if not isinstance(value, bool):
             raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
     reads_videos = bool(getattr(getattr(cls, "Settings", None), "videos_from", ""))
     if cls.uses_advantages and (reads_videos or not getattr(cls, "needs_rewards", True)):
@@ -449,7 +451,8 @@ def _check_names(place: str, cls: type) -> None:
     )
     if repeated:
         raise ValueError(f"{place} must name each metric once, got {', '.join(repeated)} twice")
-    if unknown := [name for name in cls.by_step if name not in names]:
+    unknown = [name for name in cls.by_step if name not in names]
+    if unknown:
         raise ValueError(
             f"{place} lists {', '.join(unknown)} in `by_step` but not in `metrics`; add the name "
             "there"

@@ -5,8 +5,9 @@ from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import MAX_NOISE, Plan
-from hyvideo.settings.objectives import DPOSettings
+from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings
 from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.sections import RolloutSettings
 from hyvideo.settings.version_notes import run_notes
 
 
@@ -21,7 +22,8 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     """Return the rows of the plan: how many rollouts, in which batches, with how much noise,
     trained how.
     """
-    if config.objective.videos_from:
+    objective = config.objective
+    if objective.videos_from:
         return _rows_of_videos(config, plan)
     rollout = config.rollout
     sampling = config.sampling
@@ -41,14 +43,14 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
         )
         rows.append(("batches per iteration", f"{batches} (gradient_accumulation_steps)"))
         rows.append(("", difference))
-    rows.append(("updates per iteration", _updates(config, plan)))
+    rows.append(("updates per iteration", _updates(plan, config.rows_per_pass)))
     steps = f"{sampling.steps}, {plan.stochastic_steps} of them stochastic"
-    if config.objective.trains != "levels":
+    if objective.trains != "levels":
         steps += f", {plan.num_trained_steps} trained"
     if rollout.sigmas:
         steps += f"; sigmas {rollout.sigmas}"
     rows.append(("steps per rollout", steps))
-    rows.append(("exploration", _exploration(config, variances)))
+    rows.append(("exploration", _exploration(rollout, objective.window, variances)))
     noise = _largest_noise(sampling)
     if noise > MAX_NOISE:
         warning = (
@@ -56,9 +58,9 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
             f"step; above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
-    if config.objective.name != "distill":  # its anchor is the teacher
-        rows.append(("trust region", _trust_region(config, plan, variances)))
-    rows += _objective(config, plan)
+    if objective.name != "distill":  # its anchor is the teacher
+        rows.append(("trust region", _trust_region(objective, rollout.sde_type, plan, variances)))
+    rows += _objective(objective, plan, config.anchor_cfg_scale)
     return rows
 
 
@@ -78,15 +80,14 @@ def _rows_of_videos(config: Config, plan: Plan) -> list[Row]:
     return rows
 
 
-def _updates(config: Config, plan: Plan) -> str:
+def _updates(plan: Plan, size: int) -> str:
     """Return the updates of an iteration, and whether their last forward pass is smaller than the
-    others.
+    others, which have ``size`` rollouts.
     """
     text = f"{plan.updates}, each on {plan.groups / plan.updates:g} group"
     if plan.groups != plan.updates:
         text += "s"
     per_update = plan.rollouts // (plan.replicas * plan.updates)  # rollouts of a replica
-    size = config.rows_per_pass
     rest = per_update % size
     if rest == 0:
         return text
@@ -97,16 +98,14 @@ def _updates(config: Config, plan: Plan) -> str:
     )
 
 
-def _exploration(config: Config, variances: list[float]) -> str:
+def _exploration(rollout: RolloutSettings, sde_window: str, variances: list[float]) -> str:
     """Return the sampler and the noise variance that it adds, also inside of an SDE window."""
     if not variances:
         return "initial noise only; rollouts are sampled with the ODE"
-    rollout = config.rollout
     text = f"{rollout.sde_type} with eta {rollout.eta:.4g}"
     if rollout.match_noise:
         text += f", matched to {rollout.match_noise}"
     text += f"; noise variance {sum(variances):.4g} over all steps"
-    sde_window = config.objective.window
     window = parse_window(sde_window, len(variances))
     if window is None:
         return text
@@ -129,12 +128,12 @@ def _largest_noise(sampling: Sampling) -> float:
     return max((step.std / end for step, end in zip(sampling.transitions(), ends)), default=0.0)
 
 
-def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
+def _trust_region(
+    settings: ObjectiveSettings, sde_type: str, plan: Plan, variances: list[float]
+) -> str:
     """Return the KL strategy, and what the velocity KL measures with a sampler whose density is not
     normalized.
     """
-    settings = config.objective
-    sde_type = config.rollout.sde_type
     text = f"{settings.strategy}, {settings.kl_schedule} coefficient"
     is_scaled = (
         settings.has_ratio
@@ -151,16 +150,15 @@ def _trust_region(config: Config, plan: Plan, variances: list[float]) -> str:
     )
 
 
-def _objective(config: Config, plan: Plan) -> list[Row]:
+def _objective(objective: ObjectiveSettings, plan: Plan, teacher_scale: float) -> list[Row]:
     """Return the rows on the objective: its noise levels, or its ratios and their clipping."""
-    objective = config.objective
     if objective.trains == "levels":
         text = f"{objective.name}, {objective.nft_levels} noise levels per rollout"
         if plan.num_reward_steps:
             text += f", gradient of the reward at the {objective.reward_gradient_step} step"
         return [("objective", text)]
     if objective.trains == "path":
-        teacher = f"{plan.num_anchor_steps} steps with guidance scale {config.anchor_cfg_scale:g}"
+        teacher = f"{plan.num_anchor_steps} steps with guidance scale {teacher_scale:g}"
         if objective.anchor_path:
             teacher += f", {objective.anchor_path}"
         return [("objective", objective.name), ("teacher", teacher)]

@@ -8,6 +8,7 @@ from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
     MAX_SCORE,
+    REFERENCE_SCORERS,
     SCORERS,
     known_dimensions,
     scorer_class,
@@ -15,7 +16,6 @@ from hyvideo.rewards.rewards import (
 )
 from hyvideo.settings.config import REWARD_PRESETS, is_json
 from hyvideo.settings.problems import Problems, problem_of
-from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.sections import RewardSettings
 
 
@@ -24,7 +24,8 @@ def given_reward_weights(reward: RewardSettings) -> dict[str, float | dict[str, 
     JSON.
     """
     text = reward.reward_weights
-    return REWARD_PRESETS[text] if text in REWARD_PRESETS else parse_json(text)
+    weights = REWARD_PRESETS[text] if text in REWARD_PRESETS else parse_json(text)
+    return {REFERENCE_SCORERS.get(name, name): weight for name, weight in weights.items()}
 
 
 def reward_weights(reward: RewardSettings) -> dict[str, float]:
@@ -159,9 +160,8 @@ def weighted_dimensions_exist(reward: RewardSettings) -> Problems:
     named = every | {f"{labels[name]}/{each}" for name in known for each in known[name]}
     absent = []
     for name, value in given_reward_weights(reward).items():
-        of_scorer = known.get(REFERENCE_SCORERS.get(name, name), ())
         weights = value if isinstance(value, dict) else {name: value}
-        possible = of_scorer if isinstance(value, dict) else named
+        possible = known.get(name, ()) if isinstance(value, dict) else named
         absent += [each for each, weight in weights.items() if weight and each not in possible]
     if absent and known:
         example = json.dumps(dict.fromkeys(sorted(every), 1))

@@ -12,15 +12,20 @@ The function names what the setting decides:
     start       this start of the program only
 """
 
+import json
 import re
 from collections.abc import Collection
-from functools import partial
-from typing import Any, Literal
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
+from hyvideo.data.cli import TRUTHS
 from hyvideo.data.prompts import check_prompt
-from hyvideo.data.text import quote
+from hyvideo.data.text import nearest, quote
+from hyvideo.rewards.rewards import REFERENCE_SCORERS
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings.sampling import parse_interval
 
@@ -35,9 +40,72 @@ Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
 
 
 class Section(BaseModel):
-    """Settings that belong together. Values have exactly the type that is declared."""
+    """Settings that belong together, from the text of flags and the values of a YAML file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _in_form(cls, value: Any, info: ValidationInfo) -> Any:
+        """Return a value in the form of its setting, where it differs from what pydantic reads."""
+        leaf = leaves_of(cls)[info.field_name]
+        if leaf.is_list:
+            words = [value] if isinstance(value, str) else value
+            return [] if words == [""] else words
+        if leaf.kind is Path and not str(value).strip():  # such as that of an unset variable
+            raise ValueError(f"{leaf.name}: a path must not be empty, got {value!r}")
+        if leaf.kind is Switch:
+            return {True: "true", False: "false"}.get(TRUTHS.get(str(value).lower()), value)
+        if isinstance(value, bool) and leaf.kind is not bool:
+            raise ValueError(
+                f"{leaf.name} must not be a bool, got {str(value).lower()} (YAML reads yes, no, on "
+                "and off as bools); put text in quotes"
+            )
+        if isinstance(value, dict) and leaf.name in ("reward_weights", "reward_config"):
+            return json.dumps(value)
+        if isinstance(value, int | float) and leaf.kind is str:  # such as ``sigmas: 1``
+            return str(value)
+        return value
+
+
+class Leaf(NamedTuple):
+    """A setting, as its section declares it."""
+
+    name: str
+    field: FieldInfo
+    kind: Any  # type of the values other than None, which stands for a default that others decide
+    default: Any
+    sentence: str
+    decides: Decides
+    is_path: bool
+    measured: bool
+    choices: list[str]
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.kind) is list
+
+    @property
+    def element(self) -> Any:
+        """Type of an element of a list, or of the value."""
+        return get_args(self.kind)[0] if self.is_list else self.kind
+
+
+@cache
+def leaves_of(cls: type[Section]) -> dict[str, Leaf]:
+    """Return the settings of a section, by name."""
+    return {name: leaf_of(name, field) for name, field in cls.model_fields.items()}
+
+
+def leaf_of(name: str, field: FieldInfo) -> Leaf:
+    """Return the setting that a field declares."""
+    kind = field.annotation
+    members = [member for member in get_args(kind) if member is not type(None)]
+    if type(None) in get_args(kind):
+        kind = members[0]
+    return Leaf(
+        name, field, kind, field.get_default(), field.description, **field.json_schema_extra
+    )
 
 
 def setting(
@@ -231,6 +299,16 @@ class RolloutSettings(Section):
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", ge=1)
 
+    @field_validator("sde_type")
+    @classmethod
+    def _is_built_in_or_in_a_file(cls, name: str) -> str:
+        if name not in SAMPLERS and ".py:" not in name:  # a file is read where it is used
+            raise ValueError(
+                f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got "
+                f"{quote(name, 80)}; {nearest(name, SAMPLERS) or 'correct the name'}"
+            )
+        return name
+
     @field_validator("sigmas")
     @classmethod
     def _sigmas_decrease(cls, text: str | None) -> str | None:
@@ -292,6 +370,11 @@ class RewardSettings(Section):
         False, "Control run: set all advantages to 0 and train on the KL terms alone."
     )
     advantage_clip: float = learning(5.0, "Clip advantages to plus or minus this value.", gt=0)
+
+    @field_validator("reward_model", "held_out_reward_model")
+    @classmethod
+    def _have_names_of_this_program(cls, names: list[str]) -> list[str]:
+        return [REFERENCE_SCORERS.get(name, name) for name in names]
 
     @property
     def loaded_scorers(self) -> list[str]:

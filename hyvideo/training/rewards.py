@@ -23,7 +23,6 @@ from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer, PendingBa
 from hyvideo.rewards.trial import trial_videos, try_scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.processes import world_size
-from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sections import DataSettings, RewardSettings
 from hyvideo.training.rollout_batch import RolloutIndex
@@ -189,10 +188,7 @@ def make_async_scorer(
         scorers = (
             _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
         )
-    weights = {
-        REFERENCE_SCORERS.get(name, name): value
-        for name, value in given_reward_weights(config.reward).items()
-    }
+    weights = given_reward_weights(config.reward)
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
 

@@ -2,13 +2,10 @@
 
 import argparse
 import shlex
-from functools import partial
 from pathlib import Path
 
 from hyvideo.data.cli import Parser
-from hyvideo.settings.config import LEAVES
 from hyvideo.settings.rules import check_evaluation
-from hyvideo.settings.values import value_of
 from studies.recipes.runs import Run, Study, reject_flags
 from studies.recipes.train_runs import describe, plan_run, train_runs
 from studies.tables.cells import CELL_FLAGS, SETTINGS
@@ -65,7 +62,6 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--methods",
         nargs="+",
-        type=partial(value_of, LEAVES["sde_type"]),
         metavar="SDE_TYPE",
         help="samplers",
     )

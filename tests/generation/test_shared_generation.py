@@ -101,7 +101,6 @@ def test_processes_share_a_video_and_one_writes_it(
             1,
             "sp_size must divide the number of processes (1), got 2",
         ),
-        (0, 1, "--sp_size must be a number from 1 to 1,024, got 0"),
         (
             8,
             8,

@@ -10,7 +10,7 @@ import pytest
 import generate
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.config import LEAVES, Config
-from hyvideo.settings.reference_flags import NO_SETTINGS, SWITCHES, TASK, table, with_flags
+from hyvideo.settings.reference_flags import NO_SETTINGS, TASK, table, with_flags
 
 ROOT = Path(__file__).parents[2]
 TRAINING, GENERATION = table("post_train"), table("generate")
@@ -167,7 +167,7 @@ def test_a_renamed_flag_sets_the_setting(flags, expected, tmp_path):
 def test_the_switches_of_the_reference_choose_the_kl_strategy(flags, strategy):
     settings = settings_of(*flags.split())
     assert settings["kl_strategy"] == strategy
-    assert not settings.keys() & {*SWITCHES, *NO_SETTINGS}
+    assert not settings.keys() & {"use_moving_KL", "use_dual_kl", *NO_SETTINGS}
 
 
 @pytest.mark.parametrize(
@@ -215,9 +215,7 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
     assert settings_of("--config", str(path), "--use_lora")["lora_rank"] == 64
     assert settings_of("--config", str(path), "--use_lora", "no")["lora_rank"] == 0
     path.write_text("fps: 24\nvideo_fps: 16\n")
-    with pytest.raises(
-        ValueError, match="run.yaml: fps and video_fps set fps to '24.0' and '16.0'"
-    ):
+    with pytest.raises(ValueError, match="run.yaml: fps and video_fps set fps to 24.0 and 16.0"):
         load_config(path)
 
 
@@ -231,21 +229,21 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
         ("--neg_prompt a --negative_prompt b", "training and validation share one negative prompt"),
         (
             "--prompts_csv a --train_video_csv b",
-            "set prompts_csv to 'a' and 'b'; they are two names of one setting: remove",
+            "set prompts_csv to ['a'] and ['b']; they are two names of one setting: remove",
         ),
         (
             "--width 640 --video_bucket_hw_base_size 480",
-            "set width to '640' and '624'; they contradict each other: remove",
+            "set width to 640 and 624; they contradict each other: remove",
         ),
         (
             "--use_lora --lora_r 0",
-            "lora_r and use_lora set lora_rank to '0' and '8'; they contradict each other",
+            "lora_r and use_lora set lora_rank to 0 and 8; they contradict each other",
         ),
         ("--debug true", "unknown flag --debug; --help lists them"),
-        ("--neg_prompt -blur", "unknown flag -blur; if it is a value, write --neg_prompt=-blur"),
-        ("--neg_prompt", "neg_prompt needs a value, got nothing"),
-        ("--train_video_csv --use_muon", "train_video_csv needs a value, got nothing"),
-        ("--task_type", "task_type needs a value, got nothing"),
+        ("--neg_prompt -blur", "neg_prompt needs a value; write --neg_prompt=VALUE"),
+        ("--neg_prompt", "neg_prompt needs a value"),
+        ("--train_video_csv --use_muon", "train_video_csv needs a value"),
+        ("--task_type", "task_type needs a value"),
         ("--validation_fixed_size 0x864", "validation_fixed_size 0x864 is not a size"),
         (
             "--config configs/miniature.yaml --task_type i2v",
@@ -257,9 +255,9 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
         ),
         (
             "--height 480 --video_bucket_hw_base_size 480",
-            "height and video_bucket_hw_base_size set height to '480' and",
+            "height and video_bucket_hw_base_size set height to 480 and 352",
         ),
-        ("--lora_rank 4 --use_lora false", "lora_rank and use_lora set lora_rank to '4' and '0'"),
+        ("--lora_rank 4 --use_lora false", "lora_rank and use_lora set lora_rank to 4 and 0"),
         (
             "--lora_r 4",
             "lora_r 4 has no effect in the reference without use_lora; add use_lora true",
@@ -270,17 +268,17 @@ def test_files_may_use_reference_names_and_flags_override_them(tmp_path, capsys)
             "validation_fixed_size 480 is not a size; write height x width",
         ),
         ("--video_bucket_hw_base_size 512", "512 is not supported: the buckets are 480 and 640"),
-        ("--precision fp16", "precision invalid choice: 'fp16' (choose from bf16, fp32)"),
+        ("--precision fp16", "dtype (given as --precision) must be one of bf16, fp32, got 'fp16'"),
         (
             "--validation_prompts cat dog",
             "validation_prompts cat dog is not supported: write the prompts to a CSV",
         ),
         (
             "--video_length 81 --validate_video_length 121",
-            "set validation_num_frames to '81' and '121'; they",
+            "set validation_num_frames to 81 and 121; they",
         ),
-        ("--video_fps 8 9", "video_fps takes one value, got '8 9'"),
-        ("--video_fps many", "video_fps must be a number, got 'many'"),
+        ("--video_fps 8 9", "fps (given as --video_fps) must be a number, got"),
+        ("--video_fps many", "fps (given as --video_fps) must be a number, got 'many'"),
         ("--task_type i2v", "task_type must be t2v for transformer_version 480p_t2v, got i2v"),
         (
             "--train_video_csvs a.csv",
@@ -304,22 +302,22 @@ def test_task_type_may_be_empty(capsys, word):
 @pytest.mark.parametrize(
     "line, expected",
     [
-        ("neg_prompt: no", "'neg_prompt' must not be a bool, got false"),
-        ("neg_prompt: [a]", "'neg_prompt' must be a single value, got a list"),
+        ("neg_prompt: no", "neg_prompt) must not be a bool, got false"),
+        ("neg_prompt: [a]", "neg_prompt) must be text, got "),
         ("neg_prompt:", {"negative_prompt": ""}),
         ("train_video_csv: []", {"prompts_csv": []}),
-        ("train_video_csv: {a: b}", "'train_video_csv' must be a list of strings, got "),
+        ("train_video_csv: {a: b}", "train_video_csv) must be a list of text, got "),
         (
             "train_video_csv: [1, 2]",
-            "'train_video_csv' must be a list of strings, got the element '1'",
+            "train_video_csv) must be text, got '1'",
         ),
-        ("train_video_csv:", "'train_video_csv' must be a list of strings"),
-        ("video_fps:", "'video_fps' must be a single value, got nothing"),
+        ("train_video_csv:", "train_video_csv) must be a list of text"),
+        ("video_fps:", {"fps": 24.0}),
         ("validate_video_length: 121.0", {"validation_num_frames": 121}),
-        ("validate_video_length: 121.5", "'validate_video_length' must be an integer"),
+        ("validate_video_length: 121.5", "validate_video_length) must be an integer"),
         ("validation_fixed_size: no", "validation_fixed_size False is not a size"),
         ("use_lora: no", {"lora_rank": 0}),
-        ("use_lora:", "use_lora none is not supported: it must be true or false"),
+        ("use_lora:", "use_lora None is not supported: it must be true or false"),
         ("task_type:", {"transformer_version": "480p_t2v"}),
         ("debug_overfit:", {"transformer_version": "480p_t2v"}),
     ],

@@ -3,9 +3,9 @@
 from typing import Literal, get_args, get_origin
 
 from hyvideo.models.versions import ANNOUNCED, RELEASED
-from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS, Config, leaves_of
+from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS, Config
 from hyvideo.settings.objectives import BUILT_IN
-from hyvideo.settings.sections import Switch
+from hyvideo.settings.sections import Switch, leaves_of
 from tests.forked import ROOT
 
 PAGE = ROOT / "docs/settings.md"
@@ -111,11 +111,11 @@ def page():
     parts = [HEAD]
     for section in Config.model_fields:
         if section != OBJECTIVE:
-            parts.append(table(section, leaves_of(section, SECTIONS[section]).values()))
+            parts.append(table(section, leaves_of(SECTIONS[section]).values()))
             continue
         parts.append(table(section, [LEAVES[OBJECTIVE]]))
         for name, cls in BUILT_IN.items():
-            parts.append(table(f"objective {name}", leaves_of(section, cls).values()))
+            parts.append(table(f"objective {name}", leaves_of(cls).values()))
     parts.append(TAIL + defaults_by_version())
     return "".join(parts).replace("|  |", "| |")
 

@@ -56,7 +56,7 @@ def file(tmp_path):
     return path
 
 
-def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path, tiny_config):
+def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path, tiny_config, capsys):
     (tmp_path / "run.yaml").write_text(f"sde_type: {file}:linear\neta: 0.3\n")
     for config in (
         load_config(tmp_path / "run.yaml"),
@@ -250,6 +250,7 @@ def test_a_study_accepts_a_sampler_file_as_a_method(file, tmp_path, tiny_config,
     assert "/" not in runs[0].name and runs[0].name.endswith("my.py_cps-none-eq-seed0")
     run = Run(Cell("B", place, "none", True), 0)
     assert Study("configs/miniature_paper.yaml", tmp_path).config(run).rollout.sde_type == place
+    unknown = Run(Cell("B", "euler", "none", True), 0)
     with pytest.raises(SystemExit):
-        grid_parser("", makes="figure").parse_args([*flags, "euler"])
-    assert "invalid choice: 'euler' (choose from sage_grpo" in capsys.readouterr().err
+        Study("configs/miniature_paper.yaml", tmp_path).config(unknown)
+    assert "sde_type" in capsys.readouterr().err

@@ -161,8 +161,6 @@ class Config(BaseModel):
         flat = config.flat()
         if flat.get("kl_weight") == 0:
             config = config.with_settings(kl_strategy="none")
-        elif flat.get("kl_strategy") == "none":
-            config = config.with_settings(kl_weight=0.0)
         if config.objective.name == "draft" and config.objective.strategy == "none":
             config = config.with_settings(nft_levels=0)  # levels at which a KL is measured
         with suppress(ValueError):

@@ -22,8 +22,7 @@ from hyvideo.settings.command_line import parse
 from hyvideo.settings.values import truth
 
 
-@exit_on_error("benchmark_videos.py")
-def main(argv: list[str] | None = None) -> None:
+def build_parser() -> Parser:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="make the videos")
@@ -70,6 +69,12 @@ def main(argv: list[str] | None = None) -> None:
         command.add_argument(
             "--output_dir", dest="out", type=Path, required=True, help="output folder"
         )
+    return parser
+
+
+@exit_on_error("benchmark_videos.py")
+def main(argv: list[str] | None = None) -> None:
+    parser = build_parser()
     options, flags = parser.parse_known_args(argv)
     if options.command == "make":
         config = parse(flags).config

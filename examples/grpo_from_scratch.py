@@ -109,7 +109,7 @@ def check_sampler():
         steps = schedule(SAMPLERS[name])
         latents, means = sample(lambda x, sigma: v, torch.randn_like(v), steps)
         for i, (x, x_next, mean, step) in enumerate(zip(latents, latents[1:], means, steps)):
-            result = expected_schedule(name).score(v, x, [i, i], x_next)
+            result = expected_schedule(name).replay(v, x, [i, i], x_next)
             close(mean, result.mean)
             expected = log_prob(x_next, mean, step.std) if step.std else torch.zeros(2)
             close(expected, result.log_prob)

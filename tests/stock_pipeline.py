@@ -30,7 +30,7 @@ class GivenSigmas(FlowMatchEulerDiscreteScheduler):
 
     def __init__(self, schedule: Schedule):
         super().__init__(shift=1.0)
-        self.given = torch.tensor(schedule.levels[:-1]).tolist()  # rounded to float32
+        self.given = torch.tensor(schedule.sigmas[:-1]).tolist()  # rounded to float32
 
     def set_timesteps(self, num_inference_steps, device=None):
         assert num_inference_steps == len(self.given)

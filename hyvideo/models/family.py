@@ -129,7 +129,7 @@ class Family:
     # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi
     decoder_returns_cache: bool = False
     # whether the forward pass uses `ends`
-    reads_ends: Callable[[Mapping[str, Any]], bool] = lambda config: False
+    is_flow_map: Callable[[Mapping[str, Any]], bool] = lambda config: False
     # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see
     # `ModulationCache`
     cache_modulation: Callable[[nn.Module], Any] = lambda transformer: None
@@ -166,7 +166,7 @@ class Family:
         """
         # later, activation checkpointing may wrap a block's forward
         is_first = not hasattr(transformer, "sequence")
-        transformer.reads_ends = self.reads_ends(transformer.config)
+        transformer.is_flow_map = self.is_flow_map(transformer.config)
         transformer.step_cache = None  # a `StepCache` in generate.py
         transformer.detaches_blocks = False  # see `gradient_mode`
         transformer.modulation_cache = None  # a cache of `cache_modulation` under a LoRA on a GPU

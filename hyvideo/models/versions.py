@@ -34,7 +34,7 @@ class Version(NamedTuple):
     # trained with float32 rotary frequencies where its family rounds them
     float32_rotary: bool = False
     # reads where a step ends: MeanFlow and AnyFlow
-    reads_ends: bool = False
+    is_flow_map: bool = False
     # its own sampler: the ODE, or one that adds new noise after each step (cps with eta 1)
     native: Literal["ode", "renoise"] = "ode"
     # license, if the family's other versions have another one; a run prints it

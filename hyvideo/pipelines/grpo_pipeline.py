@@ -182,14 +182,14 @@ class GRPOPipeline:
                 self.transformer.step_cache.step = index
             velocity = self.velocity_at_steps(latents, schedule, [index] * len(latents), conditions)
             new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
-            step = schedule.draw(velocity, latents, index, new_noise)
+            step = schedule.step(velocity, latents, index, new_noise)
             latents = step.sample
             yield step
 
     def replay(
         self,
         sample: Tensor,
-        outcome: Tensor,
+        next_sample: Tensor,
         schedule: Schedule,
         steps: list[int],
         conditions: Conditions,
@@ -201,7 +201,7 @@ class GRPOPipeline:
         channels, frames, height, width).
         """
         velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
-        return schedule.score(velocity, sample, steps, outcome)
+        return schedule.replay(velocity, sample, steps, next_sample)
 
     def velocity_at_steps(
         self, latents: Tensor, schedule: Schedule, steps: list[int], conditions: Conditions
@@ -230,12 +230,12 @@ class GRPOPipeline:
         """
         sample = latents.float()
         mean = torch.zeros_like(sample)
-        widths = [schedule.levels[start] - schedule.levels[start + num_steps] for start in starts]
+        widths = [schedule.sigmas[start] - schedule.sigmas[start + num_steps] for start in starts]
         for number in range(num_steps):
             steps = [start + number for start in starts]
             velocity = self.velocity_at_steps(sample, schedule, steps, conditions)
             shares = [
-                (schedule.levels[step] - schedule.levels[step + 1]) / width
+                (schedule.sigmas[step] - schedule.sigmas[step + 1]) / width
                 for step, width in zip(steps, widths)
             ]
             mean = mean + filled(shares, sample.device).view(-1, 1, 1, 1, 1) * velocity
@@ -259,7 +259,7 @@ class GRPOPipeline:
         Shapes: latents (batch, channels, frames, height, width); timesteps ``1000 sigma`` and
         ends, which only flow maps have, (batch,), on the CPU.
         """
-        assert self.transformer.reads_ends == (ends is not None), "only flow maps read ends"
+        assert self.transformer.is_flow_map == (ends is not None), "only flow maps read ends"
         starts = timestep.tolist()
         stops = [None] * len(starts) if ends is None else ends.tolist()
         return self._guided_velocity(latents, list(zip(starts, stops)), conditions)
@@ -305,7 +305,7 @@ class GRPOPipeline:
         """
         starts = schedule.timesteps.tolist()
         ends = [None] * len(starts)
-        if self.transformer.reads_ends:
+        if self.transformer.is_flow_map:
             ends = schedule.ends.tolist()
         return [(starts[step], ends[step]) for step in steps]
 
@@ -331,7 +331,7 @@ class GRPOPipeline:
             self.transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
         ends = None
-        if self.transformer.reads_ends:
+        if self.transformer.is_flow_map:
             ends = filled([end for _, end in times], latents.device)
         is_sampling = not torch.is_grad_enabled()
         graphs: AbstractContextManager = nullcontext()

@@ -39,7 +39,7 @@ class Parameters:
     num_modulations: int  # such layers
     per_lora_rank: int  # of an adapter of rank 1
     vae: int
-    reads_ends: bool  # a flow map: its forward pass also reads where a step ends
+    is_flow_map: bool  # a flow map: its forward pass also reads where a step ends
     num_blocks: int
 
     @property
@@ -93,7 +93,7 @@ def count_decoding(sizes: Sizes) -> float:
 
 
 @contextmanager
-def _fake_tensors(family_name: str) -> Iterator[None]:
+def fake_tensors(family_name: str) -> Iterator[None]:
     """Context manager in which tensors have no memory, and after which no cached function of the
     family keeps one: a forward pass with a fake rotary table would return memory that nobody wrote.
     """
@@ -157,7 +157,7 @@ def _count_parameters(
         num_modulations=len(modulations),
         per_lora_rank=sum(layer.in_features + layer.out_features for layer in layers),
         vae=_number(vae_model),
-        reads_ends=model.reads_ends,
+        is_flow_map=model.is_flow_map,
         num_blocks=len(blocks),
     )
 
@@ -175,12 +175,12 @@ def _forward_flops(
     num_layers: int,
 ) -> tuple[int, int]:
     """Return the FLOPs of matrix products and of attention with ``num_layers`` blocks."""
-    with _fake_tensors(family_name), torch.no_grad():
+    with fake_tensors(family_name), torch.no_grad():
         model = _build(family_name, transformer, num_layers=num_layers)
         latents = torch.empty(1, *shape)
         condition = Condition(torch.empty(*text))
         timestep = torch.full((1,), 500.0)
-        ends = timestep if model.reads_ends else None
+        ends = timestep if model.is_flow_map else None
         # Only this implementation of attention consists of operators that the counter knows on a
         # CPU. It computes attention by batched products, which nothing else uses.
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -200,7 +200,7 @@ def _decode_flops(
     family = family_named(family_name)
     side = 256 // side_ratio
     counts = []
-    with _fake_tensors(family_name), torch.no_grad():
+    with fake_tensors(family_name), torch.no_grad():
         model = _model(family.vae, json.loads(vae)).eval()
         family.prepare_vae(model)
         for latent_frames in (2, 3):

@@ -222,7 +222,7 @@ class PlannedRun:
         if not self.config.objective.needs_old_velocities or self.settings.gate_interval == 0:
             return 0.0
         branches = self.plan.sampled_branches + self.plan.trained_branches
-        if self.parameters.reads_ends:
+        if self.parameters.is_flow_map:
             branches += 2 * self.plan.trained_branches
         return branches / self.rollouts_per_replica / self.settings.gate_interval
 
@@ -250,7 +250,7 @@ class PlannedRun:
         """Forward passes per rollout, all branches, for the derivatives of a flow map: two at each
         trained noise level.
         """
-        if self.config.objective.trains != "levels" or not self.parameters.reads_ends:
+        if self.config.objective.trains != "levels" or not self.parameters.is_flow_map:
             return 0.0
         return 2 * self.plan.trained_branches * self.plan.num_trained_steps
 

@@ -192,7 +192,8 @@ def _number_of_set(name: str, of_set: Callable[[Tensor], object], rows: Tensor) 
 
     Raises ValueError for anything but a number.
     """
-    with named_errors(f"of_set of {name}", of_set.__module__):
+    module = getattr(of_set, "__module__", "")  # a method such as Tensor.mean has none
+    with named_errors(f"of_set of {name}", module):
         value = of_set(rows.clone())
     number = as_score(value)
     if number is None:

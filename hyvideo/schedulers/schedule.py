@@ -41,7 +41,7 @@ class Schedule:
     """Noise levels of a sampler and the transition of each step."""
 
     sampler: Sampler  # step and properties of the sampling method
-    levels: tuple[float, ...]  # (steps + 1,), sigma from 1 to 0
+    sigmas: tuple[float, ...]  # (steps + 1,), from 1 to 0
     transitions: tuple[Transition, ...]  # (steps,)
     # whether the KL to the anchor has the factor `reference_kl_weight`
     reference_conventions: bool = False
@@ -88,7 +88,7 @@ class Schedule:
 
     def with_noise_only_at(self, steps: Iterable[int]) -> "Schedule":
         """Return a copy in which all other steps follow the ODE."""
-        chosen = [ode_transition(*pair) for pair in zip(self.levels, self.levels[1:])]
+        chosen = [ode_transition(*pair) for pair in zip(self.sigmas, self.sigmas[1:])]
         for index in steps:
             chosen[index] = self.transitions[index]
         return replace(self, transitions=tuple(chosen))
@@ -96,12 +96,12 @@ class Schedule:
     @cached_property
     def timesteps(self) -> Tensor:
         """Timesteps at which the steps begin. Shape: (steps,), float32 on the CPU."""
-        return NUM_TRAIN_TIMESTEPS * torch.tensor(self.levels[:-1])
+        return NUM_TRAIN_TIMESTEPS * torch.tensor(self.sigmas[:-1])
 
     @cached_property
     def ends(self) -> Tensor:
         """Timesteps at which the steps end, 0 for the last. Shape: (steps,), float32 on the CPU."""
-        return torch.tensor([NUM_TRAIN_TIMESTEPS * level for level in self.levels[1:]])
+        return torch.tensor([NUM_TRAIN_TIMESTEPS * level for level in self.sigmas[1:]])
 
     @cached_property
     def stochastic_steps(self) -> list[int]:
@@ -133,12 +133,12 @@ class Schedule:
         if not self.reference_conventions:
             return torch.ones(len(self.transitions))
         weights = []
-        for step, sigma, sigma_next in zip(self.transitions, self.levels, self.levels[1:]):
+        for step, sigma, sigma_next in zip(self.transitions, self.sigmas, self.sigmas[1:]):
             width = sigma - sigma_next if self.sampler.has_kl_per_sigma else 1.0
             weights.append(reference_kl_weight(step.std, width))
         return torch.tensor(weights)
 
-    def draw(self, velocity: Tensor, sample: Tensor, index: int, noise: Tensor | None) -> Step:
+    def step(self, velocity: Tensor, sample: Tensor, index: int, noise: Tensor | None) -> Step:
         """Return step ``index`` of all samples with this standard normal ``noise``; None takes the
         mean.
 
@@ -151,22 +151,22 @@ class Schedule:
         _check_shape("noise", noise, sample)
         return self._scored(mean + std * noise, mean, std)
 
-    def score(
-        self, velocity: Tensor, sample: Tensor, indices: Sequence[int], outcome: Tensor
+    def replay(
+        self, velocity: Tensor, sample: Tensor, indices: Sequence[int], next_sample: Tensor
     ) -> Step:
-        """Return the step that led from each sample to its stored ``outcome``, scored with
+        """Return the step that led from each sample to its stored ``next_sample``, scored with
         ``velocity``.
 
         The log-probability of the transition ``x' ~ N(a x + b v, std^2)`` (docs/sde.md) is the mean
         over a sample's elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps
         ``-(x' - mean)^2``; x' is detached. ``indices`` has the step of each sample.
 
-        Shapes: velocity after guidance, sample and outcome (batch, ...). Raises ValueError if they
+        Shapes: velocity after guidance, sample and next_sample (batch, ...). Raises ValueError if they
         differ.
         """
-        _check_shape("outcome", outcome, sample)
+        _check_shape("next_sample", next_sample, sample)
         mean, std = self._moments(velocity, sample, indices)
-        return self._scored(outcome.float(), mean, std)
+        return self._scored(next_sample.float(), mean, std)
 
     def means(self, velocity: Tensor, sample: Tensor, indices: Sequence[int]) -> Tensor:
         """Return the mean of each sample's step, float32; ``indices`` has the step of each.
@@ -193,9 +193,9 @@ class Schedule:
         std = _per_sample([step.std for step in steps], sample)
         return a * sample.float() + b * velocity.float(), std
 
-    def _scored(self, outcome: Tensor, mean: Tensor, std: Tensor) -> Step:
-        log_prob = _log_prob(outcome.detach(), mean, std, normalised=self.sampler.is_normalised)
-        return Step(outcome, log_prob, mean, std)
+    def _scored(self, next_sample: Tensor, mean: Tensor, std: Tensor) -> Step:
+        log_prob = _log_prob(next_sample.detach(), mean, std, normalised=self.sampler.is_normalised)
+        return Step(next_sample, log_prob, mean, std)
 
 
 def _check_shape(name: str, given: Tensor, sample: Tensor) -> None:
@@ -223,14 +223,14 @@ def filled(values: Iterable[float], device: torch.device) -> Tensor:
     )
 
 
-def _log_prob(outcome: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
+def _log_prob(next_sample: Tensor, mean: Tensor, std: Tensor, *, normalised: bool) -> Tensor:
     """Return the mean log-density over a sample's elements, 0 where std is 0. Shape: (batch,).
 
     Sums are float64, because their order on a GPU depends on the batch shape, which may differ in
     rollout and update.
     """
     is_stochastic = std > 0
-    squared = torch.where(is_stochastic, (outcome - mean) ** 2, 0.0)
+    squared = torch.where(is_stochastic, (next_sample - mean) ** 2, 0.0)
     if not normalised:
         return -squared.flatten(1).mean(1, dtype=torch.float64).float()
     safe_std = torch.where(is_stochastic, std, 1.0)

@@ -12,8 +12,9 @@ from hyvideo.models.registry import family_files
 from hyvideo.settings.config import OBJECTIVE, Config, is_json, leaves_of
 from hyvideo.settings.objectives import TrustRegionSettings
 
-# Settings that only name files. Their contents are compared (`input_digests`), not their paths.
-READ_FILES = ("prompts_csv", "pairs_csv", "reward_config", "pretrained_lora_path")
+# Settings that only name files, besides the videos of an objective. The contents are compared
+# (`input_digests`), not the paths, because files may move.
+READ_FILES = ("prompts_csv", "reward_config", "pretrained_lora_path")
 
 
 class Changes(NamedTuple):
@@ -38,7 +39,8 @@ def changed_settings(
     before = config.with_settings(transformer_version=version).defaults | dict(saved)
     for name, value in now.items():
         decides, was = leaves[name].decides, before.get(name)
-        if decides == "start" or _is_same(name, was, value):
+        is_read = name in (*READ_FILES, config.objective.videos_from)
+        if decides == "start" or (is_read and was and value) or _is_same(was, value):
             continue
         is_free = decides in ("machine", "records") or (decides == "layout" and same_rollouts)
         found = changes.free if is_free else changes.affecting_learning
@@ -46,12 +48,8 @@ def changed_settings(
     return changes
 
 
-def _is_same(name: str, was: object, value: object) -> bool:
-    """Return whether two values of a setting are equal, also as JSON with other blanks, or name
-    files that may have moved.
-    """
-    if name in READ_FILES and was and value:
-        return True
+def _is_same(was: object, value: object) -> bool:
+    """Return whether two values of a setting are equal, also as JSON with other blanks."""
     if isinstance(was, str) and isinstance(value, str) and is_json(was) and is_json(value):
         return parse_json(was) == parse_json(value)
     return was == value

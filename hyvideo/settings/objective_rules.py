@@ -50,7 +50,7 @@ def level_problems(
 ) -> Problems:
     """Yield what cannot be used with an objective that trains noise levels."""
     name = objective.name
-    if version.kind == "step_distilled" and not version.reads_ends:
+    if version.kind == "step_distilled" and not version.is_flow_map:
         yield (
             f"objective {name} trains at any noise level, but transformer_version {version.name} "
             "is step-distilled and only covers the levels of its few steps; use another version or "
@@ -61,13 +61,13 @@ def level_problems(
         needs_velocities = f"objective {name}"
     elif objective.reward_weight > 0:
         needs_velocities = "reward_gradient_weight"
-    if version.reads_ends and needs_velocities:
+    if version.is_flow_map and needs_velocities:
         yield (
             f"{needs_velocities} needs a model of velocities, but transformer_version "
             f"{version.name} is a flow map, which predicts the mean velocity of a step; use "
             "objective nft with reward_gradient_weight 0, or objective grpo"
         )
-    if version.reads_ends and rollout.cfg_scale > 1:
+    if version.is_flow_map and rollout.cfg_scale > 1:
         yield (
             f"objective {name} needs cfg_scale 1 with the flow map {version.name}, because "
             "guided mean velocities are not the mean velocities of the guided model, got "

@@ -406,10 +406,12 @@ def _check_traits(place: str, cls: type) -> None:
     for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents", "measures"):
         if not isinstance(value := getattr(cls, name, False), bool):
             raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
-    if cls.uses_advantages and not getattr(cls, "needs_rewards", True):
+    reads_videos = bool(getattr(getattr(cls, "Settings", None), "videos_from", ""))
+    if cls.uses_advantages and (reads_videos or not getattr(cls, "needs_rewards", True)):
         raise ValueError(
-            f"{place} has uses_advantages True, but without rewards (needs_rewards False) all "
-            "advantages are 0 and every update would be skipped; set uses_advantages False"
+            f"{place} has uses_advantages True, but without rewards (needs_rewards False, or "
+            "videos_from) all advantages are 0 and every update would be skipped; set "
+            "uses_advantages False"
         )
     if getattr(cls, "has_ratio", False) and cls.trains != "steps":
         raise ValueError(

@@ -104,7 +104,7 @@ class Sampling:
             return Schedule.at(self.levels)
         return Schedule(
             sampler=sampler_of(self.sampler, self.reference_conventions),
-            levels=self.levels,
+            sigmas=self.levels,
             transitions=self.transitions(),
             reference_conventions=self.reference_conventions,
         )

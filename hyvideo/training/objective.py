@@ -347,7 +347,7 @@ class LevelObjective(Objective):
     ) -> Tensor:
         """Return the noise levels of each rollout. Shape: (rollouts, count)."""
         levels = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
-        if not self.pipeline.transformer.reads_ends:
+        if not self.pipeline.transformer.is_flow_map:
             return levels
         return levels.clamp(DIFFERENCE, 1 - DIFFERENCE)
 
@@ -383,7 +383,7 @@ class LevelObjective(Objective):
         """Return the noise levels at which the intervals of a flow map end, on the CPU; None for
         other models. Shape: (rows,).
         """
-        if not self.pipeline.transformer.reads_ends:
+        if not self.pipeline.transformer.is_flow_map:
             return None
         return self.noise.ends(
             rollouts.iteration,
@@ -407,7 +407,7 @@ class LevelObjective(Objective):
         Shape of each: (rows, channels, ...).
         """
         noised, target = self.noised_and_target(rollouts, rows, column)
-        if self.pipeline.transformer.reads_ends:
+        if self.pipeline.transformer.is_flow_map:
             target = target - self._derivative_term(rollouts, rows, column, noised, target)
             self.cost.add(2 * self.num_forwards(rollouts, rows, column))
         return self.velocity_at(rollouts, rows, column, noised), target
@@ -432,7 +432,7 @@ class LevelObjective(Objective):
         )
 
     def empty_pass(self, rollouts: RolloutBatch, column: int) -> Tensor:
-        if self.pipeline.transformer.reads_ends:
+        if self.pipeline.transformer.is_flow_map:
             zeros = torch.zeros_like(rollouts.trajectories.latents[:1, 0])
             self._derivative_term(rollouts, [0], column, zeros, zeros)
         return self.empty_velocity(rollouts, column)

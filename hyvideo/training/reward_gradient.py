@@ -199,7 +199,7 @@ class WithRewardGradient(LevelObjective):
         """
         levels = self.inner.draw(schedule, iteration, indices, count)
         steps = [self.reward_step(len(schedule.transitions), iteration, index) for index in indices]
-        of_reward = torch.tensor([[schedule.levels[step]] for step in steps], dtype=torch.float32)
+        of_reward = torch.tensor([[schedule.sigmas[step]] for step in steps], dtype=torch.float32)
         return torch.cat([levels.view(len(indices), count), of_reward], dim=1)
 
     def reward_step(self, num_steps: int, iteration: int, index: RolloutIndex) -> int:
@@ -231,7 +231,7 @@ class WithRewardGradient(LevelObjective):
         return select(rollouts.trajectories.latents, rows, self._steps(rollouts, rows))
 
     def _steps(self, rollouts: RolloutBatch, rows: list[int]) -> list[int]:
-        levels = torch.tensor(rollouts.schedule.levels[:-1])
+        levels = torch.tensor(rollouts.schedule.sigmas[:-1])
         return [int((levels - level).abs().argmin()) for level in rollouts.trained_steps[rows, -1]]
 
     # Before the updates of an iteration.

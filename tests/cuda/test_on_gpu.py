@@ -74,11 +74,11 @@ def test_transitions_match_the_cpu(gpu, sde_type):
         ]
         steps[device.type] = []
         for index in (1, 10, 18):
-            step = schedule.draw(drawn[0], drawn[1], index, drawn[2])
-            again = schedule.score(drawn[0], drawn[1], [index] * 3, step.sample)
+            step = schedule.step(drawn[0], drawn[1], index, drawn[2])
+            again = schedule.replay(drawn[0], drawn[1], [index] * 3, step.sample)
             assert torch.equal(step.log_prob, again.log_prob)
             steps[device.type] += [x.cpu() for x in (step.sample, step.mean, step.log_prob)]
-        mixed = schedule.score(drawn[0], drawn[1], [1, 10, 18], drawn[2])
+        mixed = schedule.replay(drawn[0], drawn[1], [1, 10, 18], drawn[2])
         steps[device.type] += [mixed.mean.cpu(), mixed.log_prob.cpu()]
     for ours, theirs in zip(steps[gpu.type], steps["cpu"]):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

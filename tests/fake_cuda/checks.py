@@ -129,7 +129,7 @@ def passes(count, pipeline, schedule):
         with torch.no_grad():
             latents = select(stored, [1], [2])
             velocity = pipeline.velocity_at_steps(latents, schedule, [5], conditions)
-            step = schedule.draw(velocity, latents, 5, torch.empty_like(latents))
+            step = schedule.step(velocity, latents, 5, torch.empty_like(latents))
         found["rollout step"] = take_counts(count)
         again = pipeline.replay(latents, step.sample, schedule, [5], conditions)
         found["replay"] = take_counts(count)

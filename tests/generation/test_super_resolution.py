@@ -174,7 +174,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
 
     def sampled(self, conditions, noise, schedule):
-        levels.append(schedule.levels)
+        levels.append(schedule.sigmas)
         scales.append(self.sampling.guidance_scale)
         samples.append(
             (self, *conditions.samples, noise, sample(self, conditions, noise, schedule))
@@ -220,7 +220,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     assert pipeline.transformer.config.in_channels == 14 and not hasattr(
         pipeline.transformer, "peft_config"
     )
-    assert pipeline.transformer.reads_ends
+    assert pipeline.transformer.is_flow_map
     assert levels[1] == shifted_levels(len(levels[1]) - 1, 2.0) != levels[0]
     assert scales == [3.0, 1.0]
 

@@ -74,8 +74,8 @@ def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
         sample, velocity, moved, noise = (latent() for _ in range(4))
         distances = []
         for sign in (1, -1):
-            old = schedule.draw(velocity, sample, index, sign * noise)
-            new = schedule.score(moved, sample, [index] * len(sample), old.sample)
+            old = schedule.step(velocity, sample, index, sign * noise)
+            new = schedule.replay(moved, sample, [index] * len(sample), old.sample)
             distances.append(velocity_kl(new.log_prob, old.log_prob))
         kl = position_kl(new.mean, old.mean, old.std)
         parts.append((sum(distances) / 2 / kl).mean().item())

@@ -19,7 +19,7 @@ SIZE = (81, 352, 624)
 
 
 @pytest.mark.parametrize(
-    "version, parameters, reads_ends",
+    "version, parameters, is_flow_map",
     [
         ("480p_t2v", 8_326_608_160, False),
         ("480p_i2v_step_distilled", 8_331_330_848, True),
@@ -29,10 +29,10 @@ SIZE = (81, 352, 624)
     ],
 )
 def test_the_released_models_have_the_published_number_of_parameters(
-    version, parameters, reads_ends
+    version, parameters, is_flow_map
 ):
     counted = count_parameters(released_sizes(version))
-    assert (counted.total, counted.reads_ends) == (parameters, reads_ends)
+    assert (counted.total, counted.is_flow_map) == (parameters, is_flow_map)
 
 
 def test_flops_of_hunyuan_video_are_those_of_its_matrices_and_attention():

@@ -46,7 +46,7 @@ def test_the_median_includes_the_last_step_of_cps_in_the_reference():
     """
     made = build("cps", True, num_steps=25)
     norms = made.log_prob_grad_norms
-    assert norms[-1] == pytest.approx(made.levels[-2] / 1e-12)
+    assert norms[-1] == pytest.approx(made.sigmas[-2] / 1e-12)
     assert made.equalizer_weights.tolist() == pytest.approx(
         (norms.sort().values[12] / norms).tolist(), rel=1e-5
     )
@@ -133,7 +133,7 @@ def test_the_conventions_change_the_loss_and_not_the_samples():
     for sde_type in SAMPLERS:
         for index in range(20):
             ours, theirs = (
-                build(sde_type, is_on).draw(v, x, index, noise) for is_on in (False, True)
+                build(sde_type, is_on).step(v, x, index, noise) for is_on in (False, True)
             )
             torch.testing.assert_close(ours.sample, theirs.sample, rtol=0, atol=1e-11)
             assert torch.equal(ours.mean, theirs.mean)

@@ -28,7 +28,7 @@ def build(sde_type="sage_grpo", num_steps=20, **settings):
 def test_timesteps_are_a_thousand_levels():
     found = build()
     levels = torch.tensor(shifted_levels(20, 5.0))
-    torch.testing.assert_close(torch.tensor(found.levels), levels)
+    torch.testing.assert_close(torch.tensor(found.sigmas), levels)
     torch.testing.assert_close(found.timesteps, 1000 * levels[:-1])
     torch.testing.assert_close(found.ends, 1000 * levels[1:])
     assert found.timesteps.dtype == found.ends.dtype == torch.float32
@@ -40,16 +40,16 @@ def test_timesteps_are_a_thousand_levels():
 def test_a_step_is_the_affine_gaussian_transition(latent, sde_type, index):
     sample, velocity, noise = latent(), latent(), latent()
     step = schedule(sde_type, shifted_levels(20, 5.0), 0.7, "stochastic")[index]
-    output = build(sde_type, eta=0.7).draw(velocity, sample, index, noise)
+    output = build(sde_type, eta=0.7).step(velocity, sample, index, noise)
     torch.testing.assert_close(output.mean, step.a * sample + step.b * velocity)
     torch.testing.assert_close(output.sample, output.mean + step.std * noise)
     torch.testing.assert_close(output.std, torch.full((2, 1, 1, 1, 1), step.std))
 
 
 def test_log_prob_of_cps_is_the_negative_squared_distance(latent):
-    outcome = latent()
-    output = build("cps").score(latent(), latent(), [7, 7], outcome)
-    expected = -((outcome - output.mean) ** 2).mean(dim=(1, 2, 3, 4))
+    next_sample = latent()
+    output = build("cps").replay(latent(), latent(), [7, 7], next_sample)
+    expected = -((next_sample - output.mean) ** 2).mean(dim=(1, 2, 3, 4))
     torch.testing.assert_close(output.log_prob, expected)
 
 
@@ -60,8 +60,8 @@ def test_log_prob_does_not_depend_on_the_order_of_the_elements(latent, sde_type)
     inputs = latent(shape), latent(shape), latent(shape)
 
     def log_prob(orders):
-        v, x, outcome = (values.flatten(1)[:, orders].view(shape) for values in inputs)
-        return made.score(v, x, [7] * 4, outcome).log_prob
+        v, x, next_sample = (values.flatten(1)[:, orders].view(shape) for values in inputs)
+        return made.replay(v, x, [7] * 4, next_sample).log_prob
 
     size = inputs[0][0].numel()
     expected = log_prob(torch.arange(size))
@@ -91,8 +91,8 @@ def test_ratio_is_exactly_one_before_an_update(latent, sde_type):
     made = build(sde_type)
     sample, velocity = latent(), latent()
     for index in made.stochastic_steps:
-        old = made.draw(velocity, sample, index, latent())
-        new = made.score(velocity, sample, [index] * 2, old.sample)
+        old = made.step(velocity, sample, index, latent())
+        new = made.replay(velocity, sample, [index] * 2, old.sample)
         assert torch.equal((new.log_prob - old.log_prob).exp(), torch.ones(2))
 
 
@@ -100,23 +100,23 @@ def test_ratio_is_exactly_one_before_an_update(latent, sde_type):
 def test_samples_of_a_batch_may_be_at_different_steps(latent, sde_type):
     made = build(sde_type)
     shape, indices = (4, *LATENT[1:]), [12, 0, 19, 3]
-    sample, velocity, outcome = latent(shape), latent(shape), latent(shape)
-    together = made.score(velocity, sample, indices, outcome)
+    sample, velocity, next_sample = latent(shape), latent(shape), latent(shape)
+    together = made.replay(velocity, sample, indices, next_sample)
     for row, index in enumerate(indices):
         one = slice(row, row + 1)
-        alone = made.score(velocity[one], sample[one], [index], outcome[one])
+        alone = made.replay(velocity[one], sample[one], [index], next_sample[one])
         for name in FIELDS:
             assert torch.equal(getattr(together, name)[one], getattr(alone, name))
 
 
 def test_the_gradient_flows_through_the_mean_and_not_through_the_outcome(latent):
-    """A sampled outcome moves with the mean; without detaching it, its log-probability would be
+    """A sampled next_sample moves with the mean; without detaching it, its log-probability would be
     constant.
     """
     made = build()
     velocity, sample, noise = latent().requires_grad_(), latent(), latent()
-    drawn = made.draw(velocity, sample, 5, noise)
-    scored = made.score(velocity, sample, [5, 5], drawn.sample.detach())
+    drawn = made.step(velocity, sample, 5, noise)
+    scored = made.replay(velocity, sample, [5, 5], drawn.sample.detach())
     (from_drawn,) = torch.autograd.grad(drawn.log_prob.sum(), velocity, retain_graph=True)
     (from_scored,) = torch.autograd.grad(scored.log_prob.sum(), velocity)
     assert torch.equal(from_drawn, from_scored)
@@ -125,11 +125,11 @@ def test_the_gradient_flows_through_the_mean_and_not_through_the_outcome(latent)
 
 def test_increasing_the_log_prob_moves_the_mean_towards_the_outcome(latent):
     made = build()
-    velocity, sample, outcome = latent().requires_grad_(), latent(), latent()
-    before = made.score(velocity, sample, [5, 5], outcome)
+    velocity, sample, next_sample = latent().requires_grad_(), latent(), latent()
+    before = made.replay(velocity, sample, [5, 5], next_sample)
     (gradient,) = torch.autograd.grad(before.log_prob.sum(), velocity)
-    after = made.score(velocity + gradient, sample, [5, 5], outcome)
-    assert (after.mean - outcome).norm() < (before.mean - outcome).norm()
+    after = made.replay(velocity + gradient, sample, [5, 5], next_sample)
+    assert (after.mean - next_sample).norm() < (before.mean - next_sample).norm()
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ def test_increasing_the_log_prob_moves_the_mean_towards_the_outcome(latent):
 )
 def test_a_deterministic_step_is_that_of_the_ode_and_has_no_log_prob(latent, index, made):
     velocity, sample = latent().requires_grad_(), latent()
-    output = made.draw(velocity, sample, index, None)
-    width = made.levels[index] - made.levels[index + 1]
+    output = made.step(velocity, sample, index, None)
+    width = made.sigmas[index] - made.sigmas[index + 1]
     torch.testing.assert_close(output.sample, sample - width * velocity)
     assert torch.equal(output.sample, output.mean)
     assert torch.equal(output.std, torch.zeros(2, 1, 1, 1, 1))
@@ -156,14 +156,14 @@ def test_a_deterministic_step_is_that_of_the_ode_and_has_no_log_prob(latent, ind
 
 
 def test_a_stochastic_step_without_noise_is_the_mean(latent):
-    step = build().draw(latent(), latent(), 5, None)
+    step = build().step(latent(), latent(), 5, None)
     assert torch.equal(step.sample, step.mean) and step.std.min() > 0
 
 
 def test_a_batch_may_mix_deterministic_and_stochastic_samples(latent):
     made = build(last_step="deterministic")
     velocity = latent().requires_grad_()
-    output = made.score(velocity, latent(), [19, 10], latent())
+    output = made.replay(velocity, latent(), [19, 10], latent())
     (gradient,) = torch.autograd.grad(output.log_prob.sum(), velocity)
     assert output.log_prob[0] == 0 and output.log_prob[1] != 0
     assert (
@@ -178,7 +178,7 @@ def test_sage_with_100_steps_is_deterministic_only_at_the_first_step(latent):
     assert made.equalizer_weights.isfinite().all()
     sample = latent()
     for index in range(100):
-        output = made.draw(latent(), sample, index, latent())
+        output = made.step(latent(), sample, index, latent())
         assert output.log_prob.isfinite().all()
         sample = output.sample
     assert sample.isfinite().all()
@@ -197,7 +197,7 @@ def test_a_window_keeps_its_steps_and_makes_the_others_deterministic(sde_type):
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
     made = build(sde_type)
-    sample, velocity, noise, outcome = (
+    sample, velocity, noise, next_sample = (
         latent().bfloat16(),
         latent().bfloat16(),
         latent(),
@@ -205,12 +205,12 @@ def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
     )
     pairs = (
         (
-            made.draw(velocity, sample, 4, noise),
-            made.draw(velocity.float(), sample.float(), 4, noise),
+            made.step(velocity, sample, 4, noise),
+            made.step(velocity.float(), sample.float(), 4, noise),
         ),
         (
-            made.score(velocity, sample, [4, 4], outcome),
-            made.score(velocity.float(), sample.float(), [4, 4], outcome.float()),
+            made.replay(velocity, sample, [4, 4], next_sample),
+            made.replay(velocity.float(), sample.float(), [4, 4], next_sample.float()),
         ),
     )
     for low, full in pairs:
@@ -236,16 +236,16 @@ def test_last_step_must_be_known():
 def test_shapes_must_agree(latent):
     other = (1, *LATENT[1:])
     with pytest.raises(ValueError, match="velocity"):
-        build().draw(latent(), latent(other), 0, latent(other))
+        build().step(latent(), latent(other), 0, latent(other))
     with pytest.raises(ValueError, match="noise"):
-        build().draw(latent(), latent(), 0, latent(other))
-    with pytest.raises(ValueError, match="outcome"):
-        build().score(latent(), latent(), [0, 0], latent(other))
+        build().step(latent(), latent(), 0, latent(other))
+    with pytest.raises(ValueError, match="next_sample"):
+        build().replay(latent(), latent(), [0, 0], latent(other))
 
 
 def test_each_scored_sample_needs_a_step(latent):
     with pytest.raises(ValueError, match="2 samples"):
-        build().score(latent(), latent(), [0], latent())
+        build().replay(latent(), latent(), [0], latent())
 
 
 @pytest.mark.parametrize("eta", [-0.1, float("nan")])

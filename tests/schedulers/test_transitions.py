@@ -161,7 +161,7 @@ def test_cps_at_eta_1_is_the_sampler_that_predicts_the_data_and_adds_new_noise(l
             continue
         assert (step.a, step.b, step.std) == (1 - sigma_next, -sigma * (1 - sigma_next), sigma_next)
         sample, velocity, noise = torch.randn(3, 2, 1, 1, 4, 4).unbind()
-        found = made.draw(velocity, sample, index, noise)
+        found = made.step(velocity, sample, index, noise)
         predicted = sample - sigma * velocity
         torch.testing.assert_close(found.sample, (1 - sigma_next) * predicted + sigma_next * noise)
         assert found.std.unique().tolist() == [torch.tensor(sigma_next).item()]

@@ -125,8 +125,8 @@ def sample_and_replay(sde_type, eta):
     latent, found = torch.randn(2, 4, 3, generator=generator), []
     for index in range(20):
         velocity, noise = torch.randn(2, 2, 4, 3, generator=generator)
-        step = made.draw(velocity, latent, index, noise)
-        again = made.score(velocity, latent, [index] * 2, step.sample)
+        step = made.step(velocity, latent, index, noise)
+        again = made.replay(velocity, latent, [index] * 2, step.sample)
         found.append((step.sample, step.log_prob, again.log_prob))
         latent = step.sample
     return [torch.stack(column) for column in zip(*found)]

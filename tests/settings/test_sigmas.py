@@ -41,7 +41,7 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
     )
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    assert trainer.run.source.schedule.levels == trainer.validation.schedule.levels == LEVELS
+    assert trainer.run.source.schedule.sigmas == trainer.validation.schedule.sigmas == LEVELS
     assert trainer.validation.made_with["sigmas"] == SIGMAS
     seen = []
     trainer.run.policy.transformer.register_forward_pre_hook(

@@ -116,9 +116,9 @@ def test_the_predicted_strength_of_the_kl_equals_that_of_the_gradients(tiny_conf
     x, velocity = torch.randn(2, 1, 200, 200)
     forces = []
     for index in schedule.stochastic_steps:
-        taken = schedule.draw(velocity, x, index, torch.randn_like(x))
+        taken = schedule.step(velocity, x, index, torch.randn_like(x))
         v = velocity.clone().requires_grad_()
-        step = schedule.score(v, x, [index], taken.sample)
+        step = schedule.replay(v, x, [index], taken.sample)
         anchor = taken.mean + taken.std * (2 * distance) ** 0.5
         kl = 0.3 * position_kl(step.mean, anchor, step.std).sum()
         policy = schedule.equalizer_weights[index] * step.log_prob

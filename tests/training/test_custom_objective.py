@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ EXAMPLE = f"{ROOT}/examples/custom_objective.py:WeightedRegression"
 FINETUNING = f"{ROOT}/examples/custom_data.py:Finetuning"
 LEVELS = {"nft_levels": 2, "eta": 0.0, "learning_rate": 1e-3}
 TEXT = """
+from typing import ClassVar
 import torch
 from hyvideo.grpo.nft import mean_square
+from hyvideo.settings.sections import Section
 from hyvideo.training.objective import LevelObjective, StepObjective, Terms
 
 def on_rows(loss, **others):
@@ -135,6 +138,10 @@ class UnknownStep(LikelihoodRatio):
 class Unrewarded(Mine):
     needs_rewards = False
 
+class OnVideos(Mine):
+    class Settings(Section):
+        videos_from: ClassVar[str] = "videos_csv"
+
 class RatioOfLevels(Mine):
     has_ratio = True
 
@@ -182,6 +189,9 @@ def test_an_objective_with_data_of_its_own_trains_on_its_videos_alone(tiny_confi
     assert line["finetuning/error"] > 0 and "reward/mean" not in line
     # one forward and two backward passes for each level, and nothing to sample
     assert line["cost/forwards"] == pytest.approx(3 * config.objective.nft_levels)
+    moved = csv.with_name("moved.csv")
+    shutil.copy(csv, moved)
+    Trainer(config.with_settings(max_steps=2, videos_csv=[str(moved)]), mesh, CPU)
     csv.write_text("prompt,video\n" + "".join(f"{p},{k}b.mp4\n" for k, p in enumerate(PROMPTS)))
     with pytest.raises(ValueError, match="videos_csv"):
         Trainer(config.with_settings(max_steps=2), mesh, CPU)
@@ -322,6 +332,7 @@ def test_plan_and_notes_name_a_custom_objective(file, tiny_config):
             "trains noise levels, so no metric can be reported by step; remove `by_step`",
         ),
         ("Unrewarded", "every update would be skipped; set uses_advantages False"),
+        ("OnVideos", "every update would be skipped; set uses_advantages False"),
         ("RatioOfLevels", "has has_ratio True, but trains levels, which have no likelihood"),
         ("TextTrait", "needs True or False as `uses_advantages`, got 'no'"),
         ("UnknownStep", "lists mine/ratio in `by_step` but not in `metrics`; add the name there"),

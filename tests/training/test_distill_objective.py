@@ -69,7 +69,7 @@ class GaussianFlow(nn.Module):
     """The exact velocity of data ~ N(1.3, 0.5^2)."""
 
     step_cache = modulation_cache = None
-    reads_ends = False
+    is_flow_map = False
 
     def forward(self, latents, *, timestep, conditions, ends):
         sigma = (timestep / 1000).view(-1, 1, 1, 1, 1)
@@ -128,11 +128,11 @@ def test_the_targets_are_those_of_the_guided_base_model_from_the_latents_of_the_
     assert trainer.run.pipeline.sampling.guidance_scale == 1.0  # only the teacher is guided
     guided = trainer.run.pipeline.with_guidance(3.0)
     fine = Schedule.ode(6, student.rollout.shift)
-    latents, levels = rollouts.trajectories.latents, rollouts.schedule.levels
+    latents, levels = rollouts.trajectories.latents, rollouts.schedule.sigmas
     for row in (0, 3):
         for column in rollouts.columns:
             step = rollouts.trained_steps[row, column].item()
-            part = Schedule.at(fine.levels[3 * step : 3 * step + 4])
+            part = Schedule.at(fine.sigmas[3 * step : 3 * step + 4])
             conditions = rollouts.conditions.select([row])
             reached = guided.sample_ode(conditions, latents[row : row + 1, step], part)
             expected = (reached - latents[row : row + 1, step]) / (levels[step + 1] - levels[step])

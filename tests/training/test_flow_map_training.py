@@ -260,7 +260,7 @@ def test_the_flow_maps_of_others_may_be_trained_with_objective_nft(config, versi
 
 def schedules(trainer):
     collector = trainer.run.source
-    return [collector.schedule_of(trainer.run.objective, iteration).levels for iteration in (1, 2)]
+    return [collector.schedule_of(trainer.run.objective, iteration).sigmas for iteration in (1, 2)]
 
 
 def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
@@ -270,7 +270,7 @@ def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
     assert first != second and len(first) == 4 and first[0] == 1 and first[-1] == 0
     assert list(first) == sorted(first, reverse=True)
     rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
-    teacher = trainer.run.objective.teacher_schedule(rollouts).levels
+    teacher = trainer.run.objective.teacher_schedule(rollouts).sigmas
     assert teacher[::2] == pytest.approx(first) and len(teacher) == 7
     (line,) = train_iterations(trainer, 1)  # with the check that teacher and student are equal
     assert float(line["loss/total"]) > 0

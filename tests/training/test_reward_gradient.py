@@ -115,7 +115,7 @@ def last_step(trainer, rollouts):
     """Return the latents before the last step, the velocity there with gradient, and its noise
     level.
     """
-    sigma = rollouts.schedule.levels[-2]
+    sigma = rollouts.schedule.sigmas[-2]
     latents = rollouts.trajectories.latents[:, -2]
     times = torch.full((len(rollouts),), 1000 * sigma)
     return latents, trainer.run.pipeline.velocity(latents, times, rollouts.conditions), sigma
@@ -296,7 +296,7 @@ def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, 
     latents = torch.stack(
         [rollouts.trajectories.latents[row, number] for row, number in enumerate(steps)]
     )
-    times = torch.tensor([1000 * rollouts.schedule.levels[number] for number in steps])
+    times = torch.tensor([1000 * rollouts.schedule.sigmas[number] for number in steps])
     with torch.no_grad():
         velocity = trainer.run.pipeline.velocity(latents, times, rollouts.conditions)
         anchor = trainer.run.pipeline.with_guidance(2.0).velocity(

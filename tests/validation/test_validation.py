@@ -266,7 +266,7 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     sample_ode = GRPOPipeline.sample_ode
 
     def watched(pipeline, conditions, noise, schedule):
-        calls.append((noise.shape[2], schedule.levels))
+        calls.append((noise.shape[2], schedule.sigmas))
         return sample_ode(pipeline, conditions, noise, schedule)
 
     monkeypatch.setattr(GRPOPipeline, "sample_ode", watched)
@@ -278,7 +278,7 @@ def test_validation_settings_do_not_change_those_of_rollouts(tiny_config, mesh, 
     assert len(videos[0]) == 9
     (latent_frames, levels), *_ = calls
     assert (latent_frames, levels) == (3, (1.0, 0.875, 0.0))  # 7 / 2 over 1 + 6 / 2
-    assert trainer.run.source.schedule.levels == shifted_levels(4, 3.0)
+    assert trainer.run.source.schedule.sigmas == shifted_levels(4, 3.0)
 
 
 def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):

@@ -85,7 +85,7 @@ FAMILY = Family(
     matrices=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
     forwards=transformer.forwards,
-    reads_ends=lambda config: config["use_meanflow"],
+    is_flow_map=lambda config: config["use_meanflow"],
     parts=(
         Part(
             "text",

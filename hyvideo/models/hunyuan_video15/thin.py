@@ -191,7 +191,7 @@ def _write_transformer(root: Path, version: str, settings: Mapping[str, Any], se
     config = dict(settings)
     config["ideal_resolution"] = resolution
     config["ideal_task"] = task
-    config["use_meanflow"] = version_defaults(version).reads_ends
+    config["use_meanflow"] = version_defaults(version).is_flow_map
     folder = root / "transformer" / version
     _write_config(folder, config)
     save_original(

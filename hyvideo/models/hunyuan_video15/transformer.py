@@ -7,6 +7,7 @@ tensor of its valid tokens, so all lengths are known on the host. The results ma
 original and of diffusers (tested).
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -15,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from hyvideo.models.attention import Layout, equal_runs, unpatchify
-from hyvideo.models.cached_tables import cached_tables
 from hyvideo.models.conditions import Condition, check_timestep
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.hunyuan_video15.block import attention
@@ -160,8 +160,8 @@ def _embedded(samples: Sequence[Tensor], embed) -> list[Tensor]:
     return embedded
 
 
-# A table is 44 MB at 480x848 and 81 frames.
-@cached_tables
+# Training and validation may use different video sizes. A table is 44 MB at 480x848 and 81 frames.
+@functools.lru_cache(maxsize=4)
 def rotary_tables(
     grid: tuple[int, int, int], rope_dim: tuple[int, ...], theta: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,6 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from hyvideo.models.cached_tables import cached_tables
 from hyvideo.models.norms import channel_rms_norm
 
 
@@ -144,7 +143,7 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
 
 
 # Tiles have at most four shapes: inner, right edge, bottom edge and corner. A mask has S^2 values.
-@cached_tables
+@functools.lru_cache(maxsize=4)
 def causal_mask(
     num_frames: int, frame_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:

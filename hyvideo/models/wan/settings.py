@@ -55,7 +55,7 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     return settings_to_diffusers(_TABLE, config) | {"attention_head_dim": width // num_heads}
 
 
-def reads_ends(config: Mapping[str, Any]) -> bool:
+def is_flow_map(config: Mapping[str, Any]) -> bool:
     """Return whether a transformer's config describes AnyFlow, which reads where a step ends."""
     return "deltatime_type" in config
 

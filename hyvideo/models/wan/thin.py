@@ -73,7 +73,7 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
         words,
         characters,
         seed=0,
-        is_anyflow=version_defaults(version).reads_ends,
+        is_anyflow=version_defaults(version).is_flow_map,
     )
 
 

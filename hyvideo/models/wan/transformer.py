@@ -10,6 +10,7 @@ model's training. Rotary tables are computed on demand: as buffers, they would b
 device and rounded when the model is cast.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -21,7 +22,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from hyvideo.models.attention import Layout, Size, unpatchify
-from hyvideo.models.cached_tables import cached_tables
 from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import TwoTimes
@@ -206,7 +206,7 @@ def _time_embedding(
     embedder = model.condition_embedder
     with torch.autocast(timestep.device.type, enabled=False):
         time = _in_float32(embedder.time_embedder, embedder.timesteps_proj(timestep))
-        if model.reads_ends:
+        if model.is_flow_map:
             gate = model.config.gate_value
             delta = ends if model.config.deltatime_type == "r" else timestep - ends
             embedded = _in_float32(embedder.delta_embedder, embedder.timesteps_proj(delta))
@@ -223,7 +223,7 @@ def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
     )
 
 
-@cached_tables
+@functools.lru_cache(maxsize=4)  # training and validation may use different video sizes
 def rotary_tables(
     grid: Size, head_dim: int, num_positions: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:

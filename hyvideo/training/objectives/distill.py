@@ -38,7 +38,7 @@ class Distill(StepObjective):
     @property
     def draws_levels(self) -> bool:
         """True for a flow map, which learns steps of any length, unless ``sigmas`` gives them."""
-        return self.pipeline.transformer.reads_ends and not self.config.rollout.sigmas
+        return self.pipeline.transformer.is_flow_map and not self.config.rollout.sigmas
 
     def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
         """Return the schedule of the student in an iteration."""
@@ -55,7 +55,7 @@ class Distill(StepObjective):
         if not self.draws_levels:
             return Schedule.at(self.config.sampling.divided(self.num_substeps))
         return Schedule.at(
-            divided_levels(rollouts.schedule.levels, rollout.shift, self.num_substeps)
+            divided_levels(rollouts.schedule.sigmas, rollout.shift, self.num_substeps)
         )
 
     def prepare(self, rollouts: RolloutBatch) -> dict[int, Tensor]:

@@ -85,10 +85,10 @@ def test_the_velocity_depends_on_the_end_of_the_step_unlike_that_of_wan():
     with torch.no_grad():
         velocity = model(**arguments)
         assert relative(model(**arguments | {"ends": ENDS[:2] / 2}), velocity) > 1e-3
-    assert model.reads_ends
+    assert model.is_flow_map
     wan = tiny()
     install(wan)
-    assert not wan.reads_ends
+    assert not wan.is_flow_map
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_parameters_and_flops_match_the_class(tmp_path):
     sizes = read_architecture(tmp_path, "anything")
     counted = count_parameters(sizes)
     assert counted.total == sum(parameter.numel() for parameter in model.parameters())
-    assert counted.reads_ends
+    assert counted.is_flow_map
     arguments = with_ends(1)
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**arguments)

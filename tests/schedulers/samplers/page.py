@@ -44,7 +44,7 @@ def tables(num_steps: int, shift: float, eta: float) -> dict[str, str]:
     }
     found = {}
     for title, (columns, spec) in quantities.items():
-        steps = enumerate(zip(schedules[0].levels, *columns), start=1)
+        steps = enumerate(zip(schedules[0].sigmas, *columns), start=1)
         rows = [
             [str(number), f"{sigma:.4f}", *(f"{v:{spec}}" for v in values)]
             for number, (sigma, *values) in steps

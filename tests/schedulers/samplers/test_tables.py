@@ -94,9 +94,9 @@ def test_log_prob_matches_torch_and_its_gradient_norm_matches_autograd(sde_type,
     velocity.requires_grad_()
     steps = range(num_steps)
     drawn = [
-        made.draw(velocity[[i]], sample[[i]], i, torch.ones(1, 5)).sample.detach() for i in steps
+        made.step(velocity[[i]], sample[[i]], i, torch.ones(1, 5)).sample.detach() for i in steps
     ]
-    out = made.score(velocity, sample, steps, torch.cat(drawn))
+    out = made.replay(velocity, sample, steps, torch.cat(drawn))
     is_stochastic = out.std.flatten() > 0
     mean, std = out.mean[is_stochastic], out.std[is_stochastic]
     expected = torch.distributions.Normal(mean, std).log_prob(out.sample[is_stochastic]).mean(1)

@@ -21,8 +21,7 @@ from hyvideo.data.files import make_folder
 from hyvideo.settings.command_line import parse
 
 
-@exit_on_error("benchmark_videos.py")
-def main(argv: list[str] | None = None) -> None:
+def build_parser() -> Parser:
     parser = Parser(__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     make = commands.add_parser("make", help="make the videos")
@@ -69,6 +68,12 @@ def main(argv: list[str] | None = None) -> None:
         command.add_argument(
             "--output_dir", dest="out", type=Path, required=True, help="output folder"
         )
+    return parser
+
+
+@exit_on_error("benchmark_videos.py")
+def main(argv: list[str] | None = None) -> None:
+    parser = build_parser()
     options, flags = parser.parse_known_args(argv)
     if options.command == "make":
         config = parse(flags).config

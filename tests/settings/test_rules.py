@@ -243,9 +243,11 @@ def test_the_watchdog_reports_before_the_collective_timeout_ends_the_run():
     assert distributed.model_copy(update={"watchdog_seconds": 0.0}).report_after == 0.0
 
 
-def test_without_a_kl_strategy_the_kl_weight_is_0(tiny_config):
+def test_a_run_without_a_kl_strategy_has_no_kl_and_another_strategy_may_follow(tiny_config):
     config = tiny_config.with_settings(kl_strategy="none").resolved()
-    assert config.objective.kl_weight == 0
+    assert config.objective.strategy == "none" and not any(config.objective.kl_weights)
+    again = config.with_settings(kl_strategy="fixed").resolved()
+    assert again.objective.strategy == "fixed" and again.objective.kl_weight > 0
     draft = {"objective": "draft", "kl_strategy": "none"}
     assert tiny_config.with_settings(**draft).resolved().objective.nft_levels == 0
 

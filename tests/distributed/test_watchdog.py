@@ -72,5 +72,5 @@ def test_a_run_reports_its_stages(tiny_config, mesh):
 
 def test_watchdog_seconds_must_not_be_negative(tiny_config):
     check(tiny_config.with_settings(watchdog_seconds=0.0))
-    with pytest.raises(ValueError, match="watchdog_seconds must not be negative, got -1"):
+    with pytest.raises(ValueError, match="watchdog_seconds"):
         check(tiny_config.with_settings(watchdog_seconds=-1.0))

@@ -226,12 +226,14 @@ def load_rewards(
     requests = loaded.inputs.requests if config.objective.scores_rollouts else []
     validated = loaded.inputs.validated
     is_scored = config.objective.scores_rollouts or bool(validated)
-    scorer = make_async_scorer(config, device, given if is_scored else {})
-    scorer.check_prompts(
-        [request.prompt for request in requests], [request.prompt for request in validated]
-    )
-    if config.reward.check_reward and given is None and is_scored:
-        _try_rewards(scorer, config, loaded.inputs.requests, validated)
+    # A wrong scorer may fail on one rank only, for example because its file is missing there.
+    with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
+        scorer = make_async_scorer(config, device, given if is_scored else {})
+        scorer.check_prompts(
+            [request.prompt for request in requests], [request.prompt for request in validated]
+        )
+        if config.reward.check_reward and given is None and is_scored:
+            _try_rewards(scorer, config, loaded.inputs.requests, validated)
     service = service_identity(scorer)
     if service:
         loaded.digests[SERVICE] = service

@@ -85,7 +85,8 @@ class HackingMonitor:
         )
 
     def _judge(self, now: ValidationStats) -> tuple[bool, list[MetricShift], str, bool, float]:
-        self.marker.unlink(missing_ok=True)  # the run was resumed
+        with optional(rule.MARKER):
+            self.marker.unlink(missing_ok=True)  # the run was resumed
         history = [*read_history(self.samples, self.made_with, before=now.iteration), now]
         shifts = rule.find_shifts(history, self.threshold)
         reason = rule.describe(history, shifts) if shifts else ""

@@ -71,7 +71,7 @@ BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
         ("max_steps: [1\n", ["YAML"]),
         ("max_steps: 1\nmax_steps: 2\n", ["repeats", "max_steps"]),
         ("max_step: 1\n", ["max_step", "max_steps"]),
-        ("max_steps: one\n", ["max_steps", "one"]),
+        ("weight_decay: one\n", ["weight_decay", "one"]),
         (BOMB, ["values"]),
         ("max_steps: !!python/object/apply:os.system ['touch executed']\n", ["YAML"]),
     ],

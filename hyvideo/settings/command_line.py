@@ -6,7 +6,7 @@ Mistakes end in one message, with all problems.
 import argparse
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -105,12 +105,8 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     if problems:
         parser.error("\n".join(with_flags(problem, flags) for problem in problems))
     config = requested.resolved()
-    if requested.rollout.eta != config.rollout.eta and "eta" in given:
-        parser.error(
-            f"--eta {requested.rollout.eta:g} contradicts match_noise "
-            f"{config.rollout.match_noise}, which sets eta to {config.rollout.eta:.4g}; remove "
-            "--eta, or disable noise matching with --match_noise="
-        )
+    for problem in _unmet(given, requested, config):
+        parser.error(problem)
     file = chosen.config or ""
     if file and not Path(file).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
@@ -123,6 +119,22 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
         flags=flags,
         of_version=list(requested.defaults_of_version),
     )
+
+
+def _unmet(given: Mapping[str, Any], requested: Config, config: Config) -> Iterator[str]:
+    """Yield flags whose value the other settings replace."""
+    eta = requested.rollout.eta
+    if "eta" in given and eta != config.rollout.eta:
+        yield (
+            f"--eta {eta:g} contradicts match_noise {config.rollout.match_noise}, which sets eta to "
+            f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
+        )
+    strategy = given.get("kl_strategy", "none")
+    if strategy != "none" and config.objective.strategy == "none" and "kl_weight" not in given:
+        yield (
+            f"--kl_strategy {strategy} needs a kl_weight above 0, got 0 from the file; add "
+            "--kl_weight"
+        )
 
 
 def load_config(path: str | Path, **overrides: Any) -> Config:

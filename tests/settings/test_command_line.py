@@ -276,3 +276,14 @@ def test_the_config_of_a_run_can_be_loaded(tmp_path, tiny_config):
     write_config(tmp_path, tiny_config.flat(), torch.device("cpu"), world_size=1)
     assert "revision" in yaml.safe_load((tmp_path / "config.yaml").read_text())["environment"]
     assert load_config(tmp_path / "config.yaml") == tiny_config
+
+
+def test_a_strategy_of_the_flags_needs_a_weight_where_the_file_has_none(tmp_path, capsys):
+    file = tmp_path / "no_kl.yaml"
+    file.write_text("kl_weight: 0\nkl_strategy: none\n")
+    flags = ["--config", str(file), "--kl_strategy", "fixed"]
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert "kl_weight" in capsys.readouterr().err
+    assert parse([*flags, "--kl_weight", "0.1"]).config.objective.strategy == "fixed"
+    assert parse([*flags, "--kl_weight", "0"]).config.objective.strategy == "none"

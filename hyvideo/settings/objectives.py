@@ -372,6 +372,13 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     if own is not None and not (isinstance(own, type) and issubclass(own, Section)):
         raise ValueError(f"objective {name} needs a Section as `Settings`, got {own!r:.80}")
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
+    source = settings.videos_from
+    reads = settings.read_videos is not ObjectiveSettings.read_videos
+    if source and (not reads or source not in settings.model_fields):
+        raise ValueError(
+            f"objective {name} has videos_from {source!r}, so its `Settings` must have a setting of "
+            "this name and define read_videos; see docs/add_an_objective.md"
+        )
     settings.name = name
     settings.label = label_of(name)
     for trait in _TRAITS:

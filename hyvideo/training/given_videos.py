@@ -8,14 +8,10 @@ import torch
 
 from hyvideo.data.pairs import Example, Preference
 from hyvideo.data.prompts import PromptOrder, Request
-from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
-from hyvideo.settings.config import Config
+from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.training.cost import Cost
-from hyvideo.training.progress import Progress
 from hyvideo.training.rewards import PendingRewards
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 from hyvideo.training.rollouts import replica_indices
@@ -34,27 +30,22 @@ class GivenVideos:
 
     def __init__(
         self,
-        config: Config,
-        mesh: Mesh,
-        pipeline: GRPOPipeline,
+        objective: "Objective",
         encoder: ConditionEncoder,
         inputs: RunInputs,
         latents: VideoLatents,
-        *,
-        progress: Progress,
-        cost: Cost,
     ):
-        self.config = config
-        self.mesh = mesh
-        self.pipeline = pipeline
+        self.config = objective.config
+        self.mesh = objective.mesh
+        self.pipeline = objective.pipeline
+        self.progress = objective.progress
+        self.cost = objective.cost
         self.encoder = encoder
         self.plan = inputs.plan
         self.examples = inputs.videos
         self.latents = latents
-        self.progress = progress
-        self.cost = cost
-        self.schedule = config.sampling.schedule()
-        self.order = PromptOrder(len(self.examples.train), self.plan.groups, config.data.seed)
+        self.schedule = self.config.sampling.schedule()
+        self.order = PromptOrder(len(self.examples.train), self.plan.groups, self.config.data.seed)
 
     @property
     def requests(self) -> list[Request]:

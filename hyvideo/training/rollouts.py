@@ -4,7 +4,7 @@ A batch is scored in the background while the next one is sampled, or after all 
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,21 +15,17 @@ from hyvideo.data.randomness import generator
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Trajectories
+from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import Batch
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.settings.config import Config
-from hyvideo.settings.iteration_plan import Plan
+from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import RolloutSettings
-from hyvideo.training.cost import Cost
-from hyvideo.training.progress import Progress
 from hyvideo.training.rewards import GroupRewards, PendingRewards
 from hyvideo.training.rollout_batch import (
     RolloutBatch,
     RolloutIndex,
-    RolloutNoise,
     chunks,
     forbid_changes,
     indices_of_replica,
@@ -106,30 +102,26 @@ class Rollouts:
 
     def __init__(
         self,
-        config: Config,
-        mesh: Mesh,
-        pipeline: GRPOPipeline,
+        objective: "Objective",
         encoder: ConditionEncoder,
         rewards: GroupRewards,
-        requests: Sequence[Request],  # all prompts of the data set
-        plan: Plan,  # prompts per iteration and trained steps per rollout
-        *,
-        progress: Progress,
-        cost: Cost,  # counts forward passes and FLOPs
+        inputs: RunInputs,  # prompts, and the plan of an iteration
     ):
-        self.config = config
-        self.mesh = mesh
-        self.pipeline = pipeline
+        self.config = objective.config
+        self.mesh = objective.mesh
+        self.pipeline = objective.pipeline
+        self.progress = objective.progress
+        self.cost = objective.cost
+        self.noise = objective.noise
         self.encoder = encoder
         self.rewards = rewards
-        self.requests = requests
-        self.plan = plan
-        self.progress = progress
-        self.cost = cost
-        self.noise = RolloutNoise.of_run(config, pipeline)
-        self.schedule = config.sampling.schedule()  # regardless of an SDE window
-        self.order = PromptOrder(len(requests), plan.groups, config.data.seed)
-        self.window = parse_window(config.objective.window, len(self.schedule.stochastic_steps))
+        self.requests = inputs.requests
+        self.plan = inputs.plan
+        self.schedule = self.config.sampling.schedule()  # regardless of an SDE window
+        self.order = PromptOrder(len(self.requests), self.plan.groups, self.config.data.seed)
+        self.window = parse_window(
+            self.config.objective.window, len(self.schedule.stochastic_steps)
+        )
 
     def collect(
         self, objective: "Objective", iteration: int, *, is_scored: bool

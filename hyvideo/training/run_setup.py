@@ -128,14 +128,11 @@ def build_run(
     agree("the digest of", loaded.digests, mesh)
     models = load_models(config, mesh, device, progress, loaded)
     objective = make_objective(config, progress, loaded, models, rewards.scorer)
-    parts = (config, mesh, models.pipeline, models.encoder)
-    plan, cost = loaded.inputs.plan, objective.cost
+    plan = loaded.inputs.plan
     if loaded.latents:
-        source = GivenVideos(*parts, loaded.inputs, loaded.latents, progress=progress, cost=cost)
+        source = GivenVideos(objective, models.encoder, loaded.inputs, loaded.latents)
     else:
-        source = Rollouts(
-            *parts, rewards, loaded.inputs.requests, plan, progress=progress, cost=cost
-        )
+        source = Rollouts(objective, models.encoder, rewards, loaded.inputs)
     recorder = RolloutRecorder(
         config.record,
         config.data,

@@ -458,3 +458,17 @@ def test_a_run_resumes_and_rejects_an_edited_file(file, tiny_config, mesh):
     file.write_text(TEXT.replace("velocity - target", "2 * (velocity - target)"))
     with pytest.raises(ValueError, match="--allow_changed_settings objective$"):
         trainer_of(config, mesh)
+
+
+def test_an_objective_without_a_reader_of_its_videos_is_named(tmp_path):
+    path = tmp_path / "unread.py"
+    path.write_text(
+        "from typing import ClassVar\n"
+        "from examples.custom_data import Finetuning\n"
+        "from hyvideo.settings.sections import Section\n"
+        "class Unread(Finetuning):\n"
+        "    class Settings(Section):\n"
+        "        videos_from: ClassVar[str] = 'pairs_csv'\n"
+    )
+    with pytest.raises(ValueError, match="read_videos"):
+        settings_class(f"{path}:Unread")

@@ -15,7 +15,7 @@ import sys
 
 from hyvideo.data.cli import exit_on_error
 from studies.recipes.recipes import Budget, limit_to_budget, read_recipes
-from studies.recipes.runs import Study, runs_of
+from studies.recipes.runs import RecipeStudy, runs_of
 from studies.tables.study_command import plan_and_train, study_parser
 
 
@@ -43,7 +43,7 @@ def main() -> int:
         raise ValueError(f"--seeds must be at least 1, got {options.seeds}")
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
-    study = Study(base, options.output_dir, common, options.num_gpus)
+    study = RecipeStudy(base, options.output_dir, common, options.num_gpus)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = runs_of(limit_to_budget(budget, study, recipes), seeds)
     if study.out.is_dir():  # before hours of training that could not be compared

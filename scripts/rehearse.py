@@ -1,4 +1,4 @@
-"""Rehearse a run on a CPU before renting GPUs: your settings at their true sizes, with thin models
+"""Rehearse a run on a CPU before renting GPUs: your settings at their true sizes, with tiny models
 of random weights.
 
     python -m scripts.rehearse --config configs/hunyuanvideo15_480p_8gpu.yaml [flags of post_train.py]
@@ -155,22 +155,22 @@ def run_stages(rehearsed: Config, folder: Path, processes: int) -> bool:
 
 
 def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
-    """Write the thin checkpoint of the run's version, and thin reward models, into a folder."""
+    """Write the tiny checkpoint of the run's version, and tiny reward models, into a folder."""
     from transformers.utils import logging
 
-    from hyvideo.models.sizes import thin_module
-    from hyvideo.rewards import thin as thin_rewards
+    from hyvideo.models.sizes import tiny_module
+    from hyvideo.rewards import tiny as tiny_rewards
 
     logging.disable_progress_bar()
     version = RELEASED[config.model.transformer_version]
     prompts = [request.prompt for request in requests]
-    thin_module(version.family).write(
+    tiny_module(version.family).write(
         folder / "checkpoints", version.name, num_heads=heads_of(config), prompts=prompts
     )
     for scorer in dict.fromkeys(
         [*config.reward.reward_model, *config.reward.held_out_reward_model]
     ):
-        thin_rewards.write(scorer, folder / "rewards" / scorer)
+        tiny_rewards.write(scorer, folder / "rewards" / scorer)
 
 
 def problems_after(stage: str, config: Config, folder: Path) -> list[str]:

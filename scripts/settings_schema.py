@@ -16,7 +16,7 @@ from hyvideo.data.files import ROOT
 from hyvideo.settings.command_line import ENVIRONMENT
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS
 from hyvideo.settings.objectives import BUILT_IN
-from hyvideo.settings.reference_flags import Row, table
+from hyvideo.settings.reference_flags import FlagRow, table
 from hyvideo.settings.sections import Leaf, Switch
 
 PATH = ROOT / "configs/settings.schema.json"
@@ -101,7 +101,7 @@ def accepted(leaf: Leaf) -> dict[str, Any]:
     return {"anyOf": [{"enum": leaf.choices}, {"type": "string", "pattern": r"\.py:"}]}
 
 
-def schema_of_reference_flag(row: Row) -> dict[str, str]:
+def schema_of_reference_flag(row: FlagRow) -> dict[str, str]:
     """Return the schema of a flag of the public reference, whose values other rules check."""
     meaning = row.no_effect or row.rejected
     if row.sets:

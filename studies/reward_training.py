@@ -44,7 +44,7 @@ CACHED_VIDEOS = 2048  # sampled and resized videos in memory, 3.5 MB each at ful
 PARTS = ("test", "stop", "train")
 
 
-class Pair(NamedTuple):
+class RatedPair(NamedTuple):
     """Two videos of a prompt, and the raters' answers as (dimension, index of the preferred video
     or TIE).
     """
@@ -103,7 +103,7 @@ def reject_model(folder: Path) -> None:
         )
 
 
-def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
+def read_pairs(path: Path, names: Sequence[str]) -> list[RatedPair]:
     """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of
     identical videos.
     """
@@ -117,7 +117,7 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[Pair]:
         if rating.dimension in names and first != second:
             pair = (rating.request.prompt, rating.videos)
             answers.setdefault(pair, []).append((rating.dimension, rating.outcome))
-    return [Pair(*pair, given) for pair, given in answers.items()]
+    return [RatedPair(*pair, given) for pair, given in answers.items()]
 
 
 def check_room(folder: Path, model: torch.nn.Module) -> None:
@@ -132,15 +132,15 @@ def check_room(folder: Path, model: torch.nn.Module) -> None:
         )
 
 
-def check_videos(pairs: Iterable[Pair]) -> None:
+def check_videos(pairs: Iterable[RatedPair]) -> None:
     """Raise ValueError, naming the file, if the header of a video cannot be read."""
     for video in dict.fromkeys(video for pair in pairs for video in pair.videos):
         read_header(video)
 
 
 def split_by_prompt(
-    pairs: Sequence[Pair], needed: Iterable[str], seed: int
-) -> dict[str, list[Pair]]:
+    pairs: Sequence[RatedPair], needed: Iterable[str], seed: int
+) -> dict[str, list[RatedPair]]:
     """Split pairs by prompt into ``train``, ``stop`` (early stopping) and ``test`` (evaluation
     only).
 
@@ -174,7 +174,7 @@ class PairTraining:
     """
 
     def __init__(
-        self, root: Path, split: dict[str, list[Pair]], names: Sequence[str], batch_size: int
+        self, root: Path, split: dict[str, list[RatedPair]], names: Sequence[str], batch_size: int
     ):
         self.root = root
         self.split = split
@@ -187,7 +187,7 @@ class PairTraining:
             lambda path: self.scorer.sample_frames(*read_video(path))
         )
 
-    def scores(self, pairs: Sequence[Pair]) -> Tensor:
+    def scores(self, pairs: Sequence[RatedPair]) -> Tensor:
         """Return the raw scores of both videos of each pair, on the CPU. Shape: (pairs, 2, 3)."""
         parts = []
         for start in range(0, len(pairs), self.batch_size):
@@ -202,7 +202,7 @@ class PairTraining:
                 parts.append(self.scorer.model(**inputs).float().cpu())
         return torch.cat(parts).unflatten(0, (len(pairs), 2))
 
-    def answers(self, pairs: Sequence[Pair], names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    def answers(self, pairs: Sequence[RatedPair], names: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Return the log-probabilities of first, second and tie (answers, 3), and the raters'
         answers (answers,).
         """
@@ -353,7 +353,7 @@ class PairTraining:
 
 
 def _bad_gradient(
-    norm: float, epoch: int, update: int, pairs: Sequence[Pair], learning_rate: float
+    norm: float, epoch: int, update: int, pairs: Sequence[RatedPair], learning_rate: float
 ) -> str:
     """Return the message for a gradient norm of NaN or inf, with the videos of the pairs."""
     videos = ", ".join(str(video) for pair in pairs for video in pair.videos)

@@ -405,23 +405,23 @@ def trained(tmp_path_factory):
     return folder
 
 
-def write_thin_checkpoint(box):
-    """Run the Python code of a page that writes the folder ``outputs/thin``."""
+def write_tiny_checkpoint(box):
+    """Run the Python code of a page that writes the folder ``outputs/tiny``."""
     (code,) = [
         block
         for text in TEXTS.values()
         for _, language, block in FENCE.findall(text)
-        if language == "python" and '"outputs/thin"' in block
+        if language == "python" and '"outputs/tiny"' in block
     ]
     subprocess.run([python(), "-c", code], cwd=box, check=True, capture_output=True)
 
 
 def placed(word, box, trained):
-    """Copy the ``trained`` run to the path that a word of a command refers to, or write the thin
+    """Copy the ``trained`` run to the path that a word of a command refers to, or write the tiny
     checkpoint there, and return the word.
     """
-    if word == "outputs/thin":
-        write_thin_checkpoint(box)
+    if word == "outputs/tiny":
+        write_tiny_checkpoint(box)
         return word
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path

@@ -26,7 +26,7 @@ from hyvideo.generation import generation, generator, video_sampler
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.models.step_cache import StepCaching
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
@@ -261,7 +261,7 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypa
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
     transformer = load_transformer(root, "480p_t2v")
     save_lora(
-        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
         tmp_path / "lora",
     )
     with torch.no_grad():
@@ -606,7 +606,7 @@ def test_a_setting_of_training_has_the_same_name_here():
 
 def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
     save_lora(
-        {"transformer_blocks.9.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        {"transformer_blocks.9.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
         tmp_path / "lora",
     )
     flags = ["--transformer_version", "480p_t2v", "--prompt", "a", "--lora_path", tmp_path / "lora"]
@@ -619,7 +619,7 @@ def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
 
 
 def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
-    lora = {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
     (tmp_path / "checkpoint" / "tensors").mkdir(parents=True)
     (tmp_path / "checkpoint" / "tensors" / ".metadata").touch()
     (tmp_path / "checkpoint" / "state.json").write_text(
@@ -819,7 +819,7 @@ def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
     transformer = loading.transformer_on_meta("assets/miniature", "miniature")
     name = "transformer_blocks.0.attn.to_q"
     out, into = transformer.get_submodule(name).weight.shape
-    save_lora({name: Pair(torch.ones(2, into), torch.ones(out, 2), 4.0)}, tmp_path)
+    save_lora({name: LoraPair(torch.ones(2, into), torch.ones(out, 2), 4.0)}, tmp_path)
     transformer = load_transformer("assets/miniature", "miniature")
     monkeypatch.setattr(
         generation.model_setup,
@@ -910,7 +910,7 @@ def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch, in_us
 
 def test_rejected_input_creates_no_folder(make, tmp_path):
     save_lora(
-        {"transformer_blocks.99.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        {"transformer_blocks.99.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
         tmp_path / "lora",
     )
     lora = ["--lora_path", tmp_path / "lora"]

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from hyvideo.models.hunyuan_video15 import thin
+from hyvideo.models.hunyuan_video15 import tiny
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, vae_to_diffusers
 from hyvideo.models.hunyuan_video15.settings import (
     transformer_config_to_diffusers,
@@ -77,9 +77,11 @@ VISION = {
 }
 
 
-def settings() -> thin.Settings:
+def settings() -> tiny.ModelSettings:
     """Return the settings of all models; tests may change the dictionaries of this file."""
-    return thin.Settings(transformer=TRANSFORMER, vae=VAE, vision=VISION, upsamplers=UPSAMPLERS)
+    return tiny.ModelSettings(
+        transformer=TRANSFORMER, vae=VAE, vision=VISION, upsamplers=UPSAMPLERS
+    )
 
 
 def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:
@@ -87,7 +89,7 @@ def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, see
 
     ``versions`` are released names, which determine the tasks; all have the same weights.
     """
-    thin.write_checkpoint(root, versions, settings(), seed=seed)
+    tiny.write_checkpoint(root, versions, settings(), seed=seed)
     return root
 
 
@@ -95,7 +97,7 @@ def write_super_resolution(root: Path, name: str = "720p_sr_distilled", *, seed:
     """Add a super-resolution model with random weights, its transformer and its upsampler, to a
     folder.
     """
-    thin.write_super_resolution(root, name, settings(), seed=seed)
+    tiny.write_super_resolution(root, name, settings(), seed=seed)
     return root
 
 
@@ -192,7 +194,7 @@ def _read_glyphs(folder: Path):
         folder / "Glyph-SDXL-v2" / "checkpoints" / "byt5_model.pt", weights_only=True
     )
     encoder.encoder.load_state_dict(
-        {name.removeprefix(thin.GLYPH_PREFIX): t for name, t in content["state_dict"].items()}
+        {name.removeprefix(tiny.GLYPH_PREFIX): t for name, t in content["state_dict"].items()}
     )
     return tokenizer, encoder
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import diffusers
 
-from hyvideo.models.wan import thin
+from hyvideo.models.wan import tiny
 
-TEXT_WIDTH = thin.TEXT_WIDTH
+TEXT_WIDTH = tiny.TEXT_WIDTH
 VAE = {
     "base_dim": 8,
     "z_dim": 4,
@@ -55,7 +55,7 @@ def write_wan(
         "num_layers": num_layers,
     }
     vae = VAE_22 if with_vae_22 else VAE
-    thin.write_checkpoint(
+    tiny.write_checkpoint(
         root, transformer, vae, WORDS, CHARACTERS, seed=seed, is_anyflow=is_anyflow
     )
     return root

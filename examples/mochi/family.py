@@ -14,7 +14,7 @@ FAMILY = Family(
     blocks="transformer_blocks",
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
-    matrices=r"transformer_blocks\.\d+\.(attn1|ff|ff_context)\..*",
+    target_modules=r"transformer_blocks\.\d+\.(attn1|ff|ff_context)\..*",
     original_modules=r"(?!)",
     forwards=transformer.forwards,
     parts=encoders.PARTS,

@@ -107,7 +107,9 @@ class Family:
     transformer: Component
     vae: Component
     blocks: str  # name of the transformer's list of blocks
-    matrices: str  # regular expression matching the blocks' matrices: targets of a LoRA and of Muon
+    target_modules: (
+        str  # regular expression matching the blocks' matrices: targets of a LoRA and of Muon
+    )
     # regular expression for the start of module names that occur only in the original
     original_modules: str
     # (module, forward pass) pairs: the modules whose forward pass this project replaces. The

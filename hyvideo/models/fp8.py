@@ -61,7 +61,7 @@ def use_fp8(transformer: nn.Module) -> None:
 
     The other layers are kept.
     """
-    matrices = family_of(transformer).matrices
+    target_modules = family_of(transformer).target_modules
     for name, module in transformer.named_modules():
-        if isinstance(module, nn.Linear) and re.fullmatch(matrices, name):
+        if isinstance(module, nn.Linear) and re.fullmatch(target_modules, name):
             module.__class__ = Fp8Linear

@@ -65,7 +65,7 @@ _UNSUPPORTED = ("use_dora", "use_rslora", "modules_to_save", "fan_in_fan_out", "
 
 
 @dataclass(frozen=True)
-class Pair:
+class LoraPair:
     """LoRA matrices of a module, and alpha."""
 
     a: Tensor  # (rank, in features)
@@ -85,12 +85,12 @@ class Difference:
 
 
 # names in the diffusers transformer: of a module -> matrices, of a parameter -> difference
-Lora = dict[str, Pair | Difference]
+Lora = dict[str, LoraPair | Difference]
 
 
-def pairs_of(lora: Lora) -> dict[str, Pair]:
+def pairs_of(lora: Lora) -> dict[str, LoraPair]:
     """Return the matrices by module."""
-    return {name: value for name, value in lora.items() if isinstance(value, Pair)}
+    return {name: value for name, value in lora.items() if isinstance(value, LoraPair)}
 
 
 def differences_of(lora: Lora) -> dict[str, Difference]:
@@ -208,7 +208,7 @@ def training_config(
     from peft import LoraConfig
 
     if start is None:
-        names = target_modules(transformer, targets or [family_of(transformer).matrices])
+        names = target_modules(transformer, targets or [family_of(transformer).target_modules])
         # A regular expression, because peft would match a list with longer names, too.
         return LoraConfig(r=rank, lora_alpha=alpha, target_modules="|".join(map(re.escape, names)))
     check_lora(transformer, start)
@@ -386,7 +386,7 @@ def _find_file(path: Path) -> Path:
 
 def _pairs(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], file: Path
-) -> dict[str, Pair]:
+) -> dict[str, LoraPair]:
     """Return the LoRA matrices by module; alpha defaults to the rank."""
     from peft.utils.other import get_pattern_key
 
@@ -429,7 +429,7 @@ def _pairs(
         alpha = alphas.get(module, alpha)
         if not isinstance(alpha, int | float) or not math.isfinite(alpha):
             raise ValueError(f"LoRA {file}: alpha of {module} must be a finite number, got {alpha}")
-        pairs[module] = Pair(pair["A"], pair["B"], float(alpha))
+        pairs[module] = LoraPair(pair["A"], pair["B"], float(alpha))
     return pairs
 
 
@@ -489,7 +489,7 @@ def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
         for module, pair in pairs_of(lora).items():
             rows = component.to_diffusers({f"{module}.weight": pair.b})
             renamed |= {
-                name.removesuffix(".weight"): Pair(pair.a, b, pair.alpha)
+                name.removesuffix(".weight"): LoraPair(pair.a, b, pair.alpha)
                 for name, b in rows.items()
             }
         for parameter, difference in differences_of(lora).items():
@@ -518,7 +518,7 @@ def _original_differences(differences: Mapping[str, Difference]) -> dict[str, Te
     return renamed
 
 
-def _to_original(lora: Mapping[str, Pair]) -> tuple[dict[str, Pair], str]:
+def _to_original(lora: Mapping[str, LoraPair]) -> tuple[dict[str, LoraPair], str]:
     """Return the LoRA under the original's names, and the prefix of these names in files."""
     renamed = {}
     rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
@@ -533,7 +533,7 @@ def _to_original(lora: Mapping[str, Pair]) -> tuple[dict[str, Pair], str]:
             raise ValueError(
                 f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha"
             )
-        pair = Pair(parts[0].a, b, parts[0].alpha)
+        pair = LoraPair(parts[0].a, b, parts[0].alpha)
         if family.lora_prefix and not sources[0].startswith(f"{family.blocks}."):
             pair = _with_alpha_in_b(pair)
         renamed[name.removesuffix(".weight")] = pair
@@ -546,15 +546,15 @@ def _to_original(lora: Mapping[str, Pair]) -> tuple[dict[str, Pair], str]:
     return renamed, family.lora_prefix
 
 
-def _with_alpha_in_b(pair: Pair) -> Pair:
+def _with_alpha_in_b(pair: LoraPair) -> LoraPair:
     """Return a pair that changes the weight equally and whose alpha is the rank, the value of files
     without alpha.
     """
     b = (pair.b.double() * (pair.alpha / pair.rank)).to(pair.b.dtype)
-    return Pair(pair.a, b, alpha=float(pair.rank))
+    return LoraPair(pair.a, b, alpha=float(pair.rank))
 
 
-def _config_of(lora: Mapping[str, Pair]) -> "LoraConfig":
+def _config_of(lora: Mapping[str, LoraPair]) -> "LoraConfig":
     from peft import LoraConfig
 
     first = next(iter(lora.values()))
@@ -571,7 +571,7 @@ def _config_of(lora: Mapping[str, Pair]) -> "LoraConfig":
     )
 
 
-def _state(lora: Mapping[str, Pair]) -> dict[str, Tensor]:
+def _state(lora: Mapping[str, LoraPair]) -> dict[str, Tensor]:
     sides = (
         (name, side, tensor)
         for name, pair in lora.items()

@@ -85,7 +85,7 @@ def packages() -> dict[str, str]:
 
 
 def module_of(family: str, part: str) -> ModuleType:
-    """Import a module of a family's package, such as ``thin``.
+    """Import a module of a family's package, such as ``tiny``.
 
     Raises ValueError if the family is unknown or has no such module.
     """

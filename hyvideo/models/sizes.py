@@ -235,11 +235,11 @@ def decoding_memory(family: str, channels: int) -> DecodingMemory:
     return DecodingMemory(**measured.get(channels, next(iter(measured.values()))))
 
 
-def thin_module(family: str):
-    """Import the ``thin`` module of a family, whose ``write`` makes a checkpoint of minimal width
+def tiny_module(family: str):
+    """Import the ``tiny`` module of a family, whose ``write`` makes a checkpoint of minimal width
     for a rehearsal.
     """
-    return module_of(family, "thin")
+    return module_of(family, "tiny")
 
 
 def _config_file(root: str | Path, version: str) -> Path | None:

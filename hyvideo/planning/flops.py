@@ -142,11 +142,11 @@ def _count_parameters(
     for name, layer in model.named_modules():
         if not isinstance(layer, nn.Linear) or not name.startswith(family.blocks):
             continue
-        if re.fullmatch(family.matrices, name):
+        if re.fullmatch(family.target_modules, name):
             matrices.append(layer.weight.numel())
         else:
             modulations.append(_number(layer))
-    adapted = target_modules(model, lora_targets or [family.matrices])
+    adapted = target_modules(model, lora_targets or [family.target_modules])
     layers = [model.get_submodule(name) for name in adapted]
     return Parameters(
         total=_number(model),

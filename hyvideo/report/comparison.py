@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data.files import read_json
-from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, Run, read_run
+from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, RunContents, read_run
 from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.settings.config import LEAVES, Config
 from hyvideo.settings.reward_settings import reward_weights
@@ -34,7 +34,7 @@ Scores = dict[str, dict[str, float | None]]
 class Comparison:
     """Contents of the folders, by the name of the folder."""
 
-    runs: dict[str, Run]
+    runs: dict[str, RunContents]
     evaluations: dict[str, dict]
     benchmarks: dict[str, dict]
     studies: dict[str, dict]

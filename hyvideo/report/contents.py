@@ -34,7 +34,7 @@ MAX_NOTES = 20_000  # characters
 
 
 @dataclass(frozen=True)
-class Run:
+class RunContents:
     """A run, read from its files, and results derived from them."""
 
     folder: Path
@@ -151,7 +151,7 @@ class Run:
         return "better" if self.gain.mean > 0 else "worse"
 
 
-def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
+def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
     """Read the run in a folder, with at most ``max_points`` points in a curve.
 
     Raises ValueError if there is no run or its records are corrupted.
@@ -184,7 +184,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> Run:
         if found:
             hacking = rule.describe(history, found)
     timeline = folder / TIMELINE_FILE
-    return Run(
+    return RunContents(
         folder=folder,
         config=config,
         environment=environment,

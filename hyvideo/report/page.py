@@ -27,7 +27,7 @@ from hyvideo.report.comparison import (
     setting_text,
     with_runs_below,
 )
-from hyvideo.report.contents import MAX_POINTS, Run
+from hyvideo.report.contents import MAX_POINTS, RunContents
 from hyvideo.report.gallery import match_videos
 from hyvideo.settings.config import SHARED, Config
 from hyvideo.settings.reward_settings import reward_weights
@@ -144,7 +144,7 @@ def comparison_data(found: Comparison) -> dict:
     return {"runs": runs, "scores": found.scores, "settings": settings}
 
 
-def page_data(run: Run, max_validations: int) -> dict:
+def page_data(run: RunContents, max_validations: int) -> dict:
     """Return the data that the page draws of a run, except its videos, with at most so many of its
     validations.
     """
@@ -207,7 +207,7 @@ def _short(value: float | None) -> float | None:
 # --- videos ---------------------------------------------------------------------------------------
 
 
-def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
+def compared_files(runs: Iterable[RunContents]) -> Iterator[Row]:
     """Yield the files of each validation video, before and after training in all runs, those to
     show first at first.
 
@@ -229,7 +229,7 @@ def compared_files(runs: Iterable[Run]) -> Iterator[Row]:
             yield list(chain(*pairs[key]))
 
 
-def compared_videos(run: Run, clips: Clips, place: Path) -> list[dict]:
+def compared_videos(run: RunContents, clips: Clips, place: Path) -> list[dict]:
     """Return the validation videos with their entries before and after training, smallest gain
     first.
     """

@@ -28,7 +28,7 @@ ANCHOR, TERMS = "kl_anchor", "kl_terms"  # parts of kl_strategy
 NO_SETTINGS = (TASK, ANCHOR, TERMS)
 
 
-class Row(NamedTuple):
+class FlagRow(NamedTuple):
     """Flag of the reference and its meaning here; the table describes the columns."""
 
     default: object
@@ -48,18 +48,18 @@ class Meaning(NamedTuple):
     setting: str
     flag: str
     value: Any
-    row: Row
+    row: FlagRow
 
 
 @functools.cache
-def table(program: Literal["post_train", "generate"]) -> dict[str, Row]:
+def table(program: Literal["post_train", "generate"]) -> dict[str, FlagRow]:
     """Return the rows of a program by flag; a flag may end in ``*``."""
     content = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-    return {flag: Row(**row) for flag, row in content[program].items()}
+    return {flag: FlagRow(**row) for flag, row in content[program].items()}
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, words: Iterable[str], rows: Mapping[str, Row]
+    parser: argparse.ArgumentParser, words: Iterable[str], rows: Mapping[str, FlagRow]
 ) -> list[str]:
     """Add the flags of the reference that occur in ``words`` to a parser, and return their
     names.
@@ -80,7 +80,7 @@ def take_flags(options: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
     return {name: words if len(words) > 1 else words[0] for name, words in given.items()}
 
 
-def flags_in(names: Iterable[str], rows: Mapping[str, Row]) -> dict[str, Row]:
+def flags_in(names: Iterable[str], rows: Mapping[str, FlagRow]) -> dict[str, FlagRow]:
     """Return the rows of the names that are flags of the reference."""
     return {
         name: row for name in names for flag, row in rows.items() if fnmatch.fnmatchcase(name, flag)
@@ -88,7 +88,7 @@ def flags_in(names: Iterable[str], rows: Mapping[str, Row]) -> dict[str, Row]:
 
 
 def meanings(
-    given: Mapping[str, Any], rows: Mapping[str, Row], known: Mapping[str, Any]
+    given: Mapping[str, Any], rows: Mapping[str, FlagRow], known: Mapping[str, Any]
 ) -> tuple[list[Meaning], dict[str, list[str]]]:
     """Return the settings that flags stand for, and the flags without an effect, by reason.
 

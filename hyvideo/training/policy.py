@@ -53,7 +53,7 @@ class Policy:
             for name, parameter in self.transformer.named_parameters()
             if parameter.requires_grad
         }
-        hidden = family_of(self.transformer).matrices
+        hidden = family_of(self.transformer).target_modules
         self.optimizers = make_optimizers(
             config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
         )

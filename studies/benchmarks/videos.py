@@ -29,7 +29,7 @@ Row = tuple[str, list[str]]  # a prompt and its dimensions
 
 
 @dataclass(frozen=True)
-class Clip:
+class BenchmarkClip:
     """A video to make; ``files`` are its official names."""
 
     request: Request
@@ -79,7 +79,7 @@ def read_list(path: Path, only: list[str], *, is_official: bool) -> tuple[Suite,
 
 def list_clips(
     suite: Suite, rows: list[Row], augmented: dict[str, str], *, seed: int, num_videos=None
-) -> list[Clip]:
+) -> list[BenchmarkClip]:
     """Return the videos of the prompts, first number 0 of all.
 
     A prompt in several dimensions is made once.
@@ -88,7 +88,7 @@ def list_clips(
     share videos. Raises ValueError for an official name that is too long for a file or that two
     prompts would have.
     """
-    clips: dict[tuple[int, str], Clip] = {}
+    clips: dict[tuple[int, str], BenchmarkClip] = {}
     owners: dict[str, str] = {}  # prompt by official name
     for prompt, name in ((prompt, name) for prompt, names in rows for name in names):
         if augmented and prompt not in augmented:
@@ -101,7 +101,7 @@ def list_clips(
             request = Request(prompt, seed=own)
             if augmented:
                 request = Request(augmented[prompt], seed=own, original_prompt=prompt)
-            clip = clips.setdefault((number, prompt), Clip(request, number, []))
+            clip = clips.setdefault((number, prompt), BenchmarkClip(request, number, []))
             file = f"{prompt[: suite.name_length]}-{number}.mp4"
             if suite.has_folders:
                 file = f"{name}/{file}"
@@ -128,10 +128,10 @@ class BenchmarkVideos:
     config: Config
     sampling: Sampling
     source: Source
-    clips: list[Clip]
+    clips: list[BenchmarkClip]
     folder: Path
 
-    def made(self, clip: Clip) -> Path:
+    def made(self, clip: BenchmarkClip) -> Path:
         return self.folder / "made" / f"{clip.request.seed:012x}.mp4"
 
     @property

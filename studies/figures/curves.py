@@ -21,7 +21,7 @@ class MissingRuns(Exception):
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A training run, read from its folder."""
 
     folder: Path
@@ -40,14 +40,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunGroup:
     """Runs that differ only in the compared settings and in their seeds."""
 
     label: str  # settings that differ between the comparisons
-    variants: dict[str, list[Run]]  # by the compared settings that differ
+    variants: dict[str, list[LoggedRun]]  # by the compared settings that differ
 
 
-def find_runs(folders: Iterable[Path]) -> list[Run]:
+def find_runs(folders: Iterable[Path]) -> list[LoggedRun]:
     """Return the runs that the folders are or contain.
 
     Raises ValueError for a folder without runs.
@@ -65,23 +65,25 @@ def find_runs(folders: Iterable[Path]) -> list[Run]:
     return [_read_run(path) for path in runs.values()]
 
 
-def _read_run(folder: Path) -> Run:
+def _read_run(folder: Path) -> LoggedRun:
     settings = experiment_settings(config_of_run(folder / "config.yaml"))
     del settings["seed"]
     for name, value in settings.items():
         if isinstance(value, list):
             settings[name] = tuple(value)
-    return Run(folder, settings, read_metrics(folder / "metrics.jsonl"))
+    return LoggedRun(folder, settings, read_metrics(folder / "metrics.jsonl"))
 
 
-def compare(runs: list[Run], names: list[str]) -> list[Comparison]:
+def compare(runs: list[LoggedRun], names: list[str]) -> list[RunGroup]:
     """Group runs that differ only in the settings ``names``; runs of equal settings are the seeds
     of a variant.
 
     Without ``names``, each comparison has one variant. Raises MissingRuns if there is no
     comparison.
     """
-    grouped: dict[Settings, dict[Settings, list[Run]]] = defaultdict(lambda: defaultdict(list))
+    grouped: dict[Settings, dict[Settings, list[LoggedRun]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for run in runs:
         fixed = tuple(item for item in run.settings.items() if item[0] not in names)
         compared = tuple((name, run.settings[name]) for name in names if name in run.settings)
@@ -93,7 +95,7 @@ def compare(runs: list[Run], names: list[str]) -> list[Comparison]:
         raise MissingRuns(f"no runs differ only in {names[0]}")
     labels = _labels([fixed for fixed, _ in found])
     return [
-        Comparison(label, dict(zip(_labels(list(v)), v.values())))
+        RunGroup(label, dict(zip(_labels(list(v)), v.values())))
         for label, (_, v) in zip(labels, found)
     ]
 
@@ -116,7 +118,7 @@ def _label(name: str, value: object) -> str:
     return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
 
 
-def curve(runs: list[Run], name: str, *, window: int = 1) -> Curve:
+def curve(runs: list[LoggedRun], name: str, *, window: int = 1) -> Curve:
     """Return mean and spread of a metric over runs, smoothed over ``window`` iterations.
 
     Raises MissingRuns.

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from hyvideo.settings.objectives import TrustRegionSettings
-from studies.figures.curves import Comparison, MissingRuns, Run, compare, curve
+from studies.figures.curves import LoggedRun, MissingRuns, RunGroup, compare, curve
 
 COMPARED = {  # settings by figure, the decisive one first
     3: ["use_grad_balancing"],
@@ -35,7 +35,7 @@ METRICS = {
 }
 
 
-def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
+def draw(number: int, runs: list[LoggedRun], folder: Path, *, window: int) -> str:
     """Draw a figure into the folder and return a message: its file, or why it was skipped."""
     folder.mkdir(parents=True, exist_ok=True)
     name = f"figure {number}" if number else "learning curve"
@@ -50,7 +50,7 @@ def draw(number: int, runs: list[Run], folder: Path, *, window: int) -> str:
     return f"{name}: {path}"
 
 
-def learning_curve(runs: list[Run], folder: Path, stem: str, *, window: int) -> Path:
+def learning_curve(runs: list[LoggedRun], folder: Path, stem: str, *, window: int) -> Path:
     """Draw the reward and its dimensions over iterations, for one run or for several seeds
     of it.
     """
@@ -65,11 +65,11 @@ def learning_curve(runs: list[Run], folder: Path, stem: str, *, window: int) -> 
         f"reward/{n}": n for n in scored if n not in ("mean", "std", "missing")
     }
     window = max(1, min(window, *(len(run.lines) for run in runs)))
-    return _draw([Comparison("", {runs[0].folder.name: runs})], metrics, folder, stem, window)
+    return _draw([RunGroup("", {runs[0].folder.name: runs})], metrics, folder, stem, window)
 
 
 def _draw(
-    comparisons: list[Comparison], metrics: dict[str, str], folder: Path, stem: str, window: int
+    comparisons: list[RunGroup], metrics: dict[str, str], folder: Path, stem: str, window: int
 ) -> Path:
     """Draw a row of panels for each comparison, with a panel for each metric and a line for each
     variant.

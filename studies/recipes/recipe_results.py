@@ -34,7 +34,7 @@ from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
 from hyvideo.validation.scores_file import summarise
 from hyvideo.validation.validation import conditions_of
 from studies.recipes.recipes import AXES, Budget
-from studies.recipes.runs import Run, Study, finished
+from studies.recipes.runs import RecipeRun, RecipeStudy, finished
 from studies.recipes.train_runs import planned
 from studies.tables.comparisons import NO_CORRECTION, Scores, as_markdown, compare, intervals
 from studies.tables.table import Row, Table, format_seeds, write_table
@@ -53,7 +53,7 @@ COMPARED = {  # names in the metrics, and columns
 HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "Forwards a video"]
 
 
-def read_trace(study: Study, run: Run) -> Trace:
+def read_trace(study: RecipeStudy, run: RecipeRun) -> Trace:
     """Read the validations of a run; values that were not measured are NaN.
 
     Raises ValueError if its records lack an iteration, whose cost would be missing.
@@ -86,7 +86,7 @@ def read_trace(study: Study, run: Run) -> Trace:
     return _columns(points, reward_weights(config.reward))
 
 
-def check_validations(study: Study, runs: Iterable[Run]) -> None:
+def check_validations(study: RecipeStudy, runs: Iterable[RecipeRun]) -> None:
     """Raise ValueError if a validation of the runs was made with other prompts or settings than
     those of the study, so that its metrics cannot be compared with those of the other runs.
     """
@@ -135,7 +135,7 @@ def _columns(points: list[dict], weights: Mapping[str, float]) -> Trace:
     return trace | {"True reward": np.dot(list(weights.values()), truths)}
 
 
-def guided_base(study: Study, run: Run, scale: float) -> Scores:
+def guided_base(study: RecipeStudy, run: RecipeRun, scale: float) -> Scores:
     """Return the metrics of the base model with guidance in the validation of a run; stored in
     scores/.
     """
@@ -169,7 +169,7 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
 
 
 def write_results(
-    study: Study, runs: list[Run], budget: Budget, guidance: float | None = None
+    study: RecipeStudy, runs: list[RecipeRun], budget: Budget, guidance: float | None = None
 ) -> None:
     """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md,
     curves_<axis>.png and pareto.png.

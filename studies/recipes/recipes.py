@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.planning.hours import forwards_per_rollout
-from studies.recipes.runs import RUN_FLAGS, Recipe, Run, Study, reject_flags
+from studies.recipes.runs import RUN_FLAGS, Recipe, RecipeRun, RecipeStudy, reject_flags
 from studies.recipes.train_runs import planned
 
 AXES = ("rollouts", "forwards", "seconds")
@@ -108,7 +108,7 @@ def _flags(settings: dict[str, Any], path: str) -> list[str]:
     return words
 
 
-def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list[Recipe]:
+def limit_to_budget(budget: Budget, study: RecipeStudy, recipes: list[Recipe]) -> list[Recipe]:
     """Return the recipes with the iterations that the budget allows.
 
     Raises ValueError if they are not comparable.
@@ -120,7 +120,7 @@ def limit_to_budget(budget: Budget, study: Study, recipes: list[Recipe]) -> list
         reject_flags(study.extra, fixed)
         reject_flags(recipe.words, set(fixed) - {"config"})
         try:
-            run = planned(study, Run(recipe, 0), trains=False)
+            run = planned(study, RecipeRun(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
         sampling = run.config.validation_sampling

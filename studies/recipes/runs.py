@@ -1,6 +1,6 @@
 """Runs of a study: a recipe (a name and flags of post_train.py) and a seed.
 
-    Run -> flags of post_train.py -> <out>/cells/<recipe>-seed0/
+    RecipeRun -> flags of post_train.py -> <out>/cells/<recipe>-seed0/
 
 Interrupted runs are resumed and finished runs are not repeated. Runs started with other settings
 raise ValueError.
@@ -42,7 +42,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Run:
+class RecipeRun:
     """One training run of a study."""
 
     recipe: Recipe
@@ -53,16 +53,16 @@ class Run:
         return f"{self.recipe.name}-seed{self.seed}"
 
 
-def runs_of(recipes: Iterable[Recipe], seeds: Iterable[int]) -> list[Run]:
+def runs_of(recipes: Iterable[Recipe], seeds: Iterable[int]) -> list[RecipeRun]:
     """Return all runs, seed by seed, so that an interrupted study has complete tables of fewer
     seeds.
     """
     recipes = list(recipes)
-    return list(dict.fromkeys(Run(recipe, seed) for seed in seeds for recipe in recipes))
+    return list(dict.fromkeys(RecipeRun(recipe, seed) for seed in seeds for recipe in recipes))
 
 
 @dataclass(frozen=True)
-class Study:
+class RecipeStudy:
     """Settings that the runs of a study share."""
 
     config_file: str
@@ -79,10 +79,10 @@ class Study:
     def world_size(self) -> int:
         return max(1, self.num_gpus)
 
-    def folder(self, run: Run) -> Path:
+    def folder(self, run: RecipeRun) -> Path:
         return self.out / CELLS / run.name
 
-    def flags(self, run: Run) -> list[str]:
+    def flags(self, run: RecipeRun) -> list[str]:
         """Return the flags of post_train.py for a run, which resume it if it was started."""
         flags = [
             "--config",
@@ -96,7 +96,7 @@ class Study:
         flags += self.extra
         return flags + run.recipe.flags(flags)
 
-    def config(self, run: Run) -> Config:
+    def config(self, run: RecipeRun) -> Config:
         """Return the settings of a run. Exits with an error message for an unknown flag."""
         return parse(self.flags(run)).config
 
@@ -125,7 +125,7 @@ def reject_flags(words: Iterable[str], names: Iterable[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """Progress of a run."""
 
     saved: int  # iteration of its newest checkpoint, from which it resumes; 0 without one
@@ -136,7 +136,7 @@ class Progress:
         return self.checkpoint is not None
 
 
-def progress(folder: Path, config: Config) -> Progress:
+def progress(folder: Path, config: Config) -> RunProgress:
     """Return the progress of the run in a folder.
 
     Raises ValueError if it was started with other settings or has more iterations than
@@ -145,7 +145,7 @@ def progress(folder: Path, config: Config) -> Progress:
     metrics = folder / METRICS
     lines = complete_lines(metrics) if metrics.is_file() else []
     if not lines:
-        return Progress(0, None)
+        return RunProgress(0, None)
     started = experiment_settings(config_of_run(folder / "config.yaml"))
     requested = experiment_settings(config)
     names = [name for name in {**started, **requested} if started.get(name) != requested.get(name)]
@@ -169,7 +169,7 @@ def progress(folder: Path, config: Config) -> Progress:
     # A line is written before the checkpoint: a last line without a checkpoint means that the run
     # stopped in between.
     final = saved.get(max_steps) if last == max_steps else None
-    return Progress(max(saved, default=0), final)
+    return RunProgress(max(saved, default=0), final)
 
 
 def _check_inputs(folder: Path, config: Config) -> None:
@@ -193,7 +193,7 @@ def _check_inputs(folder: Path, config: Config) -> None:
         )
 
 
-def finished(study: Study, runs: Iterable[Run]) -> dict[Run, Path]:
+def finished(study: RecipeStudy, runs: Iterable[RecipeRun]) -> dict[RecipeRun, Path]:
     """Return the last checkpoint of each finished run."""
     checkpoints = {run: progress(study.folder(run), study.config(run)).checkpoint for run in runs}
     return {run: checkpoint for run, checkpoint in checkpoints.items() if checkpoint}

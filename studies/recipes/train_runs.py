@@ -15,7 +15,7 @@ from hyvideo.planning.hours import whole_run
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.rules import check
 from hyvideo.validation.reward_hacking.rule import check_output_dir
-from studies.recipes.runs import Progress, Run, Study, progress
+from studies.recipes.runs import RecipeRun, RecipeStudy, RunProgress, progress
 
 POST_TRAIN = ROOT / "post_train.py"
 
@@ -24,8 +24,8 @@ POST_TRAIN = ROOT / "post_train.py"
 class RunPlan:
     """Progress of a run, and the cost of the whole run including validations."""
 
-    run: Run
-    progress: Progress
+    run: RecipeRun
+    progress: RunProgress
     max_steps: int
     rollouts: int  # of the whole run
     # transformer forward passes of the whole run; a forward and backward pass counts as 3 to 4
@@ -38,7 +38,7 @@ class RunPlan:
         return 0.0 if self.progress.is_finished else 1 - self.progress.saved / self.max_steps
 
 
-def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
+def planned(study: RecipeStudy, run: RecipeRun, *, trains: bool) -> PlannedRun:
     """Return a run for the planner.
 
     Raises ValueError for invalid settings, also for this machine if ``trains``.
@@ -48,7 +48,7 @@ def planned(study: Study, run: Run, *, trains: bool) -> PlannedRun:
     return PlannedRun(config, study.world_size, inputs.architecture, files=inputs.files)
 
 
-def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
+def plan_run(study: RecipeStudy, run: RecipeRun, *, trains: bool = True) -> RunPlan:
     """Return progress and cost of a run.
 
     Raises ValueError like `planned`, or if it started with other settings.
@@ -69,7 +69,7 @@ def plan_run(study: Study, run: Run, *, trains: bool = True) -> RunPlan:
     )
 
 
-def describe(study: Study, plans: list[RunPlan]) -> str:
+def describe(study: RecipeStudy, plans: list[RunPlan]) -> str:
     """Format the plan: a line for each run, the totals, and the command of the first run
     to train.
     """
@@ -98,7 +98,7 @@ def describe(study: Study, plans: list[RunPlan]) -> str:
     return "\n".join(lines)
 
 
-def command(study: Study, run: Run) -> list[str]:
+def command(study: RecipeStudy, run: RecipeRun) -> list[str]:
     """Return the command line that trains a run."""
     start = [sys.executable]
     if study.num_gpus:
@@ -106,7 +106,7 @@ def command(study: Study, run: Run) -> list[str]:
     return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
-def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
+def train_runs(study: RecipeStudy, runs: list[RecipeRun], *, jobs: int) -> bool:
     """Train runs, ``jobs`` at a time, and return whether all succeeded.
 
     An interruption terminates them.
@@ -118,7 +118,7 @@ def train_runs(study: Study, runs: list[Run], *, jobs: int) -> bool:
     paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
-    def train(run: Run) -> int:
+    def train(run: RecipeRun) -> int:
         path = logs / f"{run.name}.log"
         with open(path, "ab") as log:
             process = subprocess.Popen(command(study, run), stdout=log, stderr=log, env=environment)

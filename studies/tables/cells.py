@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.command_line import parse
-from studies.recipes.runs import Run, runs_of
+from studies.recipes.runs import RecipeRun, runs_of
 
 SETTINGS = {"A": "averaged", "B": "alignment"}
 METHODS = ("dance_grpo", "flow_grpo", "cps", "sage_grpo")  # in the order of the paper's table
@@ -82,7 +82,7 @@ def grid(
     *,
     no_equalizer: bool = False,
     schedules: Iterable[str] = ("",),
-) -> list[Run]:
+) -> list[RecipeRun]:
     """Return all runs of a grid of cells, seed by seed."""
     equalizer = (True, False) if no_equalizer else (True,)
     return runs_of(
@@ -93,7 +93,7 @@ def grid(
 
 def runs_of_figure(
     figure: int, settings: Iterable[str], seeds: Iterable[int], **chosen: list[str] | None
-) -> list[Run]:
+) -> list[RecipeRun]:
     """Return the runs of a figure; ``chosen`` replaces its methods and kls. Figure 7 needs a KL."""
     chosen = {name: values for name, values in chosen.items() if values}
     if figure == 7 and "none" in chosen.get("kls", ()):

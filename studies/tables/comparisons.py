@@ -33,7 +33,7 @@ def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RecipeComparison:
     """Comparison of two recipes: the first minus the second, for each metric that both have."""
 
     question: str
@@ -59,15 +59,17 @@ class Comparison:
 
 def compare(
     question: str, firsts: Mapping[int, Scores], seconds: Mapping[int, Scores], setting: str = ""
-) -> Comparison:
+) -> RecipeComparison:
     """Compare the scores of two recipes by training seed."""
     seeds = sorted(firsts.keys() & seconds.keys())
     pairs = [(firsts[seed], seconds[seed]) for seed in seeds]
     differences = [{name: first[name] - second[name] for name in first} for first, second in pairs]
-    return Comparison(question, setting, seeds, intervals(differences))
+    return RecipeComparison(question, setting, seeds, intervals(differences))
 
 
-def as_markdown(comparisons: list[Comparison], columns: Iterable[str], notes: Iterable[str]) -> str:
+def as_markdown(
+    comparisons: list[RecipeComparison], columns: Iterable[str], notes: Iterable[str]
+) -> str:
     """Format a row for each question, with a verdict on each metric, or on the reward only if there
     are settings.
     """

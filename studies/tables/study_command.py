@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hyvideo.data.cli import Parser
 from hyvideo.settings.rules import check_evaluation
-from studies.recipes.runs import Run, Study, reject_flags
+from studies.recipes.runs import RecipeRun, RecipeStudy, reject_flags
 from studies.recipes.train_runs import describe, plan_run, train_runs
 from studies.tables.cells import CELL_FLAGS, SETTINGS
 
@@ -80,7 +80,7 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
     return parser
 
 
-def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> Study:
+def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> RecipeStudy:
     """Return the study for the flags of `grid_parser`. Raises ValueError for incompatible flags."""
     extra = shlex.split(options.extra)
     noise = options.match_noise
@@ -88,7 +88,7 @@ def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None)
     if noise is None and options.world:
         noise = MINIATURE_NOISE
     extra = (["--match_noise", noise] if noise else []) + extra
-    return Study(
+    return RecipeStudy(
         WORLDS.get(options.world, options.config),
         options.output_dir,
         extra,
@@ -97,7 +97,7 @@ def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None)
     )
 
 
-def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -> int:
+def plan_and_train(study: RecipeStudy, runs: list[RecipeRun], options: argparse.Namespace) -> int:
     """Print the plan, train unfinished runs and return the exit code.
 
     Raises ValueError for invalid flags or runs.
@@ -119,7 +119,7 @@ def plan_and_train(study: Study, runs: list[Run], options: argparse.Namespace) -
     return 1 if trains and not train_runs(study, to_run, jobs=jobs) else 0
 
 
-def select_runs(runs: list[Run], name: str | None) -> list[Run]:
+def select_runs(runs: list[RecipeRun], name: str | None) -> list[RecipeRun]:
     """Return the run of that name, or all runs if it is None.
 
     Raises ValueError for an unknown name.

@@ -21,11 +21,11 @@ from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text
 from hyvideo.settings.config import REWARD_PRESETS
 from hyvideo.validation.scores_file import Evaluation
-from studies.recipes.runs import Run, Study, finished
+from studies.recipes.runs import RecipeRun, RecipeStudy, finished
 from studies.tables.cells import KL_FLAGS, SETTINGS, Cell
 from studies.tables.comparisons import (
     NO_CORRECTION,
-    Comparison,
+    RecipeComparison,
     Scores,
     as_markdown,
     compare,
@@ -55,7 +55,9 @@ NOTES = (
 )
 
 
-def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, Evaluation]]:
+def evaluate_runs(
+    study: RecipeStudy, runs: list[RecipeRun]
+) -> tuple[Evaluation, dict[RecipeRun, Evaluation]]:
     """Return the evaluations of the base model and of the finished runs; those not stored yet are
     computed.
     """
@@ -69,7 +71,7 @@ def evaluate_runs(study: Study, runs: list[Run]) -> tuple[Evaluation, dict[Run, 
     }
 
 
-def write_results(study: Study, runs: list[Run]) -> None:
+def write_results(study: RecipeStudy, runs: list[RecipeRun]) -> None:
     """Evaluate the finished runs and write the table and the comparisons."""
     base, evaluations = evaluate_runs(study, runs)
     write_table(table_of(base, runs, evaluations), study.out / "table2")
@@ -104,7 +106,7 @@ def scores_of(evaluation: Evaluation, setting: str) -> Scores:
     return {name: mean(values) for name, values in videos.items()} | {"Frechet distance": distance}
 
 
-def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int, Scores]]]:
+def by_row(evaluations: dict[RecipeRun, Evaluation]) -> dict[Cell, dict[str, dict[int, Scores]]]:
     """Return scores by row (a cell without its setting), then by setting and seed."""
     rows: dict[Cell, dict[str, dict[int, Scores]]] = {}
     for run, evaluation in evaluations.items():
@@ -114,7 +116,9 @@ def by_row(evaluations: dict[Run, Evaluation]) -> dict[Cell, dict[str, dict[int,
     return rows
 
 
-def table_of(base: Evaluation, runs: list[Run], evaluations: dict[Run, Evaluation]) -> Table:
+def table_of(
+    base: Evaluation, runs: list[RecipeRun], evaluations: dict[RecipeRun, Evaluation]
+) -> Table:
     """Return the table of all planned runs; runs without an evaluation are only listed in its
     notes.
     """
@@ -181,7 +185,7 @@ def _row(labels: list[str], seeds: str, scores: dict[str, list[Scores]]) -> Row:
     )
 
 
-def comparisons_of(evaluations: dict[Run, Evaluation]) -> list[Comparison]:
+def comparisons_of(evaluations: dict[RecipeRun, Evaluation]) -> list[RecipeComparison]:
     """Compare all rows that have evaluations."""
     rows = by_row(evaluations)
     found = []

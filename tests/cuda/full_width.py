@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hyvideo.models.hunyuan_video15 import thin as hunyuan_thin
-from hyvideo.models.sizes import thin_module
+from hyvideo.models.hunyuan_video15 import tiny as tiny_hunyuan
+from hyvideo.models.sizes import tiny_module
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.wan import thin as wan_thin
+from hyvideo.models.wan import tiny as tiny_wan_models
 
 LAYERS_OF_TEXT = 3  # of the text encoder; HunyuanVideo-1.5 does not use the last two
 HUNYUAN_TRANSFORMER = {
@@ -65,9 +65,9 @@ def write(
     """
     family = version_defaults(version).family
     if is_tiny:
-        thin_module(family).write(root, version, num_heads=2, prompts=prompts)
+        tiny_module(family).write(root, version, num_heads=2, prompts=prompts)
         if sr:
-            hunyuan_thin.write_super_resolution(root, sr, hunyuan_thin.Settings(), seed=0)
+            tiny_hunyuan.write_super_resolution(root, sr, tiny_hunyuan.ModelSettings(), seed=0)
     elif family == "wan":
         _write_wan(root, prompts)
     else:
@@ -77,7 +77,7 @@ def write(
 def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) -> None:
     from transformers import ByT5Tokenizer, T5Config
 
-    settings = hunyuan_thin.Settings()
+    settings = tiny_hunyuan.ModelSettings()
     transformer = dict(settings.transformer) | HUNYUAN_TRANSFORMER
     if num_layers:
         transformer["mm_double_blocks_depth"] = num_layers
@@ -101,7 +101,7 @@ def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) ->
         _write(root / "upsampler" / sr, dict(settings.upsamplers[sr]) | HUNYUAN_UPSAMPLER)
     text = root / "text_encoder" / "llm"
     shutil.copytree(
-        hunyuan_thin.LANGUAGE_MODEL, text, ignore=shutil.ignore_patterns("*.safetensors")
+        tiny_hunyuan.LANGUAGE_MODEL, text, ignore=shutil.ignore_patterns("*.safetensors")
     )
     config = (
         json.loads((text / "config.json").read_text()) | HUNYUAN_TEXT | _layers("full_attention")
@@ -118,7 +118,7 @@ def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) ->
 def _write_wan(root: Path, prompts: Iterable[str]) -> None:
     from transformers import UMT5Config
 
-    tokenizer = wan_thin.tokenizer_of(prompts, "wan2.1_t2v_1.3b")
+    tokenizer = tiny_wan_models.tokenizer_of(prompts, "wan2.1_t2v_1.3b")
     tokenizer.save_pretrained(root / "tokenizer")
     config = UMT5Config(**WAN_TEXT, num_layers=LAYERS_OF_TEXT, vocab_size=len(tokenizer))
     config.save_pretrained(root / "text_encoder")

@@ -15,7 +15,7 @@ import yaml
 from hyvideo.data.prompts import read_requests, write_requests
 from hyvideo.models.gpu_memory import LIMIT
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.rewards import thin as thin_rewards
+from hyvideo.rewards import tiny as tiny_rewards
 from tests.conftest import ROOT
 from tests.cuda import full_width
 from tests.cuda.recipes import recipe
@@ -73,7 +73,7 @@ def test_pilot(tmp_path, record, name):
     write_requests(tmp_path / "prompts.csv", requests)
     prompts = [request.prompt for request in requests]
     full_width.write(tmp_path / "checkpoints", version, prompts, is_tiny=IS_TINY)
-    thin_rewards.write("videoalign", tmp_path / "videoalign")
+    tiny_rewards.write("videoalign", tmp_path / "videoalign")
     settings = yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8"))
     settings |= ALWAYS | SHORTER[name]
     settings["pretrained_model_root"] = str(tmp_path / "checkpoints")

@@ -166,7 +166,7 @@ def test_lora(work, record):
         for name, parameter in transformer.named_parameters()
         if parameter.requires_grad
     }
-    optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.matrices)
+    optimizers = make_optimizers(settings, trained, work.dtype, hidden=work.family.target_modules)
     conditions, latents = Conditions((condition(work, "positive"),)), drawn(work, 1, "initial")
 
     def a_pass():

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.rewards import thin
+from hyvideo.rewards import tiny
 from hyvideo.rewards.videoalign import scorer as scorer_module
-from hyvideo.rewards.videoalign.checkpoint import Weights
+from hyvideo.rewards.videoalign.checkpoint import VideoAlignWeights
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import peak_gib, seconds_of
@@ -33,7 +33,7 @@ def scorer(gpu, tmp_path_factory):
     from transformers import Qwen2VLConfig, Qwen2VLModel
 
     folder = tmp_path_factory.mktemp("rewards") / "videoalign"
-    thin.write("videoalign", folder)
+    tiny.write("videoalign", folder)
     if IS_TINY:
         return VideoAlignScorer(folder, device=DEVICE)
     path = folder / "base" / "config.json"
@@ -49,7 +49,9 @@ def scorer(gpu, tmp_path_factory):
     }
     head = torch.randn(1, config["hidden_size"])
     with pytest.MonkeyPatch.context() as patch:  # 4.4 GB that need not be written to a file
-        patch.setattr(scorer_module, "read_weights", lambda checkpoint: Weights(weights, head))
+        patch.setattr(
+            scorer_module, "read_weights", lambda checkpoint: VideoAlignWeights(weights, head)
+        )
         return VideoAlignScorer(folder, device=DEVICE)
 
 

@@ -11,7 +11,7 @@ import torch
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import at_original_size, write_video
 from hyvideo.generation.generation import Source
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation import parts, video_folder
 from hyvideo.validation.scores_file import Evaluation, as_text, summarise
@@ -119,7 +119,7 @@ def test_a_repeated_evaluation_samples_only_the_videos_that_are_missing(
 @pytest.mark.system
 def test_a_lora_that_runs_start_from_is_part_of_the_base_model(score, tmp_path):
     save_lora(
-        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 96), torch.ones(96, 1), 1.0)},
+        {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(1, 96), torch.ones(96, 1), 1.0)},
         tmp_path / "lora",
     )
     flags = [

@@ -12,7 +12,7 @@ import torch
 
 import generate
 from hyvideo.generation.offloading import resolve
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning import generation as planner
 from hyvideo.settings.offloading import Offloading
@@ -47,7 +47,7 @@ def hunyuan(folder, monkeypatch):
     """Return the flags of a model with six blocks, a LoRA, and an image."""
     monkeypatch.setitem(tiny_checkpoint.TRANSFORMER, "mm_double_blocks_depth", 6)
     root = tiny_checkpoint.write_original(folder / "ckpts", ("480p_i2v",))
-    pair = Pair(torch.full((1, 32), 0.1), torch.full((32, 1), 0.1), 1.0)
+    pair = LoraPair(torch.full((1, 32), 0.1), torch.full((32, 1), 0.1), 1.0)
     save_lora({"transformer_blocks.5.attn.to_q": pair}, folder / "lora")
     image = tiny_checkpoint.write_image(folder / "image.png")
     return [

@@ -18,7 +18,7 @@ from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import STAGE, VideoSampler
 from hyvideo.models.hunyuan_video15.prompt_encoders import ImageEncoder
 from hyvideo.models.loading import load_vae
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.transitions import shifted_levels
@@ -188,7 +188,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     monkeypatch.setattr(GRPOPipeline, "sample_ode", sampled)
     monkeypatch.setattr(ImageEncoder, "__call__", encoded)
     save_lora(
-        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
+        {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
         tmp_path / "lora",
     )
     image = write_image(tmp_path / "image.png", height=110, width=80)

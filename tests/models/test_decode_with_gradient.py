@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLWan
 
 from hyvideo.models.decoding import Tiling, decode_with_gradient, set_tiling
 from hyvideo.models.loading import load_vae
-from hyvideo.models.wan.thin import drawn
+from hyvideo.models.wan.tiny import drawn
 from hyvideo.models.wan.vae import prepare
 from tests.conftest import ROOT
 from tests.tiny_wan import VAE

@@ -15,7 +15,7 @@ from hyvideo.models.hunyuan_video15.transformer import rotary_tables
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
     Form,
-    Pair,
+    LoraPair,
     add_lora,
     add_trainable_lora,
     current_lora,
@@ -270,10 +270,10 @@ def drawn_lora(model, alpha=3.0):
     """Return a LoRA of rank 2 of all matrices of the blocks."""
     generator = torch.Generator().manual_seed(0)
     lora = {}
-    for name in target_modules(model, [family_of(model).matrices]):
+    for name in target_modules(model, [family_of(model).target_modules]):
         out, into = model.get_submodule(name).weight.shape
         a, b = (torch.randn(*shape, generator=generator) for shape in ((2, into), (out, 2)))
-        lora[name] = Pair(a, 0.1 * b, alpha)
+        lora[name] = LoraPair(a, 0.1 * b, alpha)
     return lora
 
 

@@ -16,7 +16,7 @@ from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, trans
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
     Difference,
-    Pair,
+    LoraPair,
     add_lora,
     add_trainable_lora,
     current_lora,
@@ -42,7 +42,7 @@ def draw(transformer, targets=TARGETS, ranks=(2, 3, 2, 2), alphas=(4.0, 4.0, 1.0
     for name, rank, alpha in zip(targets, ranks, alphas):
         out, into = transformer.get_submodule(name).weight.shape
         a, b = (torch.randn(*shape, generator=generator) for shape in ((rank, into), (out, rank)))
-        lora[name] = Pair(a, b, alpha)
+        lora[name] = LoraPair(a, b, alpha)
     return lora
 
 
@@ -138,7 +138,7 @@ def test_diffusers_loader_reads_the_original_format_with_the_same_result(
     )
     fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
     shared = fused[f"{REFINER}.to_q"].a
-    lora |= {name: Pair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
+    lora |= {name: LoraPair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
     original = tree(transformer_to_original(transformer.state_dict()))
     save_lora(lora, tmp_path, form="original")
     assert_same(read_lora(tmp_path), lora)
@@ -261,7 +261,7 @@ def test_the_adapter_of_a_bf16_base_is_float32(transformer):
 def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
     """Added to bf16 weights, a small LoRA would be lost in rounding."""
     lora = draw(transformer)
-    lora = {name: Pair(pair.a, 1e-4 * pair.b, pair.alpha) for name, pair in lora.items()}
+    lora = {name: LoraPair(pair.a, 1e-4 * pair.b, pair.alpha) for name, pair in lora.items()}
     expected = changed_weights(transformer, lora)
     loaded = load_transformer(root, VERSION, dtype=torch.bfloat16, lora=lora).state_dict()
     assert loaded.keys() == expected.keys()
@@ -301,9 +301,9 @@ def test_an_incomplete_lora_raises_an_error_with_the_tensor(transformer, tmp_pat
 
 def test_a_lora_for_another_model_leaves_the_transformer_unchanged(transformer):
     lora = draw(transformer) | {
-        "transformer_blocks.77.attn.to_q": Pair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)
+        "transformer_blocks.77.attn.to_q": LoraPair(torch.zeros(1, 64), torch.zeros(64, 1), 1.0)
     }
-    lora[TARGETS[0]] = Pair(torch.zeros(1, 32), torch.zeros(32, 1), 1.0)
+    lora[TARGETS[0]] = LoraPair(torch.zeros(1, 32), torch.zeros(32, 1), 1.0)
     with pytest.raises(
         ValueError,
         match=f"(?s){TARGETS[0]}.*transformer_blocks.77.attn.to_q",
@@ -356,7 +356,7 @@ def test_weights_that_are_not_finite_numbers_raise_an_error(tmp_path, value, dty
 def test_a_fused_difference_of_which_a_part_is_zero_is_saved_and_exported(tmp_path):
     """A bias of keys has no gradient, so that its difference is zero."""
     attention = "context_embedder.token_refiner.refiner_blocks.0.attn.to_"
-    lora = {"transformer_blocks.0.attn.to_out.0": Pair(torch.ones(4, 8), torch.ones(8, 4), 4.0)}
+    lora = {"transformer_blocks.0.attn.to_out.0": LoraPair(torch.ones(4, 8), torch.ones(8, 4), 4.0)}
     for part in "qkv":
         lora[f"{attention}{part}.bias"] = Difference(torch.full((8,), float(part != "k")))
     save_lora(lora, tmp_path / "original", form="original")

@@ -17,7 +17,7 @@ from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_setup import agree_on_sampler
-from studies.recipes.runs import Run, Study
+from studies.recipes.runs import RecipeRun, RecipeStudy
 from studies.tables.cells import Cell, runs_of_figure
 from studies.tables.study_command import grid_parser
 from tests.distributed.launch import launch
@@ -248,9 +248,11 @@ def test_a_study_accepts_a_sampler_file_as_a_method(file, tmp_path, tiny_config,
     options = grid_parser("", makes="figure").parse_args(flags)
     runs = runs_of_figure(3, "B", [0], methods=options.methods)
     assert "/" not in runs[0].name and runs[0].name.endswith("my.py_cps-none-eq-seed0")
-    run = Run(Cell("B", place, "none", True), 0)
-    assert Study("configs/miniature_paper.yaml", tmp_path).config(run).rollout.sde_type == place
-    unknown = Run(Cell("B", "euler", "none", True), 0)
+    run = RecipeRun(Cell("B", place, "none", True), 0)
+    assert (
+        RecipeStudy("configs/miniature_paper.yaml", tmp_path).config(run).rollout.sde_type == place
+    )
+    unknown = RecipeRun(Cell("B", "euler", "none", True), 0)
     with pytest.raises(SystemExit):
-        Study("configs/miniature_paper.yaml", tmp_path).config(unknown)
+        RecipeStudy("configs/miniature_paper.yaml", tmp_path).config(unknown)
     assert "sde_type" in capsys.readouterr().err

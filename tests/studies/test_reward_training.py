@@ -25,8 +25,8 @@ from scripts.train_reward import main
 from studies.reward_training import (
     PATIENCE,
     TIE,
-    Pair,
     PairTraining,
+    RatedPair,
     read_pairs,
     split_by_prompt,
 )
@@ -41,7 +41,7 @@ def rated(count, seed, smallest=0.75):
     for number, (prompt, clips, answer) in enumerate(rated_pairs(count, seed, smallest)):
         paths = Path(f"{number}a.mp4"), Path(f"{number}b.mp4")
         videos |= zip(paths, clips)
-        pairs.append(Pair(prompt, paths, [("SIZE", OUTCOMES[answer])]))
+        pairs.append(RatedPair(prompt, paths, [("SIZE", OUTCOMES[answer])]))
     return videos, pairs
 
 
@@ -59,7 +59,7 @@ def test_probabilities_follow_bradley_terry_with_ties():
     training = PairTraining.__new__(PairTraining)
     training.names = ["A", "B", "C"]
     training.scores = lambda pairs: torch.tensor([[[9.0, 1.5, 9.0], [7.0, 0.5, 7.0]]])
-    pair = Pair("a", (Path("1"), Path("2")), [("A", 0), ("B", 1), ("B", TIE)])
+    pair = RatedPair("a", (Path("1"), Path("2")), [("A", 0), ("B", 1), ("B", TIE)])
     log_probs, places = training.answers([pair], ["B"])
     s1, s2, theta = math.exp(1.5), math.exp(0.5), 5.0
     first, second = s1 / (s1 + theta * s2), s2 / (s2 + theta * s1)
@@ -74,7 +74,7 @@ class OneParameter(PairTraining):
         prompts = (Path("1"), Path("2"))
         sides = {"train": train, "stop": stop, "test": test}
         self.split = {
-            part: [Pair("a", prompts, [("A", side)]) for side in answers]
+            part: [RatedPair("a", prompts, [("A", side)]) for side in answers]
             for part, answers in sides.items()
         }
         self.names, self.batch_size, self.score = (
@@ -133,13 +133,13 @@ def test_pairs_are_read_with_all_answers(tmp_path):
     assert read_pairs(
         write_csv(tmp_path, rows, "prompt,first,second,dimension,answer,rater"), ("VQ", "MQ", "TA")
     ) == [
-        Pair("x, y", (a, b), [("VQ", 0), ("TA", TIE), ("VQ", 1)]),
-        Pair("z", (a, c), [("MQ", TIE)]),
+        RatedPair("x, y", (a, b), [("VQ", 0), ("TA", TIE), ("VQ", 1)]),
+        RatedPair("z", (a, c), [("MQ", TIE)]),
     ]
 
 
 def test_split_parts_share_no_prompt_and_depend_on_the_seed():
-    pairs = [Pair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
+    pairs = [RatedPair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
     split = split_by_prompt(pairs, [], 0)
     prompts = {part: {pair.prompt for pair in members} for part, members in split.items()}
     assert {part: len(members) for part, members in prompts.items()} == {
@@ -338,7 +338,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
         Path("a"): torch.zeros(4, 3, 64, 64, dtype=torch.uint8),
         Path("b"): torch.full((4, 3, 64, 64), 99).byte(),
     }
-    pairs = [Pair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
+    pairs = [RatedPair(prompt, tuple(clips), [("VQ", 0), ("TA", 1)]) for prompt in "abc"]
     training = PairTraining(
         golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1
     )

@@ -12,7 +12,7 @@ import torch
 
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import Pair, read_lora, save_lora
+from hyvideo.models.lora import LoraPair, read_lora, save_lora
 from hyvideo.training.saved_policy import load_merged
 from scripts import export
 from tests.tiny_checkpoint import write_original
@@ -85,7 +85,7 @@ def test_exported_files_have_the_default_permissions(run, umask, tmp_path, flags
     """
     assert run("--transformer_version", VERSION, *flags)[0] == 0
     save_lora(
-        {"transformer_blocks.0.attn.to_q": Pair(torch.ones(2, 32), torch.ones(32, 2), 2.0)},
+        {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(2, 32), torch.ones(32, 2), 2.0)},
         tmp_path / "out",
     )
     modes = {
@@ -109,7 +109,7 @@ def test_a_pipeline_of_diffusers_reads_an_exported_policy(run, policy, tmp_path)
 
 
 def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
-    lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora")
     assert run("--lora_path", tmp_path / "lora", "--form", "peft", out="peft")[0] == 0
     (pair,) = read_lora(tmp_path / "peft").values()
@@ -123,7 +123,7 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
 def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs/export.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
-    lora = {"transformer_blocks.0.attn.to_q": Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "lora", form="peft")
     assert run("--lora_path", tmp_path / "lora", out="outputs/exported_lora")[0] == 0
     monkeypatch.chdir(tmp_path)
@@ -137,7 +137,7 @@ def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monk
 def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_run(
     run, root, tmp_path, monkeypatch, capsys
 ):
-    pair = Pair(torch.randn(2, 32), torch.randn(32, 2), 4.0)
+    pair = LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)
     lora = {f"transformer_blocks.0.attn.to_{name}": pair for name in "qkv"}
     checkpoint = tmp_path / "run" / "checkpoints" / "000001"
     (checkpoint / "tensors").mkdir(parents=True)
@@ -177,12 +177,12 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     generator = torch.Generator().manual_seed(0)
     a = torch.randn(4, weight.shape[1], generator=generator)
     b = 0.5e-3 * weight.std() * torch.randn(len(weight), 4, generator=generator)
-    save_lora({name: Pair(a, b, 4.0)}, tmp_path / "lora")
+    save_lora({name: LoraPair(a, b, 4.0)}, tmp_path / "lora")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tensors").mkdir()  # like a checkpoint of LoRA training
     (tmp_path / "run" / "tensors" / ".metadata").touch()
     (tmp_path / "run" / "state.json").write_text("{}")
-    save_lora({name: Pair(a, b, 4.0)}, tmp_path / "run" / "lora")
+    save_lora({name: LoraPair(a, b, 4.0)}, tmp_path / "run" / "lora")
     write_digests(tmp_path / "run")
     for checkpoint, lora in ((None, tmp_path / "lora"), (tmp_path / "run", None)):
         merged = load_merged(root, VERSION, checkpoint=checkpoint, lora=lora, dtype=torch.bfloat16)

@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.data.digests import digest_code, digest_large_file
 from hyvideo.data.files import ROOT
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import (
@@ -82,7 +82,7 @@ def test_a_file_that_the_options_of_a_scorer_name_counts(tiny_config, tmp_path, 
 
 
 def test_an_initial_lora_counts(tiny_config, tmp_path):
-    pair = Pair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
+    pair = LoraPair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
     save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
     before = digests(config)

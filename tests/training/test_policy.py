@@ -8,7 +8,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.loading import load_transformer, transformer_on_meta
-from hyvideo.models.lora import Form, Pair, save_lora
+from hyvideo.models.lora import Form, LoraPair, save_lora
 from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
 from tests.distributed.launch import launch
@@ -75,7 +75,7 @@ def draw(targets=TARGETS, rank=2, alpha=4.0):
     for name in targets:
         out, into = transformer.get_submodule(name).weight.shape
         a, b = (torch.randn(*shape, generator=generator) for shape in ((rank, into), (out, rank)))
-        lora[name] = Pair(a, 0.1 * b, alpha)
+        lora[name] = LoraPair(a, 0.1 * b, alpha)
     return lora
 
 
@@ -161,7 +161,7 @@ def test_an_adapter_that_does_not_fit_is_rejected_before_weights_are_read(
 
 
 def test_a_lora_of_another_model_is_rejected_before_weights_are_read(tiny_config, tmp_path):
-    save_lora({TARGETS[1]: Pair(torch.ones(2, 3), torch.ones(3, 2), 4.0)}, tmp_path)
+    save_lora({TARGETS[1]: LoraPair(torch.ones(2, 3), torch.ones(3, 2), 4.0)}, tmp_path)
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
     with pytest.raises(ValueError, match="blocks.1.ff.net.2 has shape"):
         check_adapter(config.model, config.optimizer)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hyvideo.models.hunyuan_video15 import thin as thin_hunyuan
-from hyvideo.models.wan import thin as thin_wan
-from hyvideo.planning.rehearsal.stages import Result, Stage, run_stage
-from hyvideo.rewards import thin as thin_rewards
+from hyvideo.models.hunyuan_video15 import tiny as tiny_hunyuan
+from hyvideo.models.wan import tiny as tiny_wan_models
+from hyvideo.planning.rehearsal.stages import Stage, StageResult, run_stage
+from hyvideo.rewards import tiny as tiny_rewards
 from tests.true_sizes.video_files import PROMPT
 
 VERSIONS = ("480p_t2v", "480p_i2v", "720p_t2v", "720p_i2v", "480p_t2v_distilled")
@@ -23,23 +23,23 @@ PHOTO_SIDES = (3000, 4000)  # 12 megapixels
 
 @pytest.fixture(scope="session")
 def hunyuan(tmp_path_factory) -> Path:
-    """Return a thin checkpoint of HunyuanVideo-1.5 with both super-resolution models, 190 MB."""
+    """Return a tiny checkpoint of HunyuanVideo-1.5 with both super-resolution models, 190 MB."""
     root = tmp_path_factory.mktemp("true_sizes") / "hunyuan"
-    settings = thin_hunyuan.Settings()
-    thin_hunyuan.write_checkpoint(root, VERSIONS, settings, seed=0)
+    settings = tiny_hunyuan.ModelSettings()
+    tiny_hunyuan.write_checkpoint(root, VERSIONS, settings, seed=0)
     for name in ("720p_sr_distilled", "1080p_sr_distilled"):
-        thin_hunyuan.write_super_resolution(root, name, settings, seed=1)
+        tiny_hunyuan.write_super_resolution(root, name, settings, seed=1)
     return root
 
 
 @pytest.fixture(scope="session")
 def wan(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that returns a thin checkpoint of a version of Wan."""
+    """Return a function that returns a tiny checkpoint of a version of Wan."""
     folder = tmp_path_factory.mktemp("true_sizes")
 
     def write(version: str) -> Path:
         if not (folder / version).is_dir():
-            thin_wan.write(folder / version, version, num_heads=2, prompts=[PROMPT])
+            tiny_wan_models.write(folder / version, version, num_heads=2, prompts=[PROMPT])
         return folder / version
 
     return write
@@ -47,10 +47,10 @@ def wan(tmp_path_factory) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def scorers(tmp_path_factory) -> Path:
-    """Return a folder with a thin reward model of each built-in scorer, below the scorer's name."""
+    """Return a folder with a tiny reward model of each built-in scorer, below the scorer's name."""
     folder = tmp_path_factory.mktemp("true_sizes")
     for name in ("videoalign", "clip", "pickscore"):
-        thin_rewards.write(name, folder / name)
+        tiny_rewards.write(name, folder / name)
     return folder
 
 
@@ -74,7 +74,7 @@ def photos(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch) -> Callable[..., Result]:
+def run(tmp_path, monkeypatch) -> Callable[..., StageResult]:
     """Return a function that runs a program with cheap stand-ins for attention and decoder, each
     process one thread.
 
@@ -83,7 +83,7 @@ def run(tmp_path, monkeypatch) -> Callable[..., Result]:
     """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(name: str, *program: Any, **options: Any) -> Result:
+    def run(name: str, *program: Any, **options: Any) -> StageResult:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         result = run_stage(Stage(name, tuple(map(str, program)), **options), tmp_path)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

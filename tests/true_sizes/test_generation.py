@@ -1,4 +1,4 @@
-"""generate.py at the frames, sizes and tokens of the released models, with thin models on a CPU.
+"""generate.py at the frames, sizes and tokens of the released models, with tiny models on a CPU.
 
 Measured minutes and memory of each test: ``pytest --slow -s tests/true_sizes``.
 """
@@ -15,7 +15,7 @@ import yaml
 import generate
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.videos import read_video
-from hyvideo.models.hunyuan_video15 import thin
+from hyvideo.models.hunyuan_video15 import tiny
 from tests.true_sizes.video_files import PROMPT, check_file
 
 MAX_GIB = 5.0  # of a process, at 121 frames of 720 x 1280
@@ -332,7 +332,7 @@ def test_100_long_prompts_with_quotes_and_seeds_are_all_generated(run, tmp_path)
         for row, chosen in enumerate(numbers)
     ]
     too_long = " ".join(["kite"] * 1012)
-    thin.write(tmp_path / "thin", "480p_t2v", num_heads=2, prompts=[*prompts, too_long])
+    tiny.write(tmp_path / "tiny", "480p_t2v", num_heads=2, prompts=[*prompts, too_long])
     file = tmp_path / "prompts.csv"
     with file.open("w", newline="") as opened:
         rows = csv.writer(opened)
@@ -344,7 +344,7 @@ def test_100_long_prompts_with_quotes_and_seeds_are_all_generated(run, tmp_path)
         *(
             "generate.py",
             "--model_path",
-            tmp_path / "thin",
+            tmp_path / "tiny",
             "--resolution",
             "480p",
             "--valid_video_csv",

@@ -1,4 +1,4 @@
-"""The scorers on videos of the released lengths and sizes, with thin models and the released
+"""The scorers on videos of the released lengths and sizes, with tiny models and the released
 preprocessing.
 """
 

@@ -11,12 +11,12 @@ from PIL import Image
 
 from hyvideo.data.digests import digest_weights
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation import contents
 from hyvideo.validation.contents import policy_identity
 from hyvideo.validation.scores_file import Evaluation, read_evaluation, write_evaluation
-from studies.recipes.runs import Study
+from studies.recipes.runs import RecipeStudy
 from studies.tables.table2 import evaluate_runs
 
 CSV = "prompt,ref_image_path\na red circle moves up,\na blue square moves left,first.png\n"
@@ -77,7 +77,7 @@ def test_identical_content_at_other_paths_has_the_same_identity(world, tmp_path)
 
 def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path):
     for place, scale in (("a", 1.0), ("c", 2.0)):
-        pair = Pair(torch.ones(1, 96), torch.ones(96, 1), scale)
+        pair = LoraPair(torch.ones(1, 96), torch.ones(96, 1), scale)
         save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path / place)
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     a, b, c = (
@@ -197,7 +197,7 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
         "prompt\na red circle moves up\na blue square moves left\n"
     )
     extra = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    study = Study("configs/miniature.yaml", tmp_path / "out", extra=extra)
+    study = RecipeStudy("configs/miniature.yaml", tmp_path / "out", extra=extra)
 
     def evaluated():
         evaluation, _ = evaluate_runs(study, [])

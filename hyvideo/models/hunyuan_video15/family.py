@@ -82,7 +82,7 @@ FAMILY = Family(
     blocks="transformer_blocks",
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
-    matrices=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
+    target_modules=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
     original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
     forwards=transformer.forwards,
     is_flow_map=lambda config: config["use_meanflow"],

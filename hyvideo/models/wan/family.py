@@ -30,7 +30,7 @@ FAMILY = Family(
     blocks="blocks",
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
-    matrices=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
+    target_modules=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
     original_modules=r"blocks\.\d+\.((self|cross)_attn\.|ffn\.\d)|text_embedding\.|time_embedding\.|time_projection\.|head\.",
     lora_prefix="diffusion_model.",
     unread_files=original_files.unread_files,

@@ -1,4 +1,4 @@
-"""Rehearsal of a run on a CPU: the user's settings at their true sizes, with thin models of random
+"""Rehearsal of a run on a CPU: the user's settings at their true sizes, with tiny models of random
 weights.
 
     settings   which settings change, and why

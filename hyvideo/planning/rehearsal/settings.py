@@ -48,7 +48,7 @@ def processes_of(config: Config) -> int:
 
 
 def heads_of(config: Config) -> int:
-    """Return the attention heads of the thin transformer: at least one for each rank that shares a
+    """Return the attention heads of the tiny transformer: at least one for each rank that shares a
     video.
     """
     return max(2, config.distributed.sp_size)
@@ -59,12 +59,12 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
 
     Args:
         config: Settings of the run.
-        folder: Folder of the rehearsal, with the thin checkpoints and validation prompts.
+        folder: Folder of the rehearsal, with the tiny checkpoints and validation prompts.
         validated: Whether the run has validation prompts.
     """
     cpu = "it runs on a CPU"
     few = "it samples few videos"
-    thin = "its models have random weights"
+    tiny = "its models have random weights"
     own = "it must not touch the output of a run"
     once = "it runs every stage at every iteration"
     changes = [
@@ -72,11 +72,11 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("enable_compile", "false", cpu),
         Change("attention_kernel", "auto", cpu),
         Change("num_threads", 0, cpu),
-        Change("pretrained_model_root", str(folder / "checkpoints"), thin),
-        Change("random_weights", False, thin),
-        Change("pretrained_lora_path", "", "a LoRA of the released model does not fit a thin one"),
+        Change("pretrained_model_root", str(folder / "checkpoints"), tiny),
+        Change("random_weights", False, tiny),
+        Change("pretrained_lora_path", "", "a LoRA of the released model does not fit a tiny one"),
         Change(
-            "anchor_path", "", "another teacher of the released size does not fit a thin student"
+            "anchor_path", "", "another teacher of the released size does not fit a tiny student"
         ),
         Change("output_dir", str(folder / "run"), own),
         Change("conditions_dir", "", own),
@@ -89,7 +89,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("validation_batch_size", min(config.record.validation_batch_size, NUM_VIDEOS), few),
         Change("log_num_videos", min(config.record.log_num_videos, NUM_VIDEOS), few),
         Change("remote_reward_url", "", "the scorers run in its own processes"),
-        Change("reward_config", _reward_config(config, folder), thin),
+        Change("reward_config", _reward_config(config, folder), tiny),
         Change(
             "report_to",
             [name for name in config.record.report_to if name in ("tensorboard", "none")],
@@ -111,7 +111,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
 
 
 def _reward_config(config: Config, folder: Path) -> str:
-    """Return the options of the scorers, with the folders of the thin models."""
+    """Return the options of the scorers, with the folders of the tiny models."""
     options = reward_options(config.reward)
     for name, given in options.items():
         if (folder / "rewards" / name).exists():

@@ -40,7 +40,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Result:
+class StageResult:
     """Outcome of a stage."""
 
     stage: Stage
@@ -50,7 +50,7 @@ class Result:
     log: Path
 
 
-def run_stage(stage: Stage, folder: Path) -> Result:
+def run_stage(stage: Stage, folder: Path) -> StageResult:
     """Run a stage, with its output in ``folder``/<name>.log, and return its outcome."""
     log = folder / f"{stage.name}.log"
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
@@ -74,7 +74,7 @@ def run_stage(stage: Stage, folder: Path) -> Result:
             raise
     code = process.returncode = os.waitstatus_to_exitcode(status)
     problems = [] if code == 0 else [f"exit code {code}", *_last_lines(log)]
-    return Result(
+    return StageResult(
         stage=stage,
         seconds=time.perf_counter() - start,
         peak_gib=usage.ru_maxrss * KIB / 2**30,

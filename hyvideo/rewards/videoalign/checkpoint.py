@@ -31,7 +31,7 @@ _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
 
 
 @dataclass(frozen=True)
-class Settings:
+class ModelConfig:
     """Settings of model_config.json: sampling and resizing of frames, prompt, LoRA, and
     normalization of scores.
     """
@@ -50,7 +50,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Weights:
+class VideoAlignWeights:
     """Tensors under the names of Qwen2VLModel; a LoRA pair is ``<module>.lora_A.weight`` and
     ``lora_B``.
     """
@@ -65,7 +65,7 @@ class Checkpoint:
 
     folder: Path  # checkpoint-<step>
     base: Path | None  # folder of the base model, if it exists
-    settings: Settings
+    settings: ModelConfig
 
     @property
     def config(self) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def find_checkpoint(root: str | Path, *, base: str | Path | None = None) -> Chec
     return Checkpoint(folder, _find_base(root, base_name, base), settings)
 
 
-def read_weights(checkpoint: Checkpoint) -> Weights:
+def read_weights(checkpoint: Checkpoint) -> VideoAlignWeights:
     """Read the tensors of a checkpoint, memory-mapped if possible.
 
     Raises ValueError for unusable files.
@@ -138,7 +138,7 @@ def read_weights(checkpoint: Checkpoint) -> Weights:
             f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} has "
             f"{has}"
         )
-    return Weights(tensors, head)
+    return VideoAlignWeights(tensors, head)
 
 
 def check_dimensions(names: Sequence[str], where: str) -> tuple[str, ...]:
@@ -185,7 +185,7 @@ def plain_name(name: str) -> str:
     return f"language_model.{name}"
 
 
-def _read_settings(config: dict[str, Any], path: Path) -> Settings:
+def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
     data = config["data_config"]
     model = config["model_config"]
     lora = config["peft_lora_config"]
@@ -218,7 +218,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> Settings:
     # Missing settings get the original's defaults.
     rank = lora.get("lora_r", 16)
     divisor = math.sqrt(rank) if lora.get("use_rslora") else rank
-    return Settings(
+    return ModelConfig(
         fps=float(data.get("fps") or 2.0),
         num_frames=data.get("num_frames"),
         max_pixels=int(data["max_frame_pixels"]),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.weight_files import truncate
-from hyvideo.rewards.videoalign.checkpoint import LABEL, Settings, Weights, plain_name
+from hyvideo.rewards.videoalign.checkpoint import LABEL, ModelConfig, VideoAlignWeights, plain_name
 
 
 class RewardModel(nn.Module):
@@ -23,8 +23,8 @@ class RewardModel(nn.Module):
     def __init__(
         self,
         config,
-        weights: Weights,
-        settings: Settings,
+        weights: VideoAlignWeights,
+        settings: ModelConfig,
         *,
         reward_token_ids: list[int],
         # add the LoRA to the weights: fewer small matrix products, one more rounding

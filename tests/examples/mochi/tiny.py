@@ -6,7 +6,7 @@ import torch
 from diffusers import MochiTransformer3DModel
 from torch.nn.utils.rnn import pad_sequence
 
-from examples.mochi import thin
+from examples.mochi import tiny as tiny_mochi
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install
 
@@ -23,14 +23,16 @@ def write_mochi(root: Path, *, odd: bool = False, num_heads: int = 3) -> Path:
     """Write a small checkpoint and return ``root``; with ``odd``, the VAE's spatial ratio is 12
     instead of 8, beside a temporal ratio of 6 and 12 channels.
     """
-    vae = thin.vae_settings() | ({"spatial_expansions": [2, 2, 3]} if odd else {})
-    thin.write_checkpoint(root, thin.transformer_settings(num_heads), vae, WORDS, CHARACTERS)
+    vae = tiny_mochi.vae_settings() | ({"spatial_expansions": [2, 2, 3]} if odd else {})
+    tiny_mochi.write_checkpoint(
+        root, tiny_mochi.transformer_settings(num_heads), vae, WORDS, CHARACTERS
+    )
     return root
 
 
 def tiny(**settings) -> MochiTransformer3DModel:
-    model = MochiTransformer3DModel(**thin.transformer_settings(3) | settings)
-    return thin.drawn(model, 0)
+    model = MochiTransformer3DModel(**tiny_mochi.transformer_settings(3) | settings)
+    return tiny_mochi.drawn(model, 0)
 
 
 def installed(**settings) -> MochiTransformer3DModel:

@@ -175,7 +175,9 @@ def test_an_export_is_read_by_diffusers_and_has_no_other_form(root, tmp_path, mo
 
 def test_a_lora_has_the_modules_of_wan_and_reads_the_originals_names(tmp_path):
     model = tiny_anyflow()
-    assert target_modules(model, [FAMILY.matrices]) == target_modules(tiny(), [FAMILY.matrices])
+    assert target_modules(model, [FAMILY.target_modules]) == target_modules(
+        tiny(), [FAMILY.target_modules]
+    )
     assert target_modules(model, [r"self_attn\.q", "delta_embedder.linear_1"]) == [
         "condition_embedder.delta_embedder.linear_1",
         "blocks.0.attn1.to_q",

@@ -14,7 +14,7 @@ from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.conditions import ImageCondition
-from hyvideo.models.wan import thin
+from hyvideo.models.wan import tiny
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
 from hyvideo.trainer import Trainer
@@ -100,7 +100,7 @@ def test_every_parameter_has_a_gradient_with_and_without_recomputation():
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("ti2v")
-    thin.write(root, VERSION, num_heads=2, prompts=[PROMPT, NEGATIVE])
+    tiny.write(root, VERSION, num_heads=2, prompts=[PROMPT, NEGATIVE])
     return root
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from hyvideo.models.lora import (
     Form,
-    Pair,
+    LoraPair,
     add_lora,
     check_lora,
     differences_of,
@@ -30,9 +30,9 @@ FILE = "pytorch_lora_weights.safetensors"
 def draw(model, alpha=4.0, rank=2, names=None):
     generator = torch.Generator().manual_seed(0)
     lora = {}
-    for name in names or target_modules(model, [FAMILY.matrices]):
+    for name in names or target_modules(model, [FAMILY.target_modules]):
         out, into = model.get_submodule(name).weight.shape
-        lora[name] = Pair(
+        lora[name] = LoraPair(
             torch.randn(rank, into, generator=generator),
             torch.randn(out, rank, generator=generator),
             alpha,

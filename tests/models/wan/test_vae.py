@@ -9,7 +9,7 @@ import torch
 from diffusers import AutoencoderKLWan
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
 
-from hyvideo.models.wan.thin import drawn
+from hyvideo.models.wan.tiny import drawn
 from hyvideo.models.wan.vae import latents, prepare, set_tiling
 from tests.tiny_wan import VAE as SMALL
 from tests.tiny_wan import VAE_22

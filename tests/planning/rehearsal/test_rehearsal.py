@@ -17,7 +17,7 @@ from hyvideo.data.videos import write_video
 from hyvideo.models.encoders import load_tokenizer
 from hyvideo.models.family import families
 from hyvideo.models.loading import load_vae
-from hyvideo.models.sizes import read_architecture, released_sizes, thin_module
+from hyvideo.models.sizes import read_architecture, released_sizes, tiny_module
 from hyvideo.models.versions import RELEASED
 from hyvideo.planning.rehearsal import settings as rehearsal
 from hyvideo.planning.rehearsal import stand_ins
@@ -158,12 +158,12 @@ def test_options_of_scorers_are_kept_and_their_folders_are_those_of_the_thin_mod
 def test_a_thin_checkpoint_has_the_released_shapes_of_latents_and_tokens(version, tmp_path):
     prompt = "a boat with a yellow sail, gliding"
     family = RELEASED[version].family
-    thin_module(family).write(tmp_path, version, num_heads=4, prompts=[prompt])
-    thin, released = read_architecture(tmp_path, version), released_sizes(version)
-    assert thin.latent_size(121, 704, 1280) == released.latent_size(121, 704, 1280)
-    assert thin.image_tokens(81, 480, 832) == released.image_tokens(81, 480, 832)
-    assert (thin.patch, thin.out_channels) == (released.patch, released.out_channels)
-    assert thin.num_attention_heads == 4 and thin.width < released.width
+    tiny_module(family).write(tmp_path, version, num_heads=4, prompts=[prompt])
+    tiny, released = read_architecture(tmp_path, version), released_sizes(version)
+    assert tiny.latent_size(121, 704, 1280) == released.latent_size(121, 704, 1280)
+    assert tiny.image_tokens(81, 480, 832) == released.image_tokens(81, 480, 832)
+    assert (tiny.patch, tiny.out_channels) == (released.patch, released.out_channels)
+    assert tiny.num_attention_heads == 4 and tiny.width < released.width
 
     folders = [tmp_path / "text_encoder" / "llm", tmp_path / "tokenizer"]
     tokenizer = load_tokenizer(
@@ -177,7 +177,7 @@ def test_a_thin_checkpoint_has_the_released_shapes_of_latents_and_tokens(version
 @pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
 def test_the_enlarged_latents_have_the_shape_of_the_decoded_video(family, tmp_path):
     version = {"hunyuan_video15": "480p_t2v", "wan": "wan2.1_t2v_1.3b"}[family.name]
-    thin_module(family.name).write(tmp_path, version, num_heads=2, prompts=["a boat"])
+    tiny_module(family.name).write(tmp_path, version, num_heads=2, prompts=["a boat"])
     vae = load_vae(tmp_path)
     latents = torch.randn(2, family.latents(vae.config).channels, 2, 3, 4)
     with torch.no_grad():

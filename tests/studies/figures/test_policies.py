@@ -11,7 +11,7 @@ from hyvideo.data.videos import read_video, write_video
 from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.generation.generation import Source
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import Pair, save_lora
+from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
 from scripts import compare_policies
@@ -36,7 +36,7 @@ def sampling(guidance_scale=1.0):
 
 
 def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder):
-    save_lora({"module": Pair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
+    save_lora({"module": LoraPair(torch.ones(1, 2), torch.ones(2, 1), 1.0)}, tmp_path / "lora")
     (lora_file,) = (tmp_path / "lora").glob("*.safetensors")
     first = run_folder / "checkpoints/000010"
     words = [

@@ -26,7 +26,7 @@ from studies.recipes.recipe_results import (
     read_trace,
 )
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
-from studies.recipes.runs import Recipe, Run, Study
+from studies.recipes.runs import Recipe, RecipeRun, RecipeStudy
 
 FILE = """
 base: configs/smoke.yaml
@@ -80,8 +80,8 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     assert float(rows[bases[1]]["Reward"]) == pytest.approx(
         scores["summary"]["reward"]["mean"], 1e-4
     )
-    study = Study("configs/smoke.yaml", out, read_recipes(str(tmp_path / "recipes.yaml"))[1])
-    run = Run(Recipe("one_update", ("--validation_steps=2",)), 0)
+    study = RecipeStudy("configs/smoke.yaml", out, read_recipes(str(tmp_path / "recipes.yaml"))[1])
+    run = RecipeRun(Recipe("one_update", ("--validation_steps=2",)), 0)
     unguided, trace = guided_base(study, run, 1.0), read_trace(study, run)
     measured = {
         name: values[0]
@@ -197,17 +197,17 @@ def test_an_invalid_budget_raises_value_error(text):
 
 
 def test_a_budget_of_forwards_gives_the_cheaper_recipe_more_iterations(tmp_path, tiny_config):
-    study = Study("configs/miniature_paper.yaml", tmp_path)
+    study = RecipeStudy("configs/miniature_paper.yaml", tmp_path)
     recipes = [Recipe("full", ()), Recipe("window", ("--sde_window", "sliding:2"))]
     full, window = (
-        study.config(Run(recipe, 0)).optimizer.max_steps
+        study.config(RecipeRun(recipe, 0)).optimizer.max_steps
         for recipe in limit_to_budget(Budget("forwards", 40_000), study, recipes)
     )
     # 8 steps, 7 trained at 3 each and 7 of the anchor; the window has 2 trained steps, and the
     # anchor only there.
     assert full == 40_000 // (32 * 36) and window == 40_000 // (32 * (8 + 2 + 3 * 2))
     (timed,) = limit_to_budget(Budget("seconds", 9), study, recipes[:1])
-    assert study.config(Run(timed, 0)).optimizer.max_steps == 60  # of the config
+    assert study.config(RecipeRun(timed, 0)).optimizer.max_steps == 60  # of the config
 
 
 def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_config):
@@ -216,9 +216,9 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
         "recipes: {sage: {}, guidance: {config: configs/miniature_guidance.yaml, kl_weight: 0.5}}"
     )
     base, common, recipes = read_recipes(file(text))
-    study = Study(base, tmp_path / "out", common)
+    study = RecipeStudy(base, tmp_path / "out", common)
     sage, guidance = (
-        study.config(Run(recipe, 0))
+        study.config(RecipeRun(recipe, 0))
         for recipe in limit_to_budget(Budget("rollouts", 640), study, recipes)
     )
     assert (sage.objective.name, guidance.objective.name) == (
@@ -254,7 +254,10 @@ def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
 
 
 def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_config):
-    study, run = Study("configs/miniature.yaml", tmp_path, num_gpus=2), Run(Recipe("a", ()), 0)
+    study, run = (
+        RecipeStudy("configs/miniature.yaml", tmp_path, num_gpus=2),
+        RecipeRun(Recipe("a", ()), 0),
+    )
     (study.folder(run) / "samples/000000").mkdir(parents=True)
     (study.folder(run) / "samples/000000/measures.json").write_text(
         '{"reward": 1.0, "spreads": {}}'
@@ -312,7 +315,7 @@ def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd)
 def test_corrupted_or_missing_records_of_a_run_are_named(
     tmp_path, tiny_config, file, text, message
 ):
-    study, run = Study("configs/miniature.yaml", tmp_path), Run(Recipe("a", ()), 0)
+    study, run = RecipeStudy("configs/miniature.yaml", tmp_path), RecipeRun(Recipe("a", ()), 0)
     cost = '"cost/forwards": 36, "time/iteration": 2.0, "validation/reward": 1.0'
     (study.folder(run) / "samples/000000").mkdir(parents=True)
     (study.folder(run) / "metrics.jsonl").write_text(f'{{"iteration": 1, {cost}}}\n')
@@ -336,8 +339,8 @@ def test_corrupted_or_missing_records_of_a_run_are_named(
 def test_validations_with_other_prompts_or_settings_are_not_compared(
     tmp_path, tiny_config, change, message
 ):
-    study = Study("configs/miniature.yaml", tmp_path)
-    runs = [Run(Recipe("a", ()), 0), Run(Recipe("b", ()), 0)]
+    study = RecipeStudy("configs/miniature.yaml", tmp_path)
+    runs = [RecipeRun(Recipe("a", ()), 0), RecipeRun(Recipe("b", ()), 0)]
     config = study.config(runs[0])
     made_with = conditions_of(config, read_requests(*config.data.valid_video_csv))
     for run, iteration in itertools.product(runs, ("000000", "000010")):

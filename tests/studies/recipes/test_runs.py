@@ -10,7 +10,7 @@ import yaml
 from hyvideo.data.run_folder import RunRecord, write_record
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import digest_inputs
-from studies.recipes.runs import Run, Study, progress
+from studies.recipes.runs import RecipeRun, RecipeStudy, progress
 from studies.recipes.train_runs import (
     command,
     describe,
@@ -20,13 +20,13 @@ from studies.tables.cells import KL_FLAGS, Cell, grid
 from studies.tables.study_command import grid_parser, grid_study, plan_and_train
 from tests.forked import ROOT, python
 
-CELL = Run(Cell("B", "flow_grpo", "fixed", False), 2)
+CELL = RecipeRun(Cell("B", "flow_grpo", "fixed", False), 2)
 SMOKE = "configs/smoke.yaml"
 
 
 @pytest.fixture
 def study(tmp_path, tiny_config):
-    return Study(SMOKE, tmp_path / "table", ["--max_steps", "2"])
+    return RecipeStudy(SMOKE, tmp_path / "table", ["--max_steps", "2"])
 
 
 def write_run(study, cell, *, iterations, checkpoint=None, **changes):
@@ -60,7 +60,7 @@ def test_a_cell_has_the_settings_in_its_name(study):
 
 @pytest.mark.parametrize("kl", KL_FLAGS)
 def test_every_kl_strategy_can_be_planned(study, kl):
-    cell = Run(Cell("A", "sage_grpo", kl, True), 0)
+    cell = RecipeRun(Cell("A", "sage_grpo", kl, True), 0)
     assert study.config(cell).objective.strategy == kl
     assert plan_run(study, cell).left == 1.0
 
@@ -70,21 +70,21 @@ def options_of(*flags):
 
 
 def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):
-    assert "scripts.launch" not in command(Study(SMOKE, tmp_path), CELL)
-    words = command(Study(SMOKE, tmp_path, num_gpus=8), CELL)
+    assert "scripts.launch" not in command(RecipeStudy(SMOKE, tmp_path), CELL)
+    words = command(RecipeStudy(SMOKE, tmp_path, num_gpus=8), CELL)
     launcher, flags = " ".join(words).split("post_train.py ")
     assert "-m scripts.launch --standalone --nproc_per_node 8 " in launcher
-    assert flags.split() == Study(SMOKE, tmp_path).flags(CELL)
+    assert flags.split() == RecipeStudy(SMOKE, tmp_path).flags(CELL)
 
 
 def test_cells_can_be_evaluated_with_other_scorers(tmp_path, tiny_config):
-    study = Study(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
+    study = RecipeStudy(SMOKE, tmp_path, scorers=["miniature_videoalign", "clip"])
     assert study.evaluation_config().reward.reward_model == ["miniature_videoalign", "clip"]
     assert study.config(CELL).reward.reward_model == ["miniature"]
     options = options_of("--config", SMOKE, "--dry_run")
     assert plan_and_train(study, [CELL], options) == 0
     with pytest.raises(ValueError, match="got 'beauty'"):
-        plan_and_train(Study(SMOKE, tmp_path, scorers=["beauty"]), [CELL], options)
+        plan_and_train(RecipeStudy(SMOKE, tmp_path, scorers=["beauty"]), [CELL], options)
 
 
 def test_the_grid_is_ordered_by_seed_and_names_are_unique():
@@ -132,7 +132,9 @@ def test_a_cell_that_was_trained_on_other_prompts_raises_value_error(tmp_path, t
     """The cells that are not trained yet would be compared with it."""
     prompts = tmp_path / "prompts.csv"
     prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
-    study = Study(SMOKE, tmp_path / "table", ["--max_steps", "2", "--prompts_csv", str(prompts)])
+    study = RecipeStudy(
+        SMOKE, tmp_path / "table", ["--max_steps", "2", "--prompts_csv", str(prompts)]
+    )
     write_run(study, CELL, iterations=2, checkpoint=2)
     record_inputs(study)
     assert progress(study.folder(CELL), study.config(CELL)).is_finished
@@ -145,7 +147,7 @@ def test_a_cell_that_was_trained_on_other_prompts_raises_value_error(tmp_path, t
 def test_a_cell_that_was_trained_from_other_weights_raises_value_error(tmp_path, tiny_config):
     root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
     flags = ["--max_steps", "2", "--pretrained_model_root", str(root), "--random_weights", "false"]
-    study = Study(SMOKE, tmp_path / "table", flags)
+    study = RecipeStudy(SMOKE, tmp_path / "table", flags)
     write_run(study, CELL, iterations=2, checkpoint=2)
     config = study.config(CELL)
     record_inputs(study)
@@ -159,7 +161,7 @@ def test_a_cell_that_was_trained_from_other_weights_raises_value_error(tmp_path,
 
 
 def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
-    cells = [Run(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
+    cells = [RecipeRun(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
     without, with_anchor = (plan_run(study, cell) for cell in cells)
     # 8 rollouts of 4 steps in 2 branches; 3 trained steps cost 3 each, and 1 more with the anchor;
     # 2 validations.
@@ -184,7 +186,7 @@ import os, signal, threading, time
 from pathlib import Path
 from studies.recipes import train_runs
 from studies.tables.cells import Cell
-from studies.recipes.runs import Run, Study
+from studies.recipes.runs import RecipeRun, RecipeStudy
 
 def stop():
     while not (Path({str(started)!r}).is_file() and Path({str(started)!r}).read_text()):
@@ -193,8 +195,8 @@ def stop():
 
 train_runs.POST_TRAIN = {str(tmp_path / "sleep.py")!r}
 threading.Thread(target=stop).start()
-study = Study({SMOKE!r}, Path({str(tmp_path)!r}))
-train_runs.train_runs(study, [Run(Cell("B", "flow_grpo", "fixed", False), 2)], jobs=1)
+study = RecipeStudy({SMOKE!r}, Path({str(tmp_path)!r}))
+train_runs.train_runs(study, [RecipeRun(Cell("B", "flow_grpo", "fixed", False), 2)], jobs=1)
 """
     ended = subprocess.run(
         [python(), "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60

@@ -7,7 +7,7 @@ import pytest
 from hyvideo.grpo.trust_region import KLCoefficient
 from hyvideo.training.policy_update import kl_schedule
 from scripts import reproduce_figures
-from studies.recipes.runs import Run, Study
+from studies.recipes.runs import RecipeRun, RecipeStudy
 from studies.tables.cells import Cell, runs_of_figure
 from tests.shallow import SHALLOW
 
@@ -21,7 +21,7 @@ EXTRA = (
 
 @pytest.mark.parametrize("kl", [0.0, 1e-3, 1.0])
 def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, tiny_config, kl):
-    study = Study("configs/miniature_paper.yaml", tmp_path)
+    study = RecipeStudy("configs/miniature_paper.yaml", tmp_path)
     configs = [study.config(run) for run in runs_of_figure(7, "B", [0])]
     constant, two_stage, milder = (KLCoefficient(kl_schedule(config)) for config in configs)
     for update in range(120):
@@ -34,7 +34,7 @@ def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, t
 
 
 def test_the_schedules_of_figure_7_count_updates(tmp_path):
-    study = Study("configs/paper/table2_b_8gpu.yaml", tmp_path)
+    study = RecipeStudy("configs/paper/table2_b_8gpu.yaml", tmp_path)
     assert [study.config(run).kl_warmup for run in runs_of_figure(7, "B", [0])] == [100, 100, 200]
     (table2,) = (
         study.config(run)
@@ -45,11 +45,11 @@ def test_the_schedules_of_figure_7_count_updates(tmp_path):
 
 
 def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config):
-    study = Study(
+    study = RecipeStudy(
         "configs/miniature_paper.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"]
     )
     plain, milder = (
-        study.config(Run(Cell("B", "cps", "fixed", True, name), 0)).flat()
+        study.config(RecipeRun(Cell("B", "cps", "fixed", True, name), 0)).flat()
         for name in ("constant", "milder")
     )
     changed = {

@@ -9,7 +9,7 @@ import pytest
 from hyvideo.data.prompts import Request
 from hyvideo.validation.intervals import t_quantile
 from hyvideo.validation.scores_file import Evaluation, mark_seen
-from studies.recipes.runs import Run
+from studies.recipes.runs import RecipeRun
 from studies.tables.cells import Cell
 from studies.tables.comparisons import as_markdown
 from studies.tables.table2 import COMPARED, NOTES, comparisons_of, questions
@@ -42,7 +42,7 @@ def evaluation(seed, gain=0.0, *, frechet=None, missing=()):
 
 
 def by_run(cell, evaluations):
-    return {Run(cell, seed): e for seed, e in evaluations.items()}
+    return {RecipeRun(cell, seed): e for seed, e in evaluations.items()}
 
 
 def sage_against_flow(sage, flow):
@@ -149,6 +149,6 @@ def test_settings_are_compared_separately_with_their_weights():
             scored = evaluation(0)
             for entry in scored.videos:
                 entry["VQ"] = vq
-            evaluations[Run(replace(cell, setting=setting), 0)] = scored
+            evaluations[RecipeRun(replace(cell, setting=setting), 0)] = scored
     found = {c.setting: c.differences["Reward"].mean for c in comparisons_of(evaluations)}
     assert found == pytest.approx({"A": 1.0, "B": 0.5})

@@ -4,13 +4,13 @@ from dataclasses import replace
 import pytest
 
 from hyvideo.validation.scores_file import Evaluation
-from studies.recipes.runs import Run
+from studies.recipes.runs import RecipeRun
 from studies.tables.cells import Cell
 from studies.tables.table import as_markdown
 from studies.tables.table2 import table_of
 
-SAGE = [Run(Cell("A", "sage_grpo", "dual_moving", True), seed) for seed in (0, 1)]
-FLOW = [Run(Cell("A", "flow_grpo", "none", False), seed) for seed in (0, 1)]
+SAGE = [RecipeRun(Cell("A", "sage_grpo", "dual_moving", True), seed) for seed in (0, 1)]
+FLOW = [RecipeRun(Cell("A", "flow_grpo", "none", False), seed) for seed in (0, 1)]
 
 
 def evaluation(scores, *, frechet=None, **more):

@@ -122,7 +122,7 @@ def _upsampler_settings() -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ModelSettings:
     """Settings of the models, under the names of their config.json."""
 
     transformer: Mapping[str, Any] = field(default_factory=transformer_settings)
@@ -133,16 +133,18 @@ class Settings:
 
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
-    """Write a thin checkpoint of a version.
+    """Write a tiny checkpoint of a version.
 
     Each word of ``prompts`` becomes one token of the text encoder.
     """
-    settings = Settings(transformer=transformer_settings(num_heads))
+    settings = ModelSettings(transformer=transformer_settings(num_heads))
     write_checkpoint(root, [version], settings, seed=0)
     _add_words(root / "text_encoder" / "llm", prompts)
 
 
-def write_checkpoint(root: Path, versions: Iterable[str], settings: Settings, *, seed: int) -> None:
+def write_checkpoint(
+    root: Path, versions: Iterable[str], settings: ModelSettings, *, seed: int
+) -> None:
     """Write all parts in the original layout, with random weights; no layer keeps a zero
     initialization.
 
@@ -162,7 +164,7 @@ def write_checkpoint(root: Path, versions: Iterable[str], settings: Settings, *,
     )
 
 
-def write_super_resolution(root: Path, name: str, settings: Settings, *, seed: int) -> None:
+def write_super_resolution(root: Path, name: str, settings: ModelSettings, *, seed: int) -> None:
     """Add a super-resolution model with random weights, its transformer and its upsampler, to a
     checkpoint.
     """

@@ -47,7 +47,7 @@ def vae_settings() -> dict[str, Any]:
 
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
-    """Write a thin checkpoint of a version.
+    """Write a tiny checkpoint of a version.
 
     Each word of ``prompts`` becomes one token of the text encoder.
     """

@@ -61,7 +61,7 @@ def vae_settings(version: str) -> dict[str, Any]:
 
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
-    """Write a thin checkpoint of a version.
+    """Write a tiny checkpoint of a version.
 
     Each word of ``prompts`` becomes one token of the text encoder.
     """

@@ -1,6 +1,5 @@
 """The policy: gathering the adapter, and starting from a LoRA."""
 
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -14,48 +13,6 @@ from hyvideo.training.policy import Policy
 from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
-SETTINGS = {
-    "reshard_after_forward": False,
-    "dtype": "bf16",
-    "lora_rank": 3,
-    "enable_fsdp": True,
-    "batch_size": 4,
-}
-
-
-def adapter_is_unchanged(folder):
-    """Return whether the adapter has the same float32 values after a forward pass that leaves
-    weights gathered.
-    """
-    from hyvideo.distributed import mesh as ranks
-    from hyvideo.settings.command_line import load_config
-    from hyvideo.trainer import Trainer
-    from tests.distributed.test_same_run import ThresholdScorer
-
-    config = load_config(
-        "configs/smoke.yaml", output_dir=str(Path(folder)), valid_video_csv="", **SETTINGS
-    )
-    trainer = Trainer(
-        config, ranks.start(1, CPU, timeout=60), CPU, scorers={"test": ThresholdScorer(-9.0)}
-    )
-    before = trainer.run.policy.lora()
-    collector, indices = trainer.run.source, trainer.run.source.indices()
-    collector.sample(
-        1, collector.schedule, indices, trainer.run.encoder(collector.requests_of(1, indices))
-    )
-    after = trainer.run.policy.lora()
-    return all(
-        torch.equal(before[name].a, after[name].a) and after[name].a.dtype == torch.float32
-        for name in before
-    )
-
-
-@pytest.mark.slow
-def test_the_adapter_has_full_precision_while_weights_are_gathered(tmp_path):
-    assert launch("tests.training.test_policy:adapter_is_unchanged", 2, str(tmp_path)) == [
-        True,
-        True,
-    ]
 
 
 # --- starting from a LoRA -------------------------------------------------------------------------
@@ -79,12 +36,11 @@ def draw(targets=TARGETS, rank=2, alpha=4.0):
     return lora
 
 
-@pytest.mark.parametrize("rank", [2, 16])
-def test_a_fresh_adapter_has_the_variance_of_peft_and_no_effect(tiny_config, mesh, rank):
+def test_a_fresh_adapter_has_the_variance_of_peft_and_no_effect(tiny_config, mesh):
     """A is uniform in peft, by kaiming_uniform with a = sqrt(5), which has the variance 1 / (3
     inputs) at any rank.
     """
-    policy = Policy(tiny_config.with_settings(lora_rank=rank), mesh, CPU, REQUESTS)
+    policy = Policy(tiny_config.with_settings(lora_rank=2), mesh, CPU, REQUESTS)
     by_width = {}
     for pair in policy.lora().values():
         assert not pair.b.any()
@@ -140,9 +96,7 @@ def test_in_full_training_a_lora_file_is_merged_into_the_weights(tiny_config, me
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"lora_rank": 2}, "got 2 and 2, need 2 and 4"),
         ({"lora_rank": 8, "lora_alpha": 4.0}, "got 8 and 4, need 2 and 4"),
-        ({"pretrained_lora_path": "assets"}, "must be a safetensors file"),
         (
             {"pretrained_lora_path": "", "lora_rank": 2, "lora_target_modules": ["atn.to_q"]},
             "matches 'atn.to_q'",

@@ -258,12 +258,12 @@ def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
 
 def test_print_config_rejects_a_wrong_setting(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    arguments = [*SMOKE, "--output_dir", str(tmp_path / "out"), "--eta", "-1", "--print_config"]
+    arguments = [*SMOKE, "--output_dir", str(tmp_path / "out"), "--height", "33", "--print_config"]
     monkeypatch.setattr(sys, "argv", ["post_train.py", *arguments])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     assert post_train.main() == 2
     printed = capsys.readouterr()
-    assert "eta" in printed.err and "missing on this host" not in printed.out
+    assert "height" in printed.err and "missing on this host" not in printed.out
 
 
 def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path):

@@ -260,14 +260,6 @@ def test_only_the_newest_are_kept(tmp_path):
     assert names(tmp_path) == ["000004", "000006"]
 
 
-def test_an_iteration_that_is_saved_is_not_saved_again(tmp_path):
-    save(tmp_path, 2, weight=torch.tensor(1.0))
-    folder = save(tmp_path, 2, weight=torch.tensor(2.0))
-    target = {"weight": torch.tensor(0.0)}
-    checkpoint_loading.load_tensors(folder, target)
-    assert target["weight"] == 1
-
-
 def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)

@@ -54,15 +54,6 @@ def test_columns_and_rows_are_in_order(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["sheet.png"]
 
 
-def test_frames_are_in_order_from_left_to_right(tmp_path):
-    clip = plain_clip((0, 0, 50))
-    clip[:, 0] = (torch.arange(9, dtype=torch.uint8) * 20 + 40)[:, None, None]
-    before_after(tmp_path / "sheet.png", ["p"], [clip], [plain_clip(GREEN)], [""])
-    picture = pixels(tmp_path / "sheet.png")
-    starts = [where(picture, (red, 0, 50))[1].min() for red in (40, 80, 120, 160, 200)]
-    assert starts == sorted(starts) and len(set(starts)) == 5
-
-
 def test_large_frames_are_averaged_and_small_ones_are_kept(tmp_path):
     stripes = (
         (torch.arange(480) % 3 * 100).to(torch.uint8)[None, None, :, None].expand(5, 3, 480, 864)

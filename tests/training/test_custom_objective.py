@@ -1,8 +1,6 @@
 """Setting ``objective FILE.py:NAME``: checked before a run, trained with, compared on resume."""
 
-import json
 import math
-import shutil
 
 import pytest
 import torch
@@ -112,32 +110,6 @@ def trainer_of(config, mesh):
 
 
 # --- training -------------------------------------------------------------------------------------
-
-
-def test_an_objective_with_data_of_its_own_trains_on_its_videos_alone(tiny_config, mesh, tmp_path):
-    write_pairs(tmp_path / "videos")
-    csv = tmp_path / "videos" / "videos.csv"
-    csv.write_text("prompt,video\n" + "".join(f"{p},{k}a.mp4\n" for k, p in enumerate(PROMPTS)))
-    config = tiny_config.with_settings(
-        **LEVELS, objective=FINETUNING, videos_csv=[str(csv)], max_steps=1, check_reward=True
-    )
-    check(config)
-    trainer = Trainer(config, mesh, CPU)
-    before = weights(trainer)
-    trainer.train()
-    assert not all(map(torch.equal, before, weights(trainer)))
-    (line,) = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert line["finetuning/error"] > 0 and "reward/mean" not in line
-    # one forward and two backward passes for each level, and nothing to sample
-    assert line["cost/forwards"] == pytest.approx(3 * config.objective.nft_levels)
-    moved = csv.with_name("moved.csv")
-    shutil.copy(csv, moved)
-    Trainer(config.with_settings(max_steps=2, videos_csv=[str(moved)]), mesh, CPU)
-    csv.write_text("prompt,video\n" + "".join(f"{p},{k}b.mp4\n" for k, p in enumerate(PROMPTS)))
-    with pytest.raises(ValueError, match="videos_csv"):
-        Trainer(config.with_settings(max_steps=2), mesh, CPU)
 
 
 def test_a_reward_gradient_is_refused_where_it_would_be_computed_on_other_data(

@@ -169,18 +169,6 @@ def test_a_replaced_video_is_encoded_again_and_changes_the_contents(rated_videos
     assert not torch.equal(again.read(videos[1]), first.read(videos[1]))
 
 
-def test_a_video_that_changes_before_it_is_encoded_is_an_error(mesh, tmp_path):
-    """Its latents would be stored under the digest of the earlier video, and used on resume."""
-    path = write_pairs(tmp_path / "rated")
-    videos = [path.parent / "0a.mp4", path.parent / "0b.mp4"]
-    vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
-    latents = VideoLatents(tmp_path / "run", videos, vae_identity="a")
-    write_clip(videos[1], seed=99)
-    with pytest.raises(ValueError, match="0b.mp4"):
-        latents.encode(vae, mesh, size=(16, 16))
-    assert latents.files[videos[0]].is_file() and not latents.files[videos[1]].exists()
-
-
 def test_damaged_latents_are_named(rated_videos, mesh):
     videos, prepare = rated_videos
     latents = prepare(mesh)

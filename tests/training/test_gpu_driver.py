@@ -103,9 +103,3 @@ def test_a_gpu_without_expandable_segments_is_an_error_that_names_the_variable(a
     with pytest.raises(ValueError, match=message):
         check_allocator(torch.device("cuda", 1))
     check_allocator(torch.device("cpu"))
-
-
-def test_an_allocation_that_fails_for_another_reason_keeps_its_error(allocate):
-    allocate("CUDA out of memory", value="expandable_segments:True")
-    with pytest.raises(RuntimeError, match="CUDA out of memory"):
-        check_allocator(torch.device("cuda", 0))

@@ -1,11 +1,8 @@
 """Training on reference images, and conditions that are encoded before training."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from hyvideo.models.hunyuan_video15 import prompt_encoders
 from hyvideo.models.hunyuan_video15.transformer import _image_channels
 from hyvideo.trainer import Trainer
 from tests.tiny_checkpoint import write_image, write_original
@@ -112,34 +109,6 @@ def test_quoted_text_of_the_negative_prompt_is_not_encoded(config, mesh):
     )
     assert stored == ["image", "text", "text", "text"]
     assert not any(name.startswith("context_embedder_2.") for name in trainer.run.policy.trained)
-
-
-@pytest.mark.slow
-def test_precomputed_conditions_give_the_same_training_and_unload_the_encoders(
-    config, mesh, monkeypatch
-):
-    _, expected = iterations(config, mesh, 2)
-    early = config.with_settings(
-        precompute_conditions=True, output_dir=config.record.output_dir + "_early"
-    )
-    trainer, metrics = iterations(early, mesh, 2)
-    assert trainer.run.encoder._loaded == {}
-    for name in ("reward/mean", "loss/total", "grad/norm"):
-        assert [line[name] for line in metrics] == [line[name] for line in expected]
-    stored = list((Path(early.record.output_dir) / "conditions").iterdir())
-    assert sorted(path.name.split("-")[0] for path in stored) == ["image", "text", "text", "text"]
-
-    # A later run with the same folder loads no encoder.
-    def missing(*_, **__):
-        raise AssertionError("no encoder is needed")
-
-    monkeypatch.setattr(prompt_encoders.TextEncoder, "__init__", missing)
-    monkeypatch.setattr(prompt_encoders.ImageEncoder, "__init__", missing)
-    later = config.with_settings(
-        conditions_dir=str(stored[0].parent), output_dir=config.record.output_dir + "_later"
-    )
-    _, metrics = iterations(later, mesh, 1)
-    assert metrics[0]["grad/norm"] == expected[0]["grad/norm"]
 
 
 def test_the_identity_of_an_encoder_depends_on_its_weights(config, tmp_path):

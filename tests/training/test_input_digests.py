@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.data.digests import digest_code, digest_large_file
+from hyvideo.data.digests import digest_large_file
 from hyvideo.data.files import ROOT
 from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.config import Config
@@ -29,31 +29,6 @@ def change_last_bytes(file):
     content = bytearray(file.read_bytes())
     content[-8:] = bytes(byte ^ 1 for byte in content[-8:])
     file.write_bytes(content)
-
-
-def test_prompts_count_as_their_rows(tiny_config, tmp_path):
-    path = tmp_path / "prompts.csv"
-    path.write_text("prompt\na red circle moves left\na blue square moves up\n")
-    config = tiny_config.with_settings(prompts_csv=str(path))
-    before = digests(config)
-    path.write_text(
-        'prompt,note\r\na red circle moves left,1\r\n"a blue square moves up",2\r\n\r\n'
-    )
-    assert not changed_inputs(before, digests(config))
-    path.write_text("prompt\na blue square moves up\na red circle moves left\n")
-    assert changed_inputs(before, digests(config)) == ["prompts_csv"]
-
-
-@pytest.mark.parametrize(
-    "text, is_same",
-    [("x = 1  # a comment", True), ("x = 2\n", False), ("if x:\n    x = 1\n", False)],
-)
-def test_code_counts_as_its_tokens(tmp_path, text, is_same):
-    path = tmp_path / "code.py"
-    path.write_text("x = 1\n")
-    before = digest_code(path)
-    path.write_bytes(text.encode())
-    assert (digest_code(path) == before) is is_same
 
 
 def test_a_file_that_the_options_of_a_scorer_name_counts(tiny_config, tmp_path):

@@ -60,11 +60,8 @@ class Failing:
 
 PLACES = {  # the function that fails in iteration 3, and the iteration that is saved
     "rollout": (lambda trainer: (trainer.run.source, "sample"), 2),
-    "record": (lambda trainer: (trainer.run.recorder, "record"), 2),
-    "update": (lambda trainer: (trainer.run.objective, "terms"), 2),
     "validation": (lambda trainer: (trainer.validation, "videos"), 3),
     "report": (lambda trainer: (trainer, "_report"), 3),
-    "timeline": (lambda trainer: (trainer, "_write_timeline"), 3),
 }
 
 

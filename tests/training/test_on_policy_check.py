@@ -119,34 +119,6 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "settings, iteration, stops",
-    [
-        ({"gate_interval": 2}, 2, False),
-        ({"gate_interval": 2}, 3, True),
-        ({"gate_tolerance": 10.0}, 1, False),
-    ],
-)
-def test_the_interval_and_the_tolerance_of_the_check_can_be_set(
-    tiny_config, mesh, settings, iteration, stops
-):
-    trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
-    anchor_means = trainer.run.objective.prepare
-
-    def faulty(rollouts):
-        compute_in_bf16(trainer)
-        return anchor_means(rollouts)
-
-    trainer.run.objective.prepare = faulty
-    trainer.iteration = iteration
-    if stops:
-        with pytest.raises(OffPolicyError):
-            trainer.run_iteration()
-    else:
-        assert trainer.run_iteration()["policy/ratio_first_deviation"] > 1e-6
-
-
-@pytest.mark.system
 def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_config, mesh):
     config = tiny_config.with_settings(dtype="bf16", cfg_scale=2.0, grpo_sampling_steps=2)
     trainer = Trainer(config, mesh, CPU)

@@ -10,7 +10,6 @@ from hyvideo.models.loading import load_transformer, transformer_on_meta
 from hyvideo.models.lora import Form, LoraPair, save_lora
 from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
-from tests.distributed.launch import launch
 
 CPU = torch.device("cpu")
 
@@ -119,37 +118,3 @@ def test_a_lora_of_another_model_is_rejected_before_weights_are_read(tiny_config
     config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path))
     with pytest.raises(ValueError, match="blocks.1.ff.net.2 has shape"):
         check_adapter(config.model, config.optimizer)
-
-
-def start(folder, settings):
-    """Return the norms of the weights of a policy that starts from a LoRA, and whether it has its
-    adapter.
-    """
-    from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.sharded_tensors import full_tensor
-    from hyvideo.settings.command_line import load_config
-
-    flags = {"enable_fsdp": True, "batch_size": 4, "pretrained_lora_path": str(folder), **settings}
-    config = load_config("configs/smoke.yaml", valid_video_csv="", **flags)
-    policy = Policy(config, ranks.start(1, CPU, timeout=60), CPU, REQUESTS)
-    weights = {
-        name: full_tensor(tensor).norm().item()
-        for name, tensor in policy.transformer.state_dict().items()
-    }
-    return weights, policy.lora() is not None and same(policy.lora(), draw())
-
-
-@pytest.mark.slow
-def test_starting_from_a_lora_gives_the_same_weights_on_sharded_ranks(tiny_config, mesh, tmp_path):
-    save_lora(draw(), tmp_path)
-    for settings in ({"lora_rank": 2, "lora_alpha": 4.0}, {}):
-        config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), **settings)
-        single = Policy(config, mesh, CPU, REQUESTS)
-        expected = {
-            name: tensor.norm().item() for name, tensor in single.transformer.state_dict().items()
-        }
-        for weights, has_adapter in launch(
-            "tests.training.test_policy:start", 2, str(tmp_path), settings
-        ):
-            assert has_adapter == bool(settings)
-            assert weights == pytest.approx(expected)

@@ -6,14 +6,13 @@ import shutil
 import pytest
 import torch
 
-import generate
 from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
 from hyvideo.validation import contents
-from scripts import evaluate, export
+from scripts import evaluate
 from tests.shallow import SHALLOW, write_trained
 from tests.test_trainer import Redness
 
@@ -124,29 +123,6 @@ def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
         saved_policy.load(folder, torch.float32)
     model.write_text(before[0])
     sums.write_text(before[1])
-
-
-@pytest.mark.parametrize(
-    "program, what", [("export", "run"), ("generate", "run"), ("evaluate", "half of a checkpoint")]
-)
-def test_what_is_no_complete_checkpoint_is_named(runs, tmp_path, exit_code, capsys, program, what):
-    """Without a check, evaluate would use default settings and ask to download the weights of a
-    released model.
-    """
-    checkpoint = tmp_path / "run/checkpoints/000001"
-    shutil.copytree(runs["full"], checkpoint)
-    (checkpoint / "state.json").unlink()
-    message = "state.json is missing"
-    if what == "run":
-        checkpoint, message = tmp_path / "run", "a policy must be a checkpoint of a run"
-    flags = {
-        "export": ["--output_dir", tmp_path / "out"],
-        "evaluate": ["--output_dir", tmp_path / "out"],
-        "generate": ["--output_path", tmp_path / "out", "--prompt", "a red circle moves up"],
-    }
-    main = {"export": export.main, "evaluate": evaluate.main, "generate": generate.main}[program]
-    assert exit_code(main, "--checkpoint_path", checkpoint, *flags[program]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_corrupted_digests_is_named(runs, tmp_path):

@@ -15,7 +15,6 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import SetMeasure
 from hyvideo.settings import processes
-from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.validation.reward_hacking.monitor import (
@@ -185,35 +184,6 @@ def test_settings_that_prevent_monitoring_are_rejected(greedy_config):
 # --- several ranks --------------------------------------------------------------------------------
 
 
-ON_RANKS = {
-    "report_to": ["none"],
-    "log_video_interval": 0,
-    "cfg_scale": 1.0,
-    "num_updates_per_rollout": 1,
-    "mini_batch_size_per_update": 8,
-    "on_reward_hacking": "stop",
-    **VALIDATION,
-    **GREEDY,
-}
-
-
-def watched_run(folder, settings):
-    """Return this rank's metrics of the base model, and the error that ends its run."""
-    config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
-    mesh = (
-        ranks.start(config.distributed.sp_size, CPU)
-        if processes.world_size() > 1
-        else Mesh.single()
-    )
-    trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
-    numbers = trainer.validation.run(0)
-    try:
-        trainer.train()
-    except RewardHacking as error:
-        return [numbers, str(error)]
-    return [numbers, ""]
-
-
 def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path, capsys):
     """With other steps, or other prompts in the same file, videos differ for reasons other than
     training.
@@ -287,29 +257,3 @@ def test_a_broken_record_does_not_stop_any_rank(tmp_path):
     (tmp_path / "samples" / "000000" / "measures.json").write_text("")
     results = launch(f"{MODULE}:check_with_broken_records", 2, str(tmp_path), timeout=60)
     assert all(math.isnan(verdict) and shifts == [] for verdict, shifts in results)
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one_process")
-    return folder, watched_run(str(folder), {})
-
-
-@pytest.mark.slow
-def test_two_processes_measure_and_stop_like_one(tmp_path, one_process):
-    """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same
-    error.
-    """
-    folder, (expected, _) = one_process
-    (numbers, end), (others, other_end) = launch(
-        f"{MODULE}:watched_run", 2, str(tmp_path), {"sp_size": 2}
-    )
-    assert end == other_end and "the current policy was saved in" in end
-    assert latest(tmp_path) == latest(folder)
-    for name, value in expected.items():
-        assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
-        assert others[name] == numbers[name], name
-    spreads, spreads_of_one = (recorded(root, 0)["spreads"] for root in (tmp_path, folder))
-    for name, (std, count) in spreads_of_one.items():
-        assert spreads[name][1] == count
-        assert spreads[name][0] == pytest.approx(std, rel=1e-2, abs=1e-4), name

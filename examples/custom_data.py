@@ -11,8 +11,8 @@ from typing import ClassVar
 import torch
 
 from hyvideo.data.csv_files import read_rows
+from hyvideo.data.examples import Example, Examples
 from hyvideo.data.files import find_path
-from hyvideo.data.pairs import Example, Examples
 from hyvideo.data.prompts import Request
 from hyvideo.grpo.nft import mean_square
 from hyvideo.settings.sections import Section, learning

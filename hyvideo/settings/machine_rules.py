@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hyvideo.data.examples import check_images, check_latents, check_videos
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
-from hyvideo.data.pairs import check_images, check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote

@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 from pydantic import create_model, field_validator
 
 from hyvideo.data.custom_code import load_object
+from hyvideo.data.examples import Examples
 from hyvideo.data.files import parse_json
-from hyvideo.data.pairs import Examples, read_ratings, select_preferences, split_by_prompt
+from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.rewards.rewards import MAX_SCORE

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hyvideo.data.pairs import Example, Preference
+from hyvideo.data.examples import Example
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -102,9 +102,7 @@ class GivenVideos:
         )
 
 
-def videos_of(
-    examples: Sequence[Example | Preference], indices: Sequence[RolloutIndex]
-) -> list[Path]:
+def videos_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[Path]:
     """Return the video of each member; members beyond the number of videos begin again, with other
     noise.
     """

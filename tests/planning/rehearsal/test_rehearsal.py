@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
+from hyvideo.data.examples import check_videos
 from hyvideo.data.files import ROOT
-from hyvideo.data.pairs import check_videos
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.models.encoders import load_tokenizer

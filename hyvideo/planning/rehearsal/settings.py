@@ -101,7 +101,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         changes.append(
             Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU")
         )
-    if config.objective.name in ("nft", "dpo"):
+    if config.objective.name in ("nft", "dpo", "sft"):
         reason = f"velocities of random weights fail the check of {config.objective.name}"
         changes.append(Change("gate_interval", 0, reason))
     if validated:

@@ -22,8 +22,8 @@ from hyvideo.models.versions import RELEASED
 from hyvideo.planning.rehearsal import settings as rehearsal
 from hyvideo.planning.rehearsal import stand_ins
 from hyvideo.planning.rehearsal.checks import run_problems
-from hyvideo.planning.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.planning.rehearsal.stages import Stage, run_stage, stages_of
+from hyvideo.planning.rehearsal.videos import lacks_videos, write_videos
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.layout import planned_world_size
 from hyvideo.settings.rules import check
@@ -104,7 +104,7 @@ def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_size
         config.validation_sampling.size,
     )
     assert processes % config.distributed.sp_size == 0
-    assert after["max_steps"] == 1 and after["num_generations"] == 2
+    assert after["max_steps"] == 1 and after["num_generations"] == (config.objective.group_size or 2)
 
 
 def test_processes_have_the_layout_of_the_run():
@@ -265,10 +265,10 @@ def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
 @pytest.mark.parametrize("name", ["wan21_1gpu_dpo", "hunyuanvideo15_1gpu_dpo"])
 def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path, name):
     config = load_config(ROOT / "configs" / f"{name}.yaml", sample_n_frames=9, device="cpu")
-    assert lacks_pairs(config)
-    pairs = write_pairs(tmp_path / "pairs", config)
+    assert lacks_videos(config)
+    pairs = write_videos(tmp_path / "pairs", config)
     config = config.with_settings(pairs_csv=[str(pairs)])
-    assert not lacks_pairs(config)
+    assert not lacks_videos(config)
     preferences = RunInputs(config, 1).videos
     assert preferences.train and preferences.held_out
     check_videos(preferences.train, config.sampling.size)

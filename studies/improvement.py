@@ -109,7 +109,14 @@ def steps_of(
         "sample",
         [*launch, ROOT / "generate.py", *config, *source]
         + ["--valid_video_csv", *plan.settings["prompts_csv"], "--num_videos", plan.num_videos]
-        + ["--guidance_scale", guidance, "--seed", number, "--keep_latents", "true"]
+        + [
+            "--guidance_scale",
+            guidance,
+            "--seed",
+            plan.settings["seed"] + number,
+            "--keep_latents",
+            "true",
+        ]
         + ["--output_path", here / "videos"],
     )
     scored = here / "scores" / "videos.csv"

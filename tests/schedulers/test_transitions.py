@@ -1,4 +1,4 @@
-"""Tests of the four transitions: their closed forms, the marginals they keep, and their boundary
+"""Tests of the transitions: their closed forms, the marginals they keep, and their boundary
 rules.
 """
 
@@ -97,6 +97,35 @@ def test_cps_mean_recombines_the_predicted_data_and_noise(sigma, sigma_next):
     assert step.std == pytest.approx(std)
 
 
+@pytest.mark.parametrize("sigma, sigma_next", INTERIOR[:-1])
+@pytest.mark.parametrize(
+    "sde_type, diffusion", [("precise", lambda s: s / (1 - s)), ("dance_precise", lambda s: 1.0)]
+)
+def test_precise_solves_the_sde_with_frozen_data_exactly(sde_type, diffusion, sigma, sigma_next):
+    """Many small Euler-Maruyama steps of the noise part ``r = x - (1 - s) x0``, which obeys
+    ``r' = (1 - d / s - V / (2 s^2)) r + sqrt(V) noise``.
+    """
+    levels = torch.linspace(sigma, sigma_next, 200_001, dtype=torch.float64).tolist()
+    factor, variance = 1.0, 0.0
+    for s, below in zip(levels, levels[1:]):
+        noise = 0.7**2 * diffusion(s) * (s - below)
+        shrinks = 1 - (s - below) / s - noise / (2 * s**2)
+        factor, variance = factor * shrinks, variance * shrinks**2 + noise
+    x0, r = 0.4, -0.9
+    x = (1 - sigma) * x0 + r
+    step = SAMPLERS[sde_type].transition(sigma, sigma_next, 0.7, 0.9)
+    mean = step.a * x + step.b * (r / sigma - x0)
+    assert step.std == pytest.approx(math.sqrt(variance), rel=1e-4)
+    assert mean == pytest.approx((1 - sigma_next) * x0 + factor * r, rel=1e-4)
+
+
+def test_the_first_step_of_precise_is_clamped_like_that_of_sage():
+    step = SAMPLERS["precise"].transition(1.0, 0.9, 0.7, 0.9)
+    rho = 0.9 * (1 - SAGE_SIGMA_MAX) / (SAGE_SIGMA_MAX * 0.1)
+    assert step.std == pytest.approx(0.9 * math.sqrt(1 - rho**0.49))
+    assert SAMPLERS["precise"].transition(1.0, 0.998, 0.7, 0.9) == ode_transition(1.0, 0.998)
+
+
 def test_gradient_norm_is_the_mean_slope_in_standard_deviations():
     step = SAMPLERS["sage_grpo"].transition(0.8, 0.6, 0.7, 0.9)
     slope = -0.2 - step.std**2 / 2 * 0.2 / 0.8
@@ -125,11 +154,14 @@ def test_gradient_norms_of_sage_span_a_range_of_147():
 
 @pytest.mark.parametrize("num_steps", [1, 4, 20])
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
-def test_cps_keeps_the_marginals_of_a_single_data_point_for_any_number_of_steps(num_steps, eta):
+@pytest.mark.parametrize("sde_type", ["cps", "precise", "dance_precise"])
+def test_the_marginals_of_a_single_data_point_are_kept_for_any_number_of_steps(
+    sde_type, num_steps, eta
+):
     point, mean, variance = 2.0, 0.0, 1.0
     levels = shifted_levels(num_steps, 5.0)
     for sigma, sigma_next in zip(levels, levels[1:]):
-        step = SAMPLERS["cps"].transition(sigma, sigma_next, eta, levels[1])
+        step = SAMPLERS[sde_type].transition(sigma, sigma_next, eta, levels[1])
         slope, offset = 1 / sigma, -point / sigma  # v = (x - x0) / sigma
         mean = (step.a + step.b * slope) * mean + step.b * offset
         variance = (step.a + step.b * slope) ** 2 * variance + step.std**2
@@ -201,8 +233,9 @@ def test_sage_is_deterministic_just_below_the_clamp_instead_of_having_a_negative
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0])
-def test_last_step_of_cps_is_deterministic(eta):
-    steps = schedule("cps", LEVELS, eta, "stochastic")
+@pytest.mark.parametrize("sde_type", ["cps", "precise", "dance_precise"])
+def test_the_last_step_of_recombined_data_and_noise_is_deterministic(sde_type, eta):
+    steps = schedule(sde_type, LEVELS, eta, "stochastic")
     assert steps[-1] == ode_transition(LEVELS[-2], 0.0)
     assert all(step.is_stochastic for step in steps[:-1])
 

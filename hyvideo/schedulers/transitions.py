@@ -36,6 +36,8 @@ class Transition:
     a: float
     b: float
     std: float
+    # level up to which a flow map predicts the mean velocity; None: the next one
+    until: float | None = None
 
     @property
     def is_stochastic(self) -> bool:
@@ -144,6 +146,24 @@ def reference_cps_transition(
     return step if sigma_next > 0 or eta == 0 else replace(step, std=1e-12)
 
 
+def anchored_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
+    """Return a step along the path to the anchor level ``r = (1 - eta) sigma'`` and back to sigma'
+    by new noise: ``x_r = x + (r - sigma) v``, ``x' = c x_r + sqrt(sigma'^2 - (c r)^2) noise`` with
+    ``c = (1 - sigma') / (1 - r)``.
+
+    With the mean velocity of a flow map up to r, the marginals are kept for any eta. Eta 0 is the
+    ODE, and eta 1 predicts the data and adds noise. Source: arXiv:2607.00535.
+    """
+    anchor = (1 - eta) * sigma_next
+    kept = (1 - sigma_next) / (1 - anchor)
+    variance = sigma_next**2 - (kept * anchor) ** 2
+    if variance <= 0:
+        return ode_transition(sigma, sigma_next)
+    return Transition(a=kept, b=kept * (anchor - sigma), std=math.sqrt(variance), until=anchor)
+
+
 @dataclass(frozen=True, eq=False)
 class Sampler:
     """A stochastic sampler: its step and its properties."""
@@ -233,6 +253,7 @@ SAMPLERS = {
     "cps": Sampler("CPS", cps_transition, max_eta=1.0, is_normalised=False),
     "precise": Sampler("Precise", precise_transition),
     "dance_precise": Sampler("DanceGRPO, precise", dance_precise_transition),
+    "anchored": Sampler("Anchored", anchored_transition, max_eta=1.0),
 }
 # With `reference_conventions` (docs/reproduce.md).
 REFERENCE_SAMPLERS = SAMPLERS | {

@@ -59,6 +59,11 @@ EXPECTED = {
     "dance_precise": Expected(
         stds=(0.0507, 0.0529, 0.0845, 0.0000), deterministic=lambda levels: [len(levels) - 2]
     ),
+    "anchored": Expected(
+        stds=(0.9895, 0.9780, 0.7927, 0.0000),
+        marginals={"eta falling": lambda width: width},
+        deterministic=lambda levels: [len(levels) - 2],
+    ),
 }
 
 

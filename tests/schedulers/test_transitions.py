@@ -21,6 +21,7 @@ from hyvideo.schedulers.transitions import (
     shifted_levels,
 )
 from tests.schedulers.expected import EXPECTED, expected_of
+from tests.schedulers.samplers.marginals import TWO_PEAKS
 
 VARIANCES = [
     name
@@ -119,6 +120,45 @@ def test_precise_solves_the_sde_with_frozen_data_exactly(sde_type, diffusion, si
     assert mean == pytest.approx((1 - sigma_next) * x0 + factor * r, rel=1e-4)
 
 
+def test_an_anchored_step_goes_to_the_anchor_and_back_by_noise():
+    x, v, sigma, sigma_next, anchor = 0.3, -1.7, 0.8, 0.6, 0.42
+    step = SAMPLERS["anchored"].transition(sigma, sigma_next, 0.3, 0.9)
+    kept = (1 - sigma_next) / (1 - anchor)
+    assert step.until == pytest.approx(anchor)
+    assert step.a * x + step.b * v == pytest.approx(kept * (x + (anchor - sigma) * v))
+    # the noise of x_anchor, kept times, and the new noise have the variance of the level
+    assert (kept * anchor) ** 2 + step.std**2 == pytest.approx(sigma_next**2)
+    assert SAMPLERS["anchored"].transition(sigma, sigma_next, 1.0, 0.9).until == 0
+
+
+def exact_flow_map(x, sigma, end, substeps=400):
+    """Return the mean velocity of the ODE of two peaks from ``sigma`` to ``end``, by midpoint steps."""
+    levels = torch.linspace(sigma, end, substeps + 1, dtype=torch.float64).tolist()
+    moved = x
+    for level, below in zip(levels, levels[1:]):
+        middle = moved + (below - level) / 2 * TWO_PEAKS.velocity(moved, level)
+        moved = moved + (below - level) * TWO_PEAKS.velocity(middle, (level + below) / 2)
+    return (moved - x) / (end - sigma)
+
+
+def test_an_anchored_sampler_keeps_the_marginals_of_an_exact_flow_map():
+    """Wasserstein distance to the data after four steps, from 20,000 samples."""
+
+    def distance(sde_type, eta):
+        torch.manual_seed(0)
+        made = Schedule.build(sde_type, num_steps=4, shift=3.0, eta=eta)
+        x = torch.randn(20_000, dtype=torch.float64)
+        for step, sigma, end in zip(made.transitions, made.sigmas, made.ends.double() / 1000):
+            velocity = exact_flow_map(x, sigma, float(end))
+            x = step.a * x + step.b * velocity + step.std * torch.randn_like(x)
+        peaks = torch.tensor(TWO_PEAKS.means, dtype=torch.float64)[torch.arange(len(x)) % 2]
+        data = peaks + TWO_PEAKS.std * torch.randn_like(x)
+        return (x.sort().values - data.sort().values).abs().mean().item()
+
+    assert max(distance("anchored", eta) for eta in (0.3, 1.0)) < 0.02
+    assert distance("cps", 1.0) > 0.03
+
+
 def test_the_first_step_of_precise_is_clamped_like_that_of_sage():
     step = SAMPLERS["precise"].transition(1.0, 0.9, 0.7, 0.9)
     rho = 0.9 * (1 - SAGE_SIGMA_MAX) / (SAGE_SIGMA_MAX * 0.1)
@@ -154,7 +194,7 @@ def test_gradient_norms_of_sage_span_a_range_of_147():
 
 @pytest.mark.parametrize("num_steps", [1, 4, 20])
 @pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize("sde_type", ["cps", "precise", "dance_precise"])
+@pytest.mark.parametrize("sde_type", ["cps", "precise", "dance_precise", "anchored"])
 def test_the_marginals_of_a_single_data_point_are_kept_for_any_number_of_steps(
     sde_type, num_steps, eta
 ):
@@ -233,7 +273,7 @@ def test_sage_is_deterministic_just_below_the_clamp_instead_of_having_a_negative
 
 
 @pytest.mark.parametrize("eta", [0.5, 1.0])
-@pytest.mark.parametrize("sde_type", ["cps", "precise", "dance_precise"])
+@pytest.mark.parametrize("sde_type", ["cps", "precise", "dance_precise", "anchored"])
 def test_the_last_step_of_recombined_data_and_noise_is_deterministic(sde_type, eta):
     steps = schedule(sde_type, LEVELS, eta, "stochastic")
     assert steps[-1] == ode_transition(LEVELS[-2], 0.0)

@@ -104,7 +104,9 @@ def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_size
         config.validation_sampling.size,
     )
     assert processes % config.distributed.sp_size == 0
-    assert after["max_steps"] == 1 and after["num_generations"] == (config.objective.group_size or 2)
+    assert after["max_steps"] == 1 and after["num_generations"] == (
+        config.objective.group_size or 2
+    )
 
 
 def test_processes_have_the_layout_of_the_run():

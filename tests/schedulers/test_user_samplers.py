@@ -211,7 +211,7 @@ STEP_20 = "custom.py:f .* step 20 of 20 .*"
         ("return -0.1", STEP_1 + "-0.1"),
         (
             "return Transition(1.0, float('inf'), 0.1)",
-            STEP_1 + r".*got Transition\(a=1.0, b=inf, std=0.1\)",
+            STEP_1 + r".*got Transition\(a=1.0, b=inf, std=0.1, until=None\)",
         ),
         ("return (sigma - sigma_next) / sigma_next", STEP_20 + "ZeroDivisionError"),
         ("raise SystemExit", STEP_1 + "SystemExit"),

@@ -193,9 +193,7 @@ def test_differences_round_trip_bit_for_bit(tmp_path, form):
     "change, message",
     [
         ({"blocks.0.norm3.diff": torch.ones(5)}, "blocks.0.norm2.weight"),
-        ({"blocks.7.norm3.diff": torch.ones(72)}, "blocks.7.norm2.weight"),
         ({"blocks.0.norm3.diff": torch.full((72,), torch.nan)}, "blocks.0.norm3.diff"),
-        ({"blocks.0.norm3.diff_x": torch.ones(72)}, "norm3.diff_x"),
     ],
 )
 def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
@@ -205,14 +203,6 @@ def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
     save_file(tensors | changed, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=message):
         check_lora(tiny(), read_lora(tmp_path / "other.safetensors"))
-
-
-def test_differences_that_are_zero_are_ignored(tmp_path):
-    lora = draw(tiny(), alpha=2.0)
-    save_lora(lora, tmp_path, form="original")
-    zeros = {"diffusion_model.blocks.0.self_attn.norm_q.diff": torch.zeros(72)}
-    save_file(load_file(tmp_path / FILE) | zeros, tmp_path / "zero.safetensors")
-    assert_same(read_lora(tmp_path / "zero.safetensors"), lora)
 
 
 @pytest.mark.parametrize(
@@ -227,14 +217,3 @@ def test_files_of_comfyui_and_diffsynth_are_read(tmp_path, sides, alpha):
         tensors[f"{module}.alpha"] = torch.tensor(alpha)
     save_file(tensors, tmp_path / "any_name.safetensors")
     assert_same(read_lora(tmp_path / "any_name.safetensors"), lora)
-
-
-@pytest.mark.parametrize("metadata", ["[1]", '{"lora_alpha": "x"}'])
-def test_invalid_metadata_raise_an_error(tmp_path, metadata):
-    weights = {
-        "blocks.0.attn1.to_q.lora_A.weight": torch.zeros(2, 8),
-        "blocks.0.attn1.to_q.lora_B.weight": torch.ones(8, 2),
-    }
-    save_file(weights, tmp_path / "lora.safetensors", metadata={"lora_adapter_metadata": metadata})
-    with pytest.raises(ValueError, match="lora.safetensors"):
-        read_lora(tmp_path / "lora.safetensors")

@@ -3,7 +3,6 @@
 import pytest
 
 from hyvideo.data import prompts
-from hyvideo.data.prompts import PromptFiles
 from hyvideo.planning.plan import plan_lines
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.rules import check
@@ -54,18 +53,3 @@ def test_other_settings_share_the_files(tiny_config, tmp_path, files_read, monke
         request.prompt for request in changed.validated
     ] == ["c"]
     assert files_read == ["training.csv", "validation.csv"]
-
-
-def test_an_invalid_file_is_an_error_at_every_use(tmp_path):
-    (path,) = write(tmp_path, empty=[])
-    files = PromptFiles()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="at least one row"):
-            files.read([path])
-
-
-def test_a_caller_cannot_change_the_requests_of_a_file(tmp_path):
-    (path,) = write(tmp_path, training=["a"])
-    files = PromptFiles()
-    files.read([path]).clear()
-    assert len(files.read([path])) == 1

@@ -1,7 +1,6 @@
 """Parameters and FLOPs, counted on models without weights, against closed forms and real models."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -58,9 +57,8 @@ def test_flops_of_wan_are_those_of_its_matrices_and_both_attentions():
     assert count_flops(sizes, SIZE, 500) == found
 
 
-@pytest.mark.parametrize("root", ["miniature", "miniature_wan"])
-def test_counts_of_a_small_model_are_extrapolated_from_two_blocks(root, tmp_path):
-    sizes = read_architecture(ROOT / "assets" / root, "miniature")
+def test_counts_of_a_small_model_are_extrapolated_from_two_blocks():
+    sizes = read_architecture(ROOT / "assets" / "miniature_wan", "miniature")
     two, three, four = (
         count_flops(
             replace(sizes, num_layers=n, transformer={**sizes.transformer, "num_layers": n}),
@@ -77,7 +75,6 @@ def test_counts_of_a_small_model_are_extrapolated_from_two_blocks(root, tmp_path
     [
         ("480p_t2v", 25.1e6, 1_260_634_115),
         ("wan2.1_t2v_1.3b", 8.5e6, 126_892_531),
-        ("wan2.2_ti2v_5b", 18.5e6, 704_688_668),
     ],
 )
 def test_decoding_is_counted_in_a_tile(version, decode, vae):
@@ -125,20 +122,3 @@ def test_a_family_from_outside_is_counted_without_formulas():
     attention = 4 * tokens**2 * 3072 * 48
     assert count_flops(sizes, (79, 480, 848), 256).attention == pytest.approx(attention, rel=1e-3)
     assert json.loads(json.dumps(sizes.transformer)) == {"_class_name": "MochiTransformer3DModel"}
-
-
-@pytest.mark.parametrize("version", ["480p_t2v", "wan2.1_t2v_1.3b"])
-def test_no_cache_of_a_model_keeps_a_tensor_of_the_count(version):
-    """A later forward pass would compute with it, and nobody would write its results."""
-    sizes = released_sizes(version)
-    count_flops(sizes, (17, 96, 160), 7)
-    count_decoding(sizes)
-    package = f"hyvideo.models.{sizes.family}"
-    caches = [
-        value
-        for name, module in list(sys.modules.items())
-        if name.startswith(package)
-        for value in vars(module).values()
-        if hasattr(value, "cache_info")
-    ]
-    assert caches and all(cache.cache_info().currsize == 0 for cache in caches)

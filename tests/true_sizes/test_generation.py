@@ -31,10 +31,8 @@ def rgb(path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resolution, height, width", [("480p", 480, 864), ("720p", 720, 1280)])
-def test_hunyuan_video_writes_every_frame_at_its_size(
-    run, hunyuan, tmp_path, resolution, height, width
-):
+def test_hunyuan_video_writes_every_frame_at_its_size(run, hunyuan, tmp_path):
+    resolution, height, width = "720p", 720, 1280
     result = run(
         "generate",
         *(
@@ -60,11 +58,8 @@ def test_hunyuan_video_writes_every_frame_at_its_size(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "version, size, fps",
-    [("wan2.1_t2v_1.3b", (81, 480, 832), 16), ("wan2.2_ti2v_5b", (121, 704, 1280), 24)],
-)
-def test_wan_writes_every_frame_at_its_default_size(run, wan, tmp_path, version, size, fps):
+def test_wan_writes_every_frame_at_its_default_size(run, wan, tmp_path):
+    version, size, fps = "wan2.2_ti2v_5b", (121, 704, 1280), 24
     result = run(
         "generate",
         *(
@@ -106,10 +101,8 @@ def test_a_photo_of_12_megapixels_selects_the_nearest_size_and_covers_the_frame(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resolution, short, long", [("480p", 544, 720), ("720p", 832, 1104)])
-def test_a_photo_of_12_megapixels_is_the_first_frame(
-    run, hunyuan, photos, tmp_path, resolution, short, long
-):
+def test_a_photo_of_12_megapixels_is_the_first_frame(run, hunyuan, photos, tmp_path):
+    resolution, short, long = "480p", 544, 720
     frames = 33
     prompts = tmp_path / "prompts.csv"
     with prompts.open("w", newline="") as file:
@@ -152,7 +145,6 @@ def test_a_photo_of_12_megapixels_is_the_first_frame(
     [
         ("480p", (480, 848), (720, 1280)),
         ("720p", (720, 1280), (1072, 1904)),
-        ("720p", (720, 1264), (1088, 1904)),
     ],
 )
 def test_super_resolution_writes_both_sizes(run, hunyuan, tmp_path, resolution, base, refined):
@@ -183,41 +175,12 @@ def test_super_resolution_writes_both_sizes(run, hunyuan, tmp_path, resolution, 
     assert tuple(before.shape) == (9, 3, *base)
 
 
-@pytest.mark.slow
-def test_1088_lines_are_not_a_base_size_but_can_be_generated(run, hunyuan, tmp_path):
-    run(
-        "generate",
-        *("generate.py", "--model_path", hunyuan, "--resolution", "720p", "--prompt", PROMPT, *FEW),
-        *(
-            "--height",
-            1088,
-            "--width",
-            1920,
-            "--video_length",
-            9,
-            "--output_path",
-            tmp_path / "videos",
-        ),
-    )
-    settings = check_file(tmp_path / "videos" / "0000.mp4", (9, 1088, 1920), fps=24)
-    assert (settings["height"], settings["width"]) == (1088, 1920)
-
-
 # --- step caching -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "cache, version, blocks_of_cached_steps",
-    [
-        ("deepcache", "480p_t2v", 1),
-        ("teacache", "480p_t2v_distilled", 0),
-        ("taylorcache", "480p_t2v_distilled", 0),
-    ],
-)
-def test_step_caching_runs_all_blocks_at_the_documented_steps(
-    run, hunyuan, tmp_path, cache, version, blocks_of_cached_steps
-):
+def test_step_caching_runs_all_blocks_at_the_documented_steps(run, hunyuan, tmp_path):
+    cache, version, blocks_of_cached_steps = "deepcache", "480p_t2v", 1
     counts = tmp_path / "counts.json"
     result = run(
         "generate",

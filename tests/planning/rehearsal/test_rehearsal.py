@@ -306,7 +306,8 @@ def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, caps
     """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with
     --slow.
     """
-    monkeypatch.setattr(rehearse, "stages_of", lambda *arguments: list(stages_of(*arguments))[:1])
+    first = lambda *arguments: list(stages_of(*arguments))[:1]  # noqa: E731
+    monkeypatch.setattr("hyvideo.planning.rehearsal.rehearsal.stages_of", first)
     monkeypatch.setattr(sys, "executable", python())
     (tmp_path / "prompts.csv").write_text("prompt\na boat with a yellow sail\na dog runs\n")
     (tmp_path / "valid.csv").write_text("prompt\na bird\n")

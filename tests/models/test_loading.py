@@ -1,5 +1,4 @@
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -98,11 +97,6 @@ def test_a_file_that_is_not_whole_is_an_error_that_names_it(root_copy):
         load_transformer(root_copy, VERSION)
 
 
-def test_a_version_without_a_folder_is_an_error_that_names_it(root):
-    with pytest.raises(ValueError, match="720p_i2v"):
-        load_transformer(root, "720p_i2v")
-
-
 def test_a_missing_shard_raises_an_error(transformer, tmp_path):
     transformer.save_pretrained(tmp_path, max_shard_size="10MB")
     shard = min(tmp_path.glob("*.safetensors"))
@@ -152,13 +146,6 @@ def test_a_random_transformer_needs_only_a_config_and_has_no_zero_weights(root_c
     assert_same_model(load_transformer(root_copy, VERSION, random_weights_seed=1), transformer)
     other = load_transformer(root_copy, VERSION, random_weights_seed=2)
     assert not torch.equal(other.proj_out.weight, transformer.proj_out.weight)
-
-
-def test_a_random_model_is_the_same_in_both_layouts(root, tmp_path):
-    load_transformer(root, VERSION).save_pretrained(tmp_path / "transformer")
-    load_vae(root).save_pretrained(tmp_path / "vae")
-    for load in (partial(load_transformer, version=VERSION), load_vae):
-        assert_same_model(load(tmp_path, random_weights_seed=4), load(root, random_weights_seed=4))
 
 
 # --- saved weights ----------------------------------------------------------------------------

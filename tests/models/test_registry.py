@@ -13,7 +13,7 @@ from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.registry import packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, add_versions, version_defaults
-from hyvideo.settings.command_line import config_of_run, load_config, parse
+from hyvideo.settings.command_line import parse
 from hyvideo.settings.identity import code_of
 from tests.forked import ROOT
 from tests.registered import registered
@@ -68,16 +68,6 @@ def test_the_setting_registers_the_family_before_the_defaults_of_the_version(out
     assert (config.rollout.shift, config.data.fps) == (3.0, 8.0)
     files = code_of(config)["family"]  # a resumed run compares their contents
     assert {file.name for file in files} == {"__init__.py", "family.py", "versions.yaml"}
-
-
-def test_settings_of_a_run_are_read_although_the_family_was_moved(outside, tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text(f"family: {outside}\ntransformer_version: outside1\n")
-    assert load_config(file).data.fps == 8
-    file.write_text(f"family: {tmp_path / 'moved'}\ntransformer_version: outside1\nfps: 8\n")
-    assert config_of_run(file).data.fps == 8
-    with pytest.raises(ValueError, match="moved"):
-        load_config(file)
 
 
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path):

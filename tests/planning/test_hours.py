@@ -16,7 +16,6 @@ from hyvideo.planning.hours import (
     iteration_seconds,
     stage_seconds,
     training_flops,
-    training_forwards,
     validation_seconds,
     whole_run,
 )
@@ -75,12 +74,6 @@ def test_a_backward_pass_has_two_products_for_each_and_five_of_attention_for_two
         assert flops.attention == attention * forward.attention
 
 
-def test_selective_checkpointing_recomputes_all_but_attention():
-    run = planned(activation_checkpointing="selective")
-    share = run.forward.products / run.forward.total
-    assert training_forwards(run) == 3 + share and 0.3 < share < 0.5
-
-
 def test_an_iteration_is_the_sum_of_its_rollouts():
     run = planned(activation_checkpointing="full")
     passes = 2 * 40 * run.forward.total + 40 * training_flops(run).total
@@ -98,24 +91,6 @@ def test_flops_of_decoding_match_torch(frames, height, width, tile, petaflops):
     size = {"sample_n_frames": frames, "height": height, "width": width}
     run = planned(**size, vae_tile_size=tile)
     assert decode_flops(run) / 1e15 == pytest.approx(petaflops, rel=0.02)
-
-
-# Seconds of an iteration from an independent estimate with a rate for each kind of kernel.
-ESTIMATED = [
-    ("wan21_1gpu_nft", "RTX 4090", 34),
-    ("hunyuanvideo15_1gpu_24gb", "RTX 4090", 1_483),
-    ("hunyuanvideo15_1gpu", "H100", 380),
-    ("hunyuanvideo15_1gpu_dpo", "H100", 53),
-    ("hunyuanvideo15_480p_8gpu_nft", "H100", 37),
-]
-
-
-@pytest.mark.parametrize("name, gpu, seconds", ESTIMATED)
-def test_seconds_are_within_10_percent_of_an_independent_estimate(name, gpu, seconds):
-    config = load_config(f"configs/{name}.yaml")
-    sizes = released_sizes(config.model.transformer_version)
-    run = PlannedRun(config, 8 if "_8gpu" in name else 1, sizes, hardware=hardware_of(gpu))
-    assert iteration_seconds(run) == pytest.approx(seconds, rel=0.1)
 
 
 def test_a_forward_pass_is_within_15_percent_of_a_published_measurement():

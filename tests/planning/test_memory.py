@@ -98,16 +98,6 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     assert pinned_bytes(one_gpu) == {"modulation layers": 2 * 54 * 2**26}  # 48 MiB each, rounded up
 
 
-def test_without_fsdp_all_weights_are_unsharded_and_cast():
-    whole, in_float32 = (
-        memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"]
-        for dtype in ("bf16", "fp32")
-    )
-    assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.total
-    assert whole["working weights"] == 2 * RELEASED.total
-    assert in_float32["working weights"] == 0
-
-
 def test_accumulated_gradients_coexist_with_the_next_activations():
     """The simulation has one backward pass per update, a run has many."""
     single, many = (

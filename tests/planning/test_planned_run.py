@@ -18,22 +18,6 @@ def run_of(world_size, **changes):
     return PlannedRun(CONFIG.with_settings(**changes), world_size, RELEASED)
 
 
-def test_quantities_derived_from_the_shipped_config():
-    run = run_of(8)
-    assert (
-        run.plan.replicas,
-        run.num_shards,
-        run.rollouts_per_replica,
-        run.plan.num_trained_steps,
-    ) == (4, 8, 2, 20)
-    assert run.backwards_per_update == 2 * 20
-    assert (
-        run.checkpointing == "auto"
-        and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
-    )
-    assert run_of(8, dp_replicate=2).num_shards == 4
-
-
 def test_batch_sizes_and_calls_with_and_without_batching():
     apart, together = run_of(8), run_of(8, batched_forward=True)
     assert apart.samples_at_once(3) == 1

@@ -212,19 +212,6 @@ def test_reward_weights_are_a_preset_or_json(write):
         assert reward_weights(parse(["--config", write(text)]).config.reward) == weights
 
 
-def test_prompts_csv_accepts_one_or_several_files(write):
-    assert parse([]).config.data.prompts_csv == ["assets/prompts/train.csv"]
-    assert parse(
-        ["--prompts_csv", "a.csv", "b.csv", "--valid_video_csv", ""]
-    ).config.data.prompts_csv == [
-        "a.csv",
-        "b.csv",
-    ]
-    data = load_config(write("prompts_csv: a.csv\nvalid_video_csv: [b.csv, c.csv]\n")).data
-    assert (data.prompts_csv, data.valid_video_csv) == (["a.csv"], ["b.csv", "c.csv"])
-    assert load_config("configs/smoke.yaml", valid_video_csv="").data.valid_video_csv == []
-
-
 def test_scorer_options_are_a_file_or_json(write, tmp_path):
     options = {"miniature": {"path": "here"}}
     (tmp_path / "options.yaml").write_text("miniature: {path: here}\n")

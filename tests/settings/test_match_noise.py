@@ -33,23 +33,6 @@ def test_eta_is_matched_on_the_schedule_of_the_run(matched):
     check(matched)
 
 
-def test_the_shift_of_the_version_is_set_before_eta_is_matched(tiny_config):
-    changes = dict(
-        shift=None, transformer_version="720p_t2v", sde_type="cps", match_noise="sage_grpo:0.5"
-    )
-    config = tiny_config.with_settings(**changes).resolved()
-    rollout = config.rollout
-    assert rollout.shift == 9.0
-    expected = matched_eta(
-        "sage_grpo:0.5",
-        "cps",
-        num_steps=rollout.grpo_sampling_steps,
-        shift=9.0,
-        last_step=rollout.last_step,
-    )
-    assert rollout.eta == expected
-
-
 def test_a_reloaded_config_has_the_same_eta(matched, tmp_path):
     assert matched.resolved() == matched
     write_config(tmp_path, matched.flat(), device=torch.device("cpu"), world_size=1)
@@ -104,13 +87,6 @@ def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path):
     assert (sampling.eta, config.rollout.match_noise) == (0.3, "")
     _, sampling = sampling_of("--stochastic", "flow_grpo")
     assert sampling.eta == matched.rollout.eta
-
-
-def test_a_window_that_does_not_fit_is_reported_once(tiny_config):
-    settings = {"match_noise": "sage_grpo:0.5", "sde_window": "fixed:3:2"}
-    with pytest.raises(ValueError) as error:
-        check(tiny_config.with_settings(**settings).resolved())
-    assert str(error.value).count("sde_window must") == 1
 
 
 def test_more_noise_than_cps_can_add_in_a_window_raises(tiny_config):

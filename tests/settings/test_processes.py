@@ -51,25 +51,6 @@ def test_an_incomplete_environment_is_one_message(environment, changes, message)
         processes.check_environment()
 
 
-def test_post_train_exits_with_code_2_for_an_invalid_environment(
-    environment, monkeypatch, tmp_path, capsys
-):
-    import post_train
-
-    environment({"WORLD_SIZE": "2"})
-    flags = [
-        "--config",
-        "configs/smoke.yaml",
-        "--output_dir",
-        str(tmp_path / "run"),
-        "--batch_size",
-        "4",
-    ]
-    monkeypatch.setattr("sys.argv", ["post_train.py", *flags])
-    assert post_train.main() == 2
-    assert "WORLD_SIZE" in capsys.readouterr().err and not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(
     "release, used",
     [

@@ -3,11 +3,10 @@ legal.
 """
 
 import pytest
-import yaml
 from PIL import Image
 
 from hyvideo.models.versions import RELEASED
-from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, known_dimensions, scorer_class
+from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, scorer_class
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from hyvideo.settings.rules import check
@@ -259,13 +258,6 @@ def test_the_dimensions_of_a_custom_reward_have_weight_1_by_default(tiny_config,
 def test_the_registry_has_the_dimensions_of_the_classes(name):
     declared = getattr(scorer_class(name), "dimensions", DIMENSIONS)
     assert SCORERS[name].dimensions == declared
-
-
-@pytest.mark.parametrize("name", ["vlm_judge", "unified_reward", "yes_no"])
-def test_the_registry_has_the_dimensions_of_the_rubrics(name):
-    rubric = yaml.safe_load((ROOT / f"hyvideo/rewards/{name}.yaml").read_text())
-    assert SCORERS[name].dimensions == tuple(rubric["dimensions"])
-    assert known_dimensions(name, {"rubric": "own.yaml"}) is None
 
 
 # --- versions -------------------------------------------------------------------------------------

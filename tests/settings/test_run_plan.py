@@ -10,12 +10,6 @@ from hyvideo.settings.plan_text import describe
 from hyvideo.settings.sampling import parse_interval
 
 
-def test_the_plan_of_64_ranks(tiny_config):
-    config = tiny_config.with_settings(batch_size=2, num_generations=4, sp_size=2)
-    plan = make_plan(config, world_size=64)
-    assert (plan.replicas, plan.rollouts, plan.groups) == (32, 64, 16)
-
-
 def test_the_plan_reports_whether_the_clip_can_bind(tiny_config):
     assert not make_plan(tiny_config).clip_can_bind
     twice = tiny_config.with_settings(num_updates_per_rollout=2)

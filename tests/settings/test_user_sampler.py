@@ -9,7 +9,7 @@ import pytest
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.command_line import load_config, parse
-from hyvideo.settings.identity import changed_settings, code_of
+from hyvideo.settings.identity import code_of
 from hyvideo.settings.rules import check, check_evaluation, check_sampling
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_setup import agree_on_sampler
@@ -29,8 +29,6 @@ cps = Sampler("Own CPS", SAMPLERS["cps"].step, max_eta=1.0, is_normalised=False)
 broken = lambda sigma, sigma_next, eta, sigma_after_first: 1 / sigma_next
 counter = itertools.count(1)
 drifts = lambda sigma, sigma_next, eta, sigma_after_first: 0.1 * next(counter)
-large_a = lambda sigma, sigma_next, eta, sigma_after_first: Transition(10**400, 1, 1)
-vanishes = lambda sigma, sigma_next, eta, sigma_after_first: 1e-300
 def interrupted(*levels): raise KeyboardInterrupt
 late = lambda sigma, sigma_next, eta, sigma_after_first: eta if sigma_next < 0.1 or sigma > 0.9 else float("nan")
 """
@@ -60,8 +58,6 @@ def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path):
         ("broken", 0.5, "my.py:broken"),
         ("late", 0.5, "my.py:late"),
         ("drifts", 0.5, "my.py:drifts"),
-        ("large_a", 0.5, "my.py:large_a"),
-        ("vanishes", 0.5, "my.py:vanishes"),
         ("interrupted", 0.5, "my.py:interrupted"),
         ("cps", 1.5, "eta .*my.py:cps"),
     ],
@@ -121,16 +117,6 @@ def test_the_code_of_a_run_includes_the_sampler_file(file, tiny_config):
     assert "sde_type" not in code_of(tiny_config)
 
 
-def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
-    before, now = (
-        tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps")
-    )
-    assert list(changed_settings(before, now, same_rollouts=True).affecting_learning) == [
-        "sde_type"
-    ]
-    assert not changed_settings(now, now, same_rollouts=True).affecting_learning
-
-
 @pytest.mark.system
 def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(
     file, tiny_config, mesh
@@ -170,6 +156,3 @@ def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
         f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py")
     )
     assert first == second and "rank.py:rank in step 1 must be the same on all ranks" in first
-
-
-# --- studies -----------------------------------------------------------------------------------

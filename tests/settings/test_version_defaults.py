@@ -120,12 +120,6 @@ def test_a_given_value_wins_over_the_version(tmp_path):
     assert (sampling.frames, *found) == (9, 4.0, 2.0, 7, "")
 
 
-def test_without_guidance_the_negative_prompt_is_not_encoded(tmp_path):
-    path = own_yaml(tmp_path, WAN, cfg_scale=1, prompts_csv="assets/miniature/prompts/smoke.csv")
-    config = load_config(path, num_generations=2)
-    assert config.data.negative_prompt and not config.negative_requests
-
-
 def test_the_guided_anchor_of_a_shipped_recipe_is_the_guided_base_model_of_generate():
     """The anchor is sampled with the negative prompt of the model's authors, which generate.py also
     uses.
@@ -140,17 +134,6 @@ def test_config_yaml_of_a_run_contains_the_values_that_it_used(tmp_path):
     config = load_config(own_yaml(tmp_path, WAN), reward_weights='{"VQ": 1}')
     write_config(tmp_path, config.flat(), torch.device("cpu"), world_size=1)
     assert parse(["--config", str(tmp_path / "config.yaml")]).config == config
-
-
-# Values that differ from the defaults of the version.
-OTHER_VALUES = {"fps": 24.0, "vae_dtype": "fp16", "negative_prompt": "", "validation_steps": 40}
-
-
-def test_a_run_with_other_values_than_its_version_resumes_with_its_config_yaml(tmp_path):
-    saved = Config.of_version(WAN).with_settings(**OTHER_VALUES).flat()
-    write_config(tmp_path, saved, torch.device("cpu"), world_size=1)
-    now = parse(["--config", str(tmp_path / "config.yaml")]).config
-    assert changed_settings(saved, now.flat(), same_rollouts=True) == ({}, {})
 
 
 def test_a_setting_missing_in_a_checkpoint_had_the_default_of_the_version():

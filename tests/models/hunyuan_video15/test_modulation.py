@@ -3,7 +3,6 @@ frozen.
 """
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -122,30 +121,3 @@ def test_a_run_has_the_same_metrics(tiny_config, mesh, tmp_path):
         )
     assert json.dumps(found[0]) == json.dumps(found[1])  # NaN is equal to NaN
     assert found[0]["grad/norm"] > 0
-
-
-def test_the_planner_leaves_frozen_modulation_layers_out():
-    from hyvideo.models.sizes import released_sizes
-    from hyvideo.planning.persistent import modulation_bytes, parameter_bytes, trained_bytes
-    from tests.planning.simulated import LORA, simulated
-
-    lora = simulated(1, enable_fsdp=False, **LORA)
-    trained = lora.with_settings(lora_target_modules=[r"norm1\.linear"])
-    assert lora.caches_modulation and not trained.caches_modulation
-    saved = parameter_bytes(trained) - parameter_bytes(lora)
-    saved -= trained_bytes(trained) - trained_bytes(lora)  # of the adapters
-    assert saved == 2 * 54 * 2 * 6 * 2048 * 2049
-    assert modulation_bytes(lora) == 20 * 54 * 12 * 2048 * 2 and modulation_bytes(trained) == 0
-    assert (
-        modulation_bytes(lora.with_settings(objective="nft", nft_levels=30))
-        == 30 * 54 * 12 * 2048 * 2
-    )
-    flow_map = replace(lora, architecture=released_sizes("480p_i2v_step_distilled"))
-    # each noise level has two more timesteps, of the derivative
-    assert (
-        modulation_bytes(flow_map.with_settings(objective="nft", nft_levels=30))
-        == 3 * 30 * 54 * 12 * 2048 * 2
-    )
-    sharded = simulated(8, **LORA)
-    assert not sharded.caches_modulation and replace(sharded, world_size=1).caches_modulation
-    assert not simulated(1, enable_fsdp=False).caches_modulation

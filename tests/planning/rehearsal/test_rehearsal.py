@@ -12,7 +12,6 @@ import torch
 
 from hyvideo.data.files import ROOT
 from hyvideo.data.pairs import check_videos
-from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.models.encoders import load_tokenizer
 from hyvideo.models.family import families
@@ -112,42 +111,6 @@ def test_processes_have_the_layout_of_the_run():
     assert rehearsal.processes_of(config) == 4  # two copies of two shards
     assert rehearsal.processes_of(config.with_settings(dp_replicate=1)) == 2
     assert rehearsal.processes_of(config.with_settings(dp_replicate=1, sp_size=4)) == 8
-
-
-@pytest.mark.parametrize("updates, batch_size", [(1, 8), (3, 1)])
-def test_batches_of_two_rollouts_form_whole_groups_for_every_update(updates, batch_size, tmp_path):
-    config = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", batch_size=batch_size)
-    config = config.with_settings(num_updates_per_rollout=updates, update_ref_model_step=6)
-    config = config.with_settings(num_generations=4, gradient_accumulation_steps=6)
-    processes, small = rehearsed(config, tmp_path)
-    check(small, processes, on_this_machine=False)
-    assert small.rollout.gradient_accumulation_steps == rehearsal.NUM_BATCHES
-    assert small.rollout.batch_size <= 2 * updates
-
-
-def test_validation_has_the_longest_prompt_and_one_with_quoted_text():
-    requests = [
-        Request("short"),
-        Request('a sign says "hello"'),
-        Request("the longest prompt of all of them"),
-    ]
-    assert rehearsal.validation_requests(requests) == [requests[2], requests[1]]
-    assert rehearsal.validation_requests(requests[:1]) == requests[:1]
-
-
-def test_options_of_scorers_are_kept_and_their_folders_are_those_of_the_thin_models(tmp_path):
-    options = {"videoalign": {"path": "/real", "batch_size": 2}, "my.py:Reward": {"scale": 3}}
-    config = load_config(
-        ROOT / "configs" / "wan21_1gpu_nft.yaml",
-        reward_model=["videoalign", "my.py:Reward"],
-        reward_config=json.dumps(options),
-    )
-    (tmp_path / "rewards" / "videoalign").mkdir(parents=True)
-    _, small = rehearsed(config, tmp_path)
-    found = json.loads(small.reward.reward_config)
-    assert found["videoalign"]["path"] == str(tmp_path / "rewards" / "videoalign")
-    assert found["videoalign"]["batch_size"] == 2
-    assert found["my.py:Reward"] == {"scale": 3}
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -281,15 +244,6 @@ def test_a_stopped_rehearsal_ends_its_stage(tmp_path):
     assert ended.value.code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_a_number_of_gpus_that_nobody_has_is_refused(tmp_path, capsys):
-    config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
-    flags = ["--config", config, "--rehearsal_dir", str(tmp_path / "new"), "--world_size", "0"]
-    with pytest.raises(SystemExit) as refused:
-        rehearse.main(flags)
-    assert refused.value.code == 2
-    assert "--world_size" in capsys.readouterr().err
 
 
 def test_a_used_folder_is_refused(tmp_path, capsys):

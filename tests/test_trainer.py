@@ -229,14 +229,6 @@ def test_steps_outside_the_guidance_interval_cost_one_branch_in_rollout_update_a
         ("stepwise", "log_ratio"),
         ("dual_moving", "log_ratio"),
         ("dual_moving", "gaussian"),
-    ]
-    + [
-        pytest.param(name, "log_ratio", marks=pytest.mark.slow)
-        for name in ("fixed", "moving", "dual_fixed")
-    ]
-    + [
-        pytest.param(name, "gaussian", marks=pytest.mark.slow)
-        for name in ("stepwise", "dual_fixed")
     ],
 )
 def test_every_kl_strategy_trains(tiny_config, mesh, strategy, kl_velocity):

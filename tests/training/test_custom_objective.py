@@ -9,13 +9,11 @@ from hyvideo.settings.identity import code_of
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
-from tests.rated_pairs import PROMPTS, write_pairs
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness, weights
 
 CPU = torch.device("cpu")
 EXAMPLE = f"{ROOT}/examples/custom_objective.py:WeightedRegression"
-FINETUNING = f"{ROOT}/examples/custom_data.py:Finetuning"
 LEVELS = {"nft_levels": 2, "eta": 0.0, "learning_rate": 1e-3}
 TEXT = """
 from typing import ClassVar
@@ -115,26 +113,12 @@ def trainer_of(config, mesh):
 def test_a_reward_gradient_is_refused_where_it_would_be_computed_on_other_data(
     tiny_config, mesh, tmp_path
 ):
-    write_pairs(tmp_path / "videos")
-    csv = tmp_path / "videos" / "videos.csv"
-    csv.write_text("prompt,video\n" + "".join(f"{p},{k}a.mp4\n" for k, p in enumerate(PROMPTS)))
     changes = LEVELS | {"reward_gradient_weight": 0.1}
-    config = tiny_config.with_settings(**changes, objective=FINETUNING, videos_csv=[str(csv)])
-    with pytest.raises(ValueError, match="reward_gradient_weight"):
-        check(config)
     file = tmp_path / "mine.py"
     file.write_text(f"{TEXT}\nclass Collects(Mine):\n    collect = lambda *_: None\n")
     config = tiny_config.with_settings(**changes, objective=f"{file}:Collects")
     with pytest.raises(ValueError, match="reward_gradient_weight .* `collect`"):
         Trainer(check(config).config, mesh, CPU)
-
-
-def test_a_missing_video_is_named_before_models_are_loaded(tiny_config, tmp_path):
-    csv = tmp_path / "videos.csv"
-    csv.write_text("prompt,video\na red circle,absent.mp4\n")
-    config = tiny_config.with_settings(**LEVELS, objective=FINETUNING, videos_csv=[str(csv)])
-    with pytest.raises(ValueError, match="absent.mp4"):
-        check(config)
 
 
 def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mesh):

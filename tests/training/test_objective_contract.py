@@ -20,6 +20,7 @@ from tests.test_trainer import CPU, weights, without_times
 from tests.training.test_reward_gradient import Contrast
 
 LEVELS = {"eta": 0.0, "nft_levels": 2}
+SFT = {"kl_strategy": "none", "nft_levels": 2, "num_generations": 1}
 SETTINGS = {
     "pretrained_model_root": SHALLOW,
     "reward_weights": '{"VQ": 0.5, "MQ": 2}',
@@ -62,7 +63,8 @@ OBJECTIVES = {
         "anchor_cfg_scale": 3.0,
     },
     "regression": {"objective": f"{ROOT}/examples/custom_objective.py:WeightedRegression"} | LEVELS,
-    "finetuning": {"objective": f"{ROOT}/examples/custom_data.py:Finetuning"} | LEVELS,
+    "sft": SFT | {"objective": "sft"},
+    "captioned": SFT | {"objective": f"{ROOT}/examples/custom_data.py:Captioned"},
 }
 
 
@@ -71,8 +73,10 @@ def trainer_of(name, folder, mesh, **changes):
     settings = SETTINGS | OBJECTIVES[name]
     if name == "dpo":
         settings |= {"pairs_csv": [str(folder / "videos" / "pairs.csv")]}
-    if name == "finetuning":
+    if name == "sft":
         settings |= {"videos_csv": [str(folder / "videos" / "videos.csv")]}
+    if name == "captioned":
+        settings |= {"captioned_folders": [str(folder / "videos")]}
     settings |= {"output_dir": str(folder / name)} | changes
     config = load_config("configs/smoke.yaml", num_updates_per_rollout=1).with_settings(**settings)
     check(config, mesh.world_size)
@@ -81,11 +85,13 @@ def trainer_of(name, folder, mesh, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with rated pairs and with videos."""
+    """A folder with rated pairs, videos and captions."""
     folder = tmp_path_factory.mktemp("objectives")
     pairs = write_pairs(folder / "videos")
     rows = "".join(f"{prompt},{row}a.mp4\n" for row, prompt in enumerate(PROMPTS))
     pairs.with_name("videos.csv").write_text(f"prompt,video\n{rows}")
+    for row, prompt in enumerate(PROMPTS):
+        pairs.with_name(f"{row}a.txt").write_text(prompt)
     return folder
 
 

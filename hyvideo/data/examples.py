@@ -21,6 +21,9 @@ from hyvideo.data.text import quote
 COLUMNS = ("prompt", "video")
 OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
 KEEP = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+# in the folder of scripts.rate
+VIDEOS_FILE = "videos.csv"
+PAIRS_FILE = "pairs.csv"
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
 # the tensor in this file; the digest of the video in its metadata
 LATENTS_KEY = "latents"
@@ -71,6 +74,23 @@ class Examples:
         numbers = {video: number for number, video in enumerate(self.videos)}
         order = [[numbers[video] for video in example.videos] for example in self.all]
         return digest_of(requests, order, [example.weight for example in self.all])
+
+
+def file_in_study(path: str, name: str, setting: str) -> str:
+    """Return the path of a CSV; for the folder of a study, that of its file ``name``.
+
+    Raises ValueError, naming the ``setting``, for a folder without this file.
+    """
+    if not os.path.isdir(path):
+        return path
+    file = os.path.join(path, name)
+    if not os.path.isfile(file):
+        raise ValueError(
+            f"{setting} must be a CSV file or the folder of a study with {name}, which "
+            f"scripts.rate writes, got {quote(path)} without it; rate its videos, or give a CSV "
+            "file"
+        )
+    return file
 
 
 def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:

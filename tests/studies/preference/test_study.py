@@ -15,7 +15,7 @@ from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.training.video_latents import write_latents
 from studies.preference.study import DATE, design, make_study
 from tests.full_size import copy_distinct, write_full_size
-from tests.studies.preference.conftest import METHODS, PROMPTS, write_folder
+from tests.studies.preference.conftest import METHODS, PROMPTS, clips_in, write_folder
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 
@@ -76,7 +76,7 @@ def test_latents_beside_the_videos_are_copied_with_them(folders, tmp_path):
     methods = {name: shutil.copytree(folders[name], tmp_path / name) for name in METHODS[:2]}
     for folder in methods.values():
         write_latents(folder / "clip_0.mp4", torch.ones(2, 3, 4, 5))
-    make_study(tmp_path / "study", methods, [], raters=1, checks=0)
+    make_study(tmp_path / "study", clips_in(methods), raters=1, checks=0)
     copies = sorted((tmp_path / "study/videos").glob("*.safetensors"))
     assert len(copies) == 2 and {path.stat().st_mtime for path in copies} == {DATE}
     for path in copies:
@@ -123,7 +123,7 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
                 packet.stream = stream
                 target.mux(packet)
     assert METHODS[1].encode() in marked.read_bytes()
-    make_study(tmp_path / "study", methods, [], raters=4, pairs=8, checks=0, seed=0)
+    make_study(tmp_path / "study", clips_in(methods), raters=4, pairs=8, checks=0, seed=0)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     sources = {
         pair[side]: pair["sources"][number]
@@ -141,7 +141,7 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
 
 
 def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):
-    make_study(tmp_path / "other", folders, [], raters=4, pairs=8, checks=0)
+    make_study(tmp_path / "other", clips_in(folders), raters=4, pairs=8, checks=0)
     other = json.loads((tmp_path / "other/study.json").read_text())
     assert not set(other["raters"]) & set(study.raters)
     orders = [
@@ -157,13 +157,13 @@ def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):
 def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
     fewer = write_folder(tmp_path / "fewer", ["a star", "a dog", "a red circle"], name="x{}")
     sizes = {"raters": 1, "pairs": 2, "checks": 0}
-    make_study(tmp_path / "study", {"ours": folders[METHODS[0]], "fewer": fewer}, [], **sizes)
+    make_study(tmp_path / "study", clips_in({"ours": folders[METHODS[0]], "fewer": fewer}), **sizes)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     assert {pair["prompt"] for pair in pairs} == {"a star", "a red circle"}
     strange = write_folder(tmp_path / "strange", ["a dog"])
     for given in ({"ours": folders[METHODS[0]], "strange": strange}, {"ours": fewer}):
         with pytest.raises(ValueError, match=f"for {len(given)} methods with"):
-            make_study(tmp_path / "none", given, [], **sizes)
+            make_study(tmp_path / "none", clips_in(given), **sizes)
     assert not (tmp_path / "none").exists()
 
 
@@ -186,7 +186,7 @@ def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_co
                 packet.stream = stream
                 target.mux(packet)
         (folder / "1.mp4").unlink()
-    make_study(tmp_path / "study", methods, [], raters=2, pairs=6, checks=1)
+    make_study(tmp_path / "study", clips_in(methods), raters=2, pairs=6, checks=1)
     files = [*(tmp_path / "study/videos").iterdir()]
     assert len(files) == 6 and {read_header(file) for file in files} == {read_header(clip)}
     assert (

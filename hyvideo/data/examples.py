@@ -109,7 +109,7 @@ def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
         for number, row in enumerate(rows, start=1):
             place = f"row {number} of {path}"
             check_columns(row, COLUMNS, "videos_csv", path)
-            if "keep" in row and not _keep(row["keep"], place):
+            if "keep" in row and not parse_keep(row["keep"], place):
                 continue
             request = request_of(row, path, "videos_csv", place)
             video = existing_video(path, row["video"], "video", place)
@@ -147,7 +147,8 @@ def _best(examples: Sequence[Example], scores: dict[int, float], fraction: float
     return kept
 
 
-def _keep(text: str, place: str) -> bool:
+def parse_keep(text: str, place: str) -> bool:
+    """Return whether a cell of the column `keep` keeps its video. Raises ValueError, naming the row."""
     answer = text.strip().casefold()
     if answer not in KEEP:
         raise ValueError(

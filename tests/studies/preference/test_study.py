@@ -13,7 +13,7 @@ from hyvideo.data.examples import Example, check_latents
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.training.video_latents import write_latents
-from studies.preference.study import DATE, design, make_study
+from studies.preference.study import DATE, design, make_study, two_sides
 from tests.full_size import copy_distinct, write_full_size
 from tests.studies.preference.conftest import METHODS, PROMPTS, clips_in, write_folder
 
@@ -192,3 +192,21 @@ def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_co
     assert (
         sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)
     ) == is_copied
+
+
+def test_videos_of_a_prompt_and_first_frame_are_compared_two_by_two(tmp_path):
+    folder = write_folder(tmp_path / "made", ["a star"] * 5 + ["a dog"])
+    for number in (0, 3):
+        path = folder / f"clip_{number}.json"
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"image": str(tmp_path / "a.png")})
+        )
+    sides = two_sides(folder, [])
+    pairs = [
+        (sides["even"][unit].path.stem, sides["odd"][unit].path.stem) for unit in sides["even"]
+    ]
+    assert pairs == [("clip_0", "clip_3"), ("clip_1", "clip_2")]
+    make_study(tmp_path / "study", sides, raters=1, pairs=2, checks=0)
+    key = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
+    images = {pair["unit"]: pair.get("ref_image_path") for pair in key}
+    assert images == {0: str(tmp_path / "a.png"), 1: None}

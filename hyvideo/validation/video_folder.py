@@ -4,7 +4,7 @@ prompts CSV.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
 
 
 def write_videos_csv(
-    path: Path, clips: list[Clip], column: str, values: list[float | str | None]
+    path: Path, clips: list[Clip], column: str, values: Sequence[float | str | None]
 ) -> None:
     """Write the CSV file of videos that objective sft reads, with a column `score` or `keep`; videos
     whose value is None are left out. Paths are relative to the folder of the CSV.

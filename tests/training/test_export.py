@@ -170,6 +170,29 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
         assert all(torch.equal(read_lora(tmp_path / form)[name].b, pair.b) for name in lora)
 
 
+def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, exit_code, capsys):
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(2, 32), torch.ones(32, 2), 2.0)}
+    save_lora(lora, tmp_path / "lora")
+
+    def printed(out, *flags):
+        words = ["--model_path", root, "--out", tmp_path / out, *flags]
+        assert exit_code(export.main, *words) == 0
+        return capsys.readouterr().out
+
+    given = ("--lora_path", tmp_path / "lora")
+    text = printed("a", *given)
+    assert f'load_lora_adapter("{tmp_path}/a", prefix=None' in text
+    assert f"{tmp_path}/lora/pytorch_lora_weights.safetensors is the same file" in text
+    text = printed("b", *given, "--form", "original")
+    assert f'load_lora_adapter("{tmp_path}/b"' in text and "same file" not in text
+    assert f'PeftModel.from_pretrained(pipeline.transformer, "{tmp_path}/c")' in printed(
+        "c", *given, "--form", "peft"
+    )
+    assert f'HunyuanVideo15Transformer3DModel.from_pretrained("{tmp_path}/d/transformer"' in (
+        printed("d", "--checkpoint_path", policy[1])
+    )
+
+
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
     """Merging it into bf16 weights would silently lose most of it."""
     name = "transformer_blocks.0.attn.to_q"

@@ -359,6 +359,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "scripts.benchmark_videos": "needs the official prompts or results",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preference_study": "needs raters",
+    "scripts.rate": "needs a person",
     "scripts.rehearse": "takes minutes, tests/planning/rehearsal runs it",
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",

@@ -120,12 +120,11 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
     assert_same(load_transformer(tmp_path / "merged", None), expected)
 
 
-def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
+def test_the_call_in_the_docs_applies_the_lora_of_a_checkpoint(root, tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs/export.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
-    save_lora(lora, tmp_path / "lora", form="peft")
-    assert run("--lora_path", tmp_path / "lora", out="outputs/exported_lora")[0] == 0
+    save_lora(lora, tmp_path / "outputs/run/checkpoints/000030/lora")
     monkeypatch.chdir(tmp_path)
     loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION, lora=lora)
     eval(f"loaded.{call}", {"loaded": loaded})

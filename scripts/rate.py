@@ -17,6 +17,7 @@ from pathlib import Path
 from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.data.files import find_path
 from hyvideo.data.text import quote
+from hyvideo.generation import flags as generation
 
 
 def make_parser() -> Parser:
@@ -106,8 +107,18 @@ def rate(options: argparse.Namespace, flags: list[str]) -> None:
         own_videos.rate_pairs(plan, folder, address)
 
 
+def read_arguments() -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags of this program, and those of generate.py, which are needed to sample."""
+    parser = make_parser()
+    options, flags = parser.parse_known_args()
+    if not options.prompts_csv or options.videos:
+        return parser.parse_args(), []
+    generation.parse(__doc__, [*flags, "--prompt", "checks the flags before hours of sampling"])
+    return options, flags
+
+
 def main() -> int:
-    options, flags = make_parser().parse_known_args()
+    options, flags = read_arguments()
     with exit_on_error("rate.py", (ValueError, OSError, OverflowError, sqlite3.Error)):
         rate(options, flags)
     return 0

@@ -15,7 +15,7 @@ from secrets import token_urlsafe
 import uvicorn
 
 from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE
-from hyvideo.data.files import ROOT, folder_problem, publish, read_json
+from hyvideo.data.files import ROOT, folder_problem, make_folder, publish, read_json
 from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.text import quote
@@ -69,7 +69,7 @@ class Address:
 
 
 def continued(given: Plan, folder: Path) -> Plan:
-    """Return the plan of a folder, and record it in a new one. Raises ValueError for another plan
+    """Return the plan of a folder, in a new one the given plan. Raises ValueError for another plan
     than that of the folder, and for one that cannot be carried out.
     """
     file = folder / PLAN
@@ -84,9 +84,13 @@ def continued(given: Plan, folder: Path) -> Plan:
             "name the folder alone to continue, or choose another folder"
         )
     check(given)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(file, asdict(given))
     return given
+
+
+def record(plan: Plan, folder: Path) -> None:
+    """Record the plan of a folder whose videos can be rated; before, another command may replace it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / PLAN, asdict(plan))
 
 
 def check(plan: Plan) -> None:
@@ -150,6 +154,7 @@ def rate_pairs(plan: Plan, folder: Path, address: Address) -> None:
             pairs=len(methods["even"]),
             checks=plan.checks,
         )
+    record(plan, folder)
     study = rating.Study(folder)
     study.require_videos()
     key = read_key(study)
@@ -212,7 +217,9 @@ def rate_single(plan: Plan, folder: Path, address: Address) -> None:
     path = folder / VIDEOS_FILE
     if not path.is_file():
         clips = find_clips(videos_of(plan, folder), plan.requests)
+        make_folder(folder)
         write_videos_csv(path, clips, "keep", [""] * len(clips))
+    record(plan, folder)
     kept = keeping.Keeping(path)
 
     def end() -> None:

@@ -176,12 +176,15 @@ def test_wrong_flags_are_named_before_anything_is_sampled(videos, tmp_path, exit
         (["--videos", single], "--num_videos"),
         (["--prompts_csv", prompts, "--num_videos", "1"], "--num_videos"),
         (["--prompts_csv", prompts, "--raters", "0"], "--raters"),
+        (["--prompts_csv", prompts, "--rater", "2"], "--rater"),
+        (["--videos", videos, "--seed", "2"], "--seed"),
         (["--videos", videos, "--questions", "A"], "--questions"),
         (["--videos", videos, "--keep", "true", "--checks", "1"], "--checks"),
     ]
     for number, (words, name) in enumerate(wrong):
         assert exit_code(rate.main, tmp_path / f"study{number}", *words) == 2
         assert name in capsys.readouterr().err
+    assert not list(tmp_path.glob("study*"))
     assert exit_code(rate.main, prompts) == 2
     assert str(prompts) in capsys.readouterr().err
 

@@ -181,9 +181,9 @@ def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, 
     given = ("--lora_path", tmp_path / "lora")
     text = printed("a", *given)
     assert f'load_lora_adapter("{tmp_path}/a", prefix=None' in text
-    assert f"{tmp_path}/lora/pytorch_lora_weights.safetensors is the same file" in text
+    assert f"{tmp_path}/lora/pytorch_lora_weights.safetensors has the same content" in text
     text = printed("b", *given, "--form", "original")
-    assert f'load_lora_adapter("{tmp_path}/b"' in text and "same file" not in text
+    assert f'load_lora_adapter("{tmp_path}/b"' in text and "same content" not in text
     assert f'PeftModel.from_pretrained(pipeline.transformer, "{tmp_path}/c")' in printed(
         "c", *given, "--form", "peft"
     )

@@ -156,34 +156,11 @@ def test_sampled_frames_are_evenly_spaced():
         )
 
 
-def test_only_sampled_frames_affect_the_score(folder):
-    scorer, video = ClipScorer(folder), CLIPS[0].clone()
-    unseen = sorted(set(range(len(video))) - set(frame_indices(len(video))))
-    before = scorer.score([video], PROMPTS[:1], fps=8)
-    video[unseen] = 0
-    assert scorer.score([video], PROMPTS[:1], fps=8) == before
-    video[0] = 0
-    assert scorer.score([video], PROMPTS[:1], fps=8) != before
-
-
 def test_long_prompts_are_truncated_at_77_tokens(folder):
     scorer = ClipScorer(folder)
     long = "x" * 200
     first, other, shorter = scorer.score([CLIPS[0]] * 3, [long, long + " red", long[:40]], fps=8)
     assert len(scorer._tokens(long)) == 77 and first == other != shorter
-
-
-@pytest.mark.parametrize(
-    "videos, prompts, message",
-    [
-        ([CLIPS[0].float()], ["a"], "uint8 tensor"),
-        ([CLIPS[0]], [], "every video needs one prompt"),
-        ([CLIPS[0]], ["a <|endoftext|> b"], "reserved text"),
-    ],
-)
-def test_invalid_input_is_rejected(folder, videos, prompts, message):
-    with pytest.raises(ValueError, match=message):
-        ClipScorer(folder).score(videos, prompts, fps=8)
 
 
 def test_check_prompts_rejects_reserved_text(folder):
@@ -229,22 +206,10 @@ def drop_a_tensor(folder):
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def truncate(folder):
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
-
-
-def rename_model(folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"model_type": "siglip"}))
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         (drop_a_tensor, "visual_projection.weight"),
-        (truncate, "copy"),
-        (rename_model, "model_type is 'siglip'"),
         (lambda folder: (folder / "merges.txt").unlink(), "no tokenizer could be read from .*copy"),
     ],
 )

@@ -196,22 +196,6 @@ def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(
     assert not server.requests and "animals" in (tmp_path / "in.csv").read_text()
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--rewrite_url http://127.0.0.1/v1", "--rewrite_url"),
-        ("--rewrite", "--rewrite needs a model and a url"),
-        (
-            "--rewrite --rewrite_prompt_file /nowhere",
-            "--rewrite_prompt_file: file not found: /nowhere",
-        ),
-    ],
-)
-def test_invalid_flags_are_rejected_before_anything_is_sent(capsys, monkeypatch, flags, message):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert message in run(capsys, "--prompt", "a", *flags.split())
-
-
 def test_an_answer_that_repeats_the_api_key_is_not_stored(endpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("A_KEY", "sk-Zq8Xw3Lm7Tb2")
     server = endpoint(lambda request, _: completion("a cat with the key sk-Zq8Xw3Lm7Tb2"))

@@ -29,13 +29,6 @@ def test_the_better_video_wins_as_often_as_the_logistic_says():
     assert rated == rate(rewards, 2000, seed=0) != rate(rewards, 2000, seed=1)
 
 
-def test_no_pair_is_rated_twice_and_too_many_are_an_error():
-    rewards = {"p": {"a.mp4": 1.0, "b.mp4": 1.1, "c.mp4": 1.2}}
-    assert len({frozenset(row[1:3]) for row in rate(rewards, 3, seed=0)}) == 3
-    with pytest.raises(ValueError, match="--pairs"):
-        rate(rewards, 4, seed=0)
-
-
 def test_unusable_videos_and_counts_keep_earlier_ratings(tmp_path, exit_code, capsys):
     (tmp_path / "pairs.csv").write_text("earlier")
     assert exit_code(simulated_study.main, tmp_path) == 2

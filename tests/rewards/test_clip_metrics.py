@@ -12,8 +12,7 @@ import pytest
 import torch
 from tokenizers.pre_tokenizers import ByteLevel
 
-from hyvideo.rewards.clip_metrics import ClipScorer, PickScorer, frame_indices
-from hyvideo.rewards.rewards import make_scorer
+from hyvideo.rewards.clip_metrics import ClipScorer, PickScorer
 
 SIZE = 32
 PROMPTS = ["a red circle moves right", "Snow on a green hill, 35mm.", "the cat"]
@@ -137,25 +136,6 @@ def test_clip_score_clamps_negative_cosines_per_frame(folder):
     assert scores == pytest.approx({"CLIP_cosine": 0.1, "CLIPScore": 0.5, "CLIPScore_30": 1 / 3})
 
 
-def test_sampled_frames_are_evenly_spaced():
-    assert (
-        frame_indices(8) == list(range(8))
-        and frame_indices(3) == [0, 1, 2]
-        and frame_indices(1) == [0]
-    )
-    assert frame_indices(9) == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert frame_indices(81) == [0, 11, 23, 34, 46, 57, 69, 80]
-    for count in range(9, 200):
-        indices = frame_indices(count)
-        gaps = np.diff(indices)
-        assert (
-            len(set(indices)) == 8
-            and indices[0] == 0
-            and indices[-1] == count - 1
-            and np.ptp(gaps) <= 1
-        )
-
-
 def test_long_prompts_are_truncated_at_77_tokens(folder):
     scorer = ClipScorer(folder)
     long = "x" * 200
@@ -186,16 +166,6 @@ def test_the_tokenizer_may_be_in_another_folder(copy, tmp_path, folder):
     with pytest.raises(ValueError, match="copy"):
         ClipScorer(copy)
     ClipScorer(copy, processor=beside)
-
-
-def test_the_registry_creates_both_scorers(copy, tmp_path):
-    for name, place in (
-        ("clip", "clip/clip-vit-large-patch14"),
-        ("pickscore", "clip/PickScore_v1"),
-    ):
-        shutil.copytree(copy, tmp_path / place)
-        assert make_scorer(name, tmp_path, batch_size=2).batch_size == 2
-        assert make_scorer(name, "nowhere", path=copy).label.lower().startswith(name)
 
 
 def drop_a_tensor(folder):

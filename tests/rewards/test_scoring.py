@@ -327,15 +327,6 @@ def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
     assert scorer.places == ["cpu", None, "cpu"]
 
 
-def test_all_scorers_check_prompts_and_return_held_out_metrics(scorer_of):
-    async_scorer = scorer_of({"a": Brightness(), "b": Returns([])}, {})
-    with pytest.raises(ValueError, match="may be empty"):
-        async_scorer.check_prompts(["a", ""])
-    found = async_scorer.held_out(videos(1, 2), ["a", "b"])
-    assert found.keys() == {"a", "b"} and found["a"]["held"].rows.shape == (2, 1)
-    assert async_scorer.held_out([], []) == async_scorer.held_out_each([], []) == {}
-
-
 def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_of):
     class TooLarge(Brightness):
         def move_to(self, device):

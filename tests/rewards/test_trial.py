@@ -51,17 +51,6 @@ def test_a_broken_scorer_is_refused(change, message):
         attempt(Level(change))
 
 
-def test_small_differences_are_a_warning():
-    with pytest.warns(UserWarning, match="smaller differences are noise"):
-        attempt(Level(lambda rows: [{"level": row["level"] + 0.05 * len(rows)} for row in rows]))
-
-
-def test_equal_scores_for_different_videos_are_a_warning():
-    """A detector or a reader of text may see nothing in both."""
-    with pytest.warns(UserWarning, match="reward mine"):
-        attempt(Level(lambda rows: [{"level": 0.0} for _ in rows]))
-
-
 @pytest.mark.parametrize(
     "function, names",
     [

@@ -45,16 +45,6 @@ def test_sizes_match_the_original(height, width, to_height, to_width):
     assert size_of(height, width) == (to_height, to_width)
 
 
-def test_first_and_last_frames_are_always_sampled_in_order():
-    rng = random.Random(0)
-    for _ in range(500):
-        total, fps = rng.randint(2, 2000), rng.uniform(0.5, 60)
-        indices = frame_indices(total, fps)
-        assert indices[0] == 0 and indices[-1] == total - 1
-        assert indices == sorted(set(indices))
-        assert len(indices) % 2 == 0 and len(indices) <= 768
-
-
 def test_sizes_are_multiples_of_28_with_bounded_area():
     rng = random.Random(0)
     for _ in range(100):

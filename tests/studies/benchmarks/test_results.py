@@ -90,20 +90,6 @@ def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
     assert "| **total** | - |" in tables.as_markdown(turned)
 
 
-def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_path):
-    path = result_file(
-        tmp_path / "x_eval_results.json",
-        scale=100,
-        imaging_quality={"x": [60.0, 70.0], "y": [50.0]},
-    )
-    _, run = read_run(path)
-    assert run["imaging_quality"].score == pytest.approx(0.6)
-    assert list(run["imaging_quality"].videos.values()) == [0.6, 0.7, 0.5]
-    table = table_of(f"base={path}")
-    assert row(table, "imaging_quality")["scores"]["base"]["mean"] == pytest.approx(60)
-    assert not any("mean of" in note for note in table["notes"])
-
-
 def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
     first = result_file(
         tmp_path / "a_eval_results.json", Mechanics={"x": [1, 0, -1], "y": [1, 1, 1], "z": [-1, 1]}
@@ -147,51 +133,7 @@ def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_
     assert len(twice) == len({*twice}), "one note for equal notes of several runs"
 
 
-@pytest.mark.parametrize("folders, is_filtered", [("ff", True), ("fv", False)])
-def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, folders, is_filtered):
-    """One video outside the folder of the static filter is enough for the note."""
-    names = {"f": "static/filtered_videos", "v": "videos"}
-    rows = [
-        {"video_path": f"/data/{names[folder]}/x-{number}.mp4", "video_results": 0.5}
-        for number, folder in enumerate(folders)
-    ]
-    path = tmp_path / "a_eval_results.json"
-    path.write_text(json.dumps({"temporal_flickering": [0.5, rows]}))
-    _, results = read_run(path)
-    assert results["temporal_flickering"].is_filtered == is_filtered
-    notes = table_of(f"base={path}")["notes"]
-    assert any("without the static filter" in note for note in notes) != is_filtered
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ({"scene": [0.5, []]}, "no video counts"),
-        (
-            {"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": None}]]},
-            "scene in .*must be",
-        ),
-        ({"scene": 0.5}, "must be"),
-        ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
-    ],
-)
-def test_another_result_file_is_rejected(tmp_path, content, message):
-    path = tmp_path / "x_eval_results.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        read_run(path)
-
-
 # --- intervals ------------------------------------------------------------------------------------
-
-
-def test_the_interval_of_a_dimension_is_a_t_interval_over_prompts():
-    scores = {f"{n}": float(x) for n, x in enumerate(np.random.default_rng(0).normal(size=30))}
-    expected = t_interval(np.array([sorted(scores.values())]))
-    found = t_interval(tables.prompt_values([{"scene": scores}], {"scene": 1.0}))
-    assert (found.mean, found.low, found.high) == pytest.approx(
-        (expected.mean, expected.low, expected.high)
-    )
 
 
 def test_the_interval_of_a_sum_adds_the_variances_of_dimensions_with_different_prompts():
@@ -207,17 +149,6 @@ def test_the_interval_of_a_sum_adds_the_variances_of_dimensions_with_different_p
         factors[name] ** 2 * arrays[name].var(ddof=1) / size for name, size in sizes.items()
     )
     assert found.high - found.mean == pytest.approx(t_quantile(53) * math.sqrt(variance))
-
-
-def test_opposite_deviations_of_one_prompt_in_two_dimensions_cancel():
-    drawn = dict(zip("abcdef", np.random.default_rng(0).normal(size=6)))
-    runs = [{"x": drawn, "y": {prompt: 2 - value for prompt, value in drawn.items()}}]
-    found = t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5}))
-    assert (found.mean, found.low, found.high) == pytest.approx((1, 1, 1))
-    runs[0]["y"] = drawn
-    assert t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5})) == t_interval(
-        np.array([[*drawn.values()]])
-    )
 
 
 def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path):

@@ -68,7 +68,9 @@ def make(root, tmp_path, monkeypatch, capsys):
     """
 
     def run(*flags, out="videos", with_model=True):
-        model = ["--model_path", root, "--dtype", "fp32"] if with_model else []
+        model = (
+            ["--model_path", root, "--dtype", "fp32", "--vae_dtype", "fp32"] if with_model else []
+        )
         where = tmp_path / out
         arguments = [*model, *flags, "--output_path", where]
         monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, arguments)])

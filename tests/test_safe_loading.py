@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(
     [
@@ -97,30 +95,6 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str:
     if isinstance(node, ast.Attribute):
         return f"{_full_name(node.value, names)}.{node.attr}"
     return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
-
-
-@pytest.mark.parametrize(
-    "source, name",
-    [
-        (
-            "from torch import load as read\nread(p, weights_only=False)",
-            "torch.load without weights_only=True",
-        ),
-        ("from pickle import Unpickler\nclass U(Unpickler): pass", "pickle.Unpickler"),
-        ("import subprocess\nsubprocess.run(c, shell=flag)", "shell"),
-        ("Model.from_pretrained(p, trust_remote_code=True)", "trust_remote_code"),
-    ],
-)
-def test_code_that_runs_its_input_is_detected(source, name):
-    assert name in unsafe(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["import torch\ntorch.load(p, weights_only=True)", "import yaml\nyaml.safe_load(t)"],
-)
-def test_safe_code_is_accepted(source):
-    assert not unsafe(source)
 
 
 def test_no_file_runs_what_it_reads():

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hyvideo.rewards.rewards import Scorer, SetMeasure
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer
 
 VIDEO = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
@@ -73,13 +73,6 @@ def test_a_dimension_that_is_not_declared_never_replaces_a_declared_one():
         assert found.total == 1.0 and found.scores["B/VQ"] == 3.0
 
 
-def test_a_dimension_that_two_scorers_return_without_declaring_it_is_a_failed_reward():
-    scorers = {name: Fixed(dimensions=(name,), **{name: 1.0, "extra": 2.0}) for name in ("a", "b")}
-    found = reward(scorers, {"a": 1.0})
-    assert math.isnan(found.total)
-    assert "extra" in found.reason
-
-
 def test_held_out_scorers_of_one_class_name_have_different_names():
     held_out = AsyncScorer({"x/a.py:S": A, "x/b.py:S": Z}, {}, is_held_out=True)
     found = reward({"main": Fixed(VQ=0.0)}, {"VQ": 1.0}, held_out=held_out)
@@ -87,15 +80,6 @@ def test_held_out_scorers_of_one_class_name_have_different_names():
 
 
 # --- held-out metrics -----------------------------------------------------------------------------
-
-
-def test_a_held_out_metric_with_the_name_of_a_score_is_left_out_with_a_reason():
-    mine = Fixed(dimensions=("VQ",), VQ=0.0, each={"VQ": 5.0})
-    mine.held_out = lambda videos, prompts: {"VQ": SetMeasure(torch.zeros(1, 1), lambda rows: 7.0)}
-    scorer = AsyncScorer({"mine": mine}, {"VQ": 1.0})
-    for found in (scorer.held_out_each([VIDEO], ["a"]), scorer.held_out([VIDEO], ["a"])):
-        assert found.keys() == {"mine"} and "VQ" in found["mine"]
-    scorer.close()
 
 
 def test_two_scorers_may_return_a_held_out_metric_only_with_equal_values():

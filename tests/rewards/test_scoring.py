@@ -253,38 +253,6 @@ def test_a_scorer_that_hangs_keeps_neither_the_run_nor_its_end_waiting():
     assert time.monotonic() - start < 50
 
 
-@pytest.mark.parametrize("ends_by", ["deadline", "close"])
-def test_batches_submitted_together_keep_finished_rewards_and_end_after_the_current_batch(
-    scorer_of, ends_by
-):
-    started, released = threading.Event(), threading.Event()
-
-    class Slow(Brightness):
-        def score(self, videos, prompts, *, fps):
-            if prompts == ["slow"]:
-                started.set()
-                assert released.wait(10)
-            return super().score(videos, prompts, fps=fps)
-
-    scorer = Slow()
-    async_scorer = scorer_of(scorer, deadline=0.3)
-    batches = [(videos(1), ["a"]), (videos(2), ["slow"]), (videos(3, 3), ["a", "b"])]
-    pending = async_scorer.submit(*batches, fps=8)
-    assert started.wait(10)
-    if ends_by == "deadline":
-        assert [reward.is_missing for reward in async_scorer.collect([pending])] == [
-            False,
-            True,
-            True,
-            True,
-        ]
-    else:
-        async_scorer.close(wait=False)
-    released.set()
-    pending.rewards.result(10)
-    assert scorer.calls == [1, 1]
-
-
 def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
     noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
     seen = []
@@ -325,13 +293,3 @@ def test_an_offloaded_scorer_moves_back_to_score(scorer_of):
     scorer = Movable()
     scorer_of(scorer, offload=True).measure(videos(1), ["a"], fps=8)
     assert scorer.places == ["cpu", None, "cpu"]
-
-
-def test_a_scorer_that_cannot_move_back_to_the_gpu_gives_missing_rewards(scorer_of):
-    class TooLarge(Brightness):
-        def move_to(self, device):
-            if device is None:
-                raise torch.OutOfMemoryError("no room on the GPU")
-
-    [reward] = scorer_of({"large": TooLarge()}, offload=True).measure(videos(0.2), [""], fps=8)
-    assert reward.is_missing and "no room on the GPU" in reward.reason

@@ -63,15 +63,3 @@ def test_a_broken_scorer_is_refused(change, message):
 def test_a_function_returns_numbers_rows_or_columns(function, names):
     scorer = FunctionScorer(function, "bright", {})
     assert attempt(scorer, dimensions=list(names)).keys() == set(names)
-
-
-@pytest.mark.parametrize(
-    "function, message",
-    [
-        (lambda videos, prompts, fps: {"bright": [1.0, 2.0], "b": [1.0]}, "reward mine"),
-        (lambda videos, prompts, fps: [None for _ in videos], "finite number for bright"),
-    ],
-)
-def test_a_wrong_answer_of_a_function_is_named(function, message):
-    with pytest.raises(ValueError, match=message):
-        attempt(FunctionScorer(function, "bright", {}))

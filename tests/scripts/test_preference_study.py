@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hyvideo.settings import processes
 from scripts import preference_study
 from tests.studies.preference.conftest import write_folder
 
@@ -70,24 +69,3 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     )
     code, output = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
     assert code == 0 and f"wrote the pages of 2 raters to {tmp_path}/pages" in output
-
-
-def test_of_several_processes_only_the_main_one_writes_the_study(call, tmp_path, monkeypatch):
-    folders = [f"{name}={write_folder(tmp_path / name)}" for name in ("ours", "theirs")]
-    make = (
-        "make",
-        tmp_path / "study",
-        "--raters",
-        2,
-        "--pairs",
-        2,
-        "--checks",
-        1,
-        "--methods",
-        *folders,
-    )
-    for rank, is_written in ((1, False), (0, True)):
-        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
-        code, output = call(*make)
-        assert (code, "wrote a study" in output) == (0, is_written), output
-        assert (tmp_path / "study/study.json").exists() == is_written

@@ -144,18 +144,6 @@ def test_a_video_in_memory_scores_like_its_file(exact):
     assert in_memory == from_file
 
 
-@pytest.mark.parametrize(
-    "video, prompt, message",
-    [
-        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "frames"),
-        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", r"<\|TA_reward\|>"),
-    ],
-)
-def test_invalid_input_is_rejected(exact, video, prompt, message):
-    with pytest.raises(ValueError, match=message):
-        exact.score([video], [prompt], fps=8)
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -234,25 +222,6 @@ def test_missing_parts_are_named(copy, tmp_path):
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match="base"):
         VideoAlignScorer(copy)
-
-
-@pytest.mark.slow
-def test_a_file_with_newer_tensor_names_loads(copy, exact):
-    """The names are those that transformers 5 saves."""
-
-    def rename(tensors):
-        for name in list(tensors):
-            inner = name.removeprefix("base_model.model.")
-            if inner.startswith("visual."):
-                tensors[f"base_model.model.model.{inner}"] = tensors.pop(name)
-            elif inner.startswith("model."):
-                tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = (
-                    tensors.pop(name)
-                )
-
-    rewrite(copy, rename)
-    scorer = VideoAlignScorer(copy, dtype=torch.float32)
-    assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
 
 
 def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_path):

@@ -12,7 +12,7 @@ from studies.benchmarks import table as tables
 from studies.benchmarks.results import read_results, read_run
 from studies.benchmarks.suites import SUITES
 
-VBENCH, VBENCH2 = SUITES["vbench"], SUITES["vbench2"]
+VBENCH = SUITES["vbench"]
 
 
 def result_file(path, folder="videos", scale=1.0, **dimensions):
@@ -113,26 +113,6 @@ def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
     assert len(run["overall_consistency"].videos) == 2  # a cosine
 
 
-def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_path):
-    first = {"x": [0.9, 0.8], "y": [0.7]}
-    second = {"x": [0.6], "y": [0.9, 0.9]}
-    a = result_file(
-        tmp_path / "a_eval_results.json", folder="static/filtered_videos", temporal_flickering=first
-    )
-    b = result_file(tmp_path / "b_eval_results.json", temporal_flickering=second)
-    table = table_of(f"base={a}", f"tuned={b}")
-    assert row(table, "temporal_flickering")["differences"]["tuned"]["mean"] == pytest.approx(
-        100 * (-0.25 + 0.2) / 2
-    )
-    assert row(table, "temporal_flickering")["scores"]["base"]["videos"] == 3
-    unfiltered = [
-        note.partition(":")[0] for note in table["notes"] if "without the static filter" in note
-    ]
-    assert unfiltered == ["tuned"]
-    twice = table_of(f"base={a}", f"tuned={b}", f"tuned={b}")["notes"]
-    assert len(twice) == len({*twice}), "one note for equal notes of several runs"
-
-
 # --- intervals ------------------------------------------------------------------------------------
 
 
@@ -169,23 +149,6 @@ def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path)
         ValueError, match="base must have one run, or as many as every other policy"
     ):
         table_of(words[0], *words)
-
-
-def test_one_prompt_has_no_interval_and_no_common_prompt_has_no_difference(tmp_path):
-    one = result_file(tmp_path / "1_eval_results.json", scene={"x": [0.5]})
-    other = result_file(tmp_path / "2_eval_results.json", scene={"y": [0.5]})
-    table = table_of(f"base={one}", f"tuned={other}")
-    scores = row(table, "scene")["scores"]["base"]
-    assert (scores["mean"], scores["low"]) == (50, None)
-    assert row(table, "scene")["differences"]["tuned"] == {
-        "mean": None, "low": None, "high": None, "prompts": 0, "verdict": "no interval",
-    }  # fmt: skip
-    values = {name: {"x": [0.5], "y": [0.7]} for name in VBENCH2.dimensions} | {
-        "Diversity": {"x": [0.5]}
-    }
-    table = table_of(f"base={result_file(tmp_path / '3_eval_results.json', **values)}")
-    assert row(table, "total")["scores"]["base"]["low"] is None  # Diversity's variance is unknown
-    assert row(table, "physics")["scores"]["base"]["low"] is not None
 
 
 def test_read_writes_a_table_of_both_benchmarks(tmp_path, capsys):

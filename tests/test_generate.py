@@ -419,13 +419,11 @@ def test_bad_input_exits_with_one_message_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("flags", ["--stochastic euler"])
-def test_a_flag_of_a_setting_is_checked_like_the_setting(monkeypatch, capsys, flags):
-    flag, value = flags.split()
-    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", flag, value])
+def test_a_flag_of_a_setting_is_checked_like_the_setting(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--stochastic", "euler"])
     assert generate.main() == 2
     message = capsys.readouterr().err
-    assert f"(given as {flag})" in message and value in message
+    assert "(given as --stochastic)" in message and "euler" in message
 
 
 def test_mistakes_in_several_flags_are_reported_at_once(capsys):

@@ -83,14 +83,13 @@ def test_16_bit_gray_keeps_its_range(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("extension", ["jpg"])
-def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
-    whole, cut = tmp_path / f"whole.{extension}", tmp_path / f"cut.{extension}"
+def test_truncated_files_raise_an_error_that_names_them(tmp_path):
+    whole, cut = tmp_path / "whole.jpg", tmp_path / "cut.jpg"
     noise(16, 16).save(whole)
     data = whole.read_bytes()
     for length in range(0, len(data) * 3 // 4, 7):
         cut.write_bytes(data[:length])
-        with pytest.raises(ValueError, match=f"cut.{extension}"):
+        with pytest.raises(ValueError, match="cut.jpg"):
             read_image(cut)
 
 
@@ -120,14 +119,13 @@ def test_buckets_match_the_original(resolution, count):
     assert sizes == diffusers_images.generate_crop_size_list(RESOLUTIONS[resolution])
 
 
-@pytest.mark.parametrize("resolution", ["480p"])
-def test_the_nearest_bucket_has_the_nearest_rounded_ratio(resolution):
+def test_the_nearest_bucket_has_the_nearest_rounded_ratio():
     sizes = {
-        size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes(resolution)
+        size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes("480p")
     }
     for height, width in random_sizes(150):
         chosen = abs(
-            sizes[nearest_size(height, width, bucket_sizes(resolution))] - Fraction(height, width)
+            sizes[nearest_size(height, width, bucket_sizes("480p"))] - Fraction(height, width)
         )
         assert chosen == min(abs(ratio - Fraction(height, width)) for ratio in sizes.values())
 

@@ -65,10 +65,9 @@ def test_blank_rows_are_left_out(write):
         assert read_requests(write(content)) == [Request("a cat", seed=1)]
 
 
-@pytest.mark.parametrize("row", ["2,"])
-def test_every_row_needs_a_prompt(write, row):
+def test_every_row_needs_a_prompt(write):
     with pytest.raises(ValueError, match="row 2 of .*prompts.csv"):
-        read_requests(write(f"id,prompt\n1,a cat\n{row}\n3,a dog\n"))
+        read_requests(write("id,prompt\n1,a cat\n2,\n3,a dog\n"))
 
 
 def test_the_file_must_be_utf_8(write):
@@ -105,10 +104,9 @@ def test_a_row_may_have_a_seed_which_is_part_of_the_identity(write):
     )
 
 
-@pytest.mark.parametrize("seed", ["7.5"])
-def test_a_seed_must_be_an_integer(write, seed):
+def test_a_seed_must_be_an_integer(write):
     with pytest.raises(ValueError, match="seed .* row 2 of .*prompts.csv"):
-        read_requests(write(f"prompt,seed\na cat,7\na dog,{seed}\n"))
+        read_requests(write("prompt,seed\na cat,7\na dog,7.5\n"))
 
 
 # --- reference images --------------------------------------------------------------------------

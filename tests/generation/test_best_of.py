@@ -13,7 +13,7 @@ from hyvideo.report.gallery import PAGE_FILE, find_videos
 from tests.shallow import SHALLOW
 
 PROMPTS = ["a red circle moves up", "a green square moves left"]
-MODEL = ["--config", "configs/smoke.yaml", "--pretrained_model_root", SHALLOW]
+MODEL = ["--config", "configs/smoke.yaml", "--pretrained_model_root", SHALLOW, "--num_threads", "1"]
 SCORER = """
 from pathlib import Path
 

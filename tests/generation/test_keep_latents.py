@@ -21,6 +21,8 @@ FLAGS = [
     "a red circle moves up",
     "--num_inference_steps",
     "2",
+    "--num_threads",
+    "1",
 ]
 
 

@@ -193,15 +193,11 @@ def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
     assert "--nproc_per_node=3" in launcher_arguments(tmp_path / "log")
 
 
-@pytest.mark.parametrize(
-    "name, value, least",
-    [("NPROC_PER_NODE", "x", 1)],
-)
-def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, value, least):
-    given = {"MASTER_ADDR": "node1", "NPROC_PER_NODE": "1", name: value}
+def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path):
+    given = {"MASTER_ADDR": "node1", "NPROC_PER_NODE": "x"}
     code, output = finish(start(TRAIN, {"python": PYTHON}, **given))
     assert code == 2
-    assert f"{name} must be an integer of at least {least}, got '{value}'" in output
+    assert "NPROC_PER_NODE must be an integer of at least 1, got 'x'" in output
     assert not (tmp_path / "log.launcher").exists()
 
 
@@ -353,15 +349,11 @@ def test_stopping_the_launcher_stops_the_nodes(start, tmp_path, program):
     assert code == 1 and Path(f"{log}.ended").exists(), output
 
 
-@pytest.mark.parametrize(
-    "environment, words",
-    [({"NODES": "a,b,a"}, "NODES must list each node once, got more than once: a")],
-)
-def test_an_invalid_list_of_nodes_is_rejected(start, environment, words):
+def test_an_invalid_list_of_nodes_is_rejected(start):
     code, output = finish(
-        start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment)
+        start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, NODES="a,b,a")
     )
-    assert code == 2 and words in output
+    assert code == 2 and "NODES must list each node once, got more than once: a" in output
 
 
 @pytest.mark.parametrize("srun_code, requeued", [(0, False), (75, True)])
@@ -442,9 +434,8 @@ def first_command(start, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("gpus", [8])
-def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(first_command, gpus):
-    started, messages = first_command(gpus=gpus)
+def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(first_command):
+    started, messages = first_command(gpus=8)
     assert started == MINIATURE
     assert "training configs/miniature.yaml, because no flag names a model" in messages
     started, _ = first_command("--eta", "0.5", "--max_steps=2", "--out", "outputs/mine")

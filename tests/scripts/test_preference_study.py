@@ -43,6 +43,8 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
         tmp_path / "prompts.csv",
         "--validation_steps",
         1,
+        "--num_threads",
+        1,
     )
     code, output = call(*make, "--checks", 1, *flags)
     assert code == 0, output

@@ -150,9 +150,9 @@ def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
     assert not study.out.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
+def test_a_stopped_study_ends_its_runs(study, tmp_path):
     """A run that continued would block its folder for the next start."""
+    number = signal.SIGTERM
     started = tmp_path / "pid"
     (tmp_path / "sleep.py").write_text(
         f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); "

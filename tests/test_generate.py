@@ -22,7 +22,8 @@ from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.watchdog import Watchdog
-from hyvideo.generation import generation, generator, video_sampler
+from hyvideo.generation import flags as generate_flags
+from hyvideo.generation import generation, generator, program, video_sampler
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
@@ -329,7 +330,7 @@ def test_flags_of_the_original_are_accepted_where_they_have_no_effect(monkeypatc
     line = "--original_noise_dir none --sage_blocks_range 0-53 --use_fp8_gemm false "
     line += "--save_generation_config --quant_type fp8-per-block --include_patterns double_blocks"
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *line.split()])
-    generate.convert_reference_flags(generate.parse())
+    generate_flags.convert_reference_flags(generate.parse())
     output = capsys.readouterr().err
     assert all(flag in output for flag in re.findall(r"--(\w+)", line))
 
@@ -377,9 +378,9 @@ def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_
             ValueError,
             match="must (not )?be (cfg|step)_distilled with these flags|no listed version is [47]",
         ):
-            generate.sampling_of(options, has_images)
+            program.sampling_of(options, has_images)
     else:
-        config, _ = generate.sampling_of(options, has_images)
+        config, _ = program.sampling_of(options, has_images)
         assert (config.model.transformer_version, config.data.negative_prompt) == (
             version,
             "blurry",
@@ -673,7 +674,7 @@ def test_a_checkpoint_sets_the_negative_prompt_and_a_config_sets_the_validation(
 
     def sampled_settings(*flags):
         monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *map(str, flags)])
-        _, sampling = generate.sampling_of(generate.parse(), has_images=False)
+        _, sampling = program.sampling_of(generate.parse(), has_images=False)
         return (
             *sampling.size,
             sampling.shift,
@@ -723,9 +724,9 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
             sys, "argv", ["generate.py", "--prompt", "a", "--checkpoint_path", str(folder), *flags]
         )
         options = generate.parse()
-        recipe = generate.generation_settings(options, has_images=False)
+        recipe = program.generation_settings(options, has_images=False)
         sampling = recipe.sampling
-        size = generate.size_of(options, recipe, None)
+        size = program.size_of(options, recipe, None)
         return (sampling.frames, *size, sampling.steps, sampling.guidance_scale), recipe.config
 
     sampled, config = sampled_settings(checkpoint)
@@ -777,9 +778,9 @@ def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, siz
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *flags])
     options = generate.parse()
-    generate.convert_reference_flags(options)
+    generate_flags.convert_reference_flags(options)
     assert (
-        generate.size_of(options, generate.generation_settings(options, has_images=False), None)
+        program.size_of(options, program.generation_settings(options, has_images=False), None)
         == size
     )
 
@@ -790,8 +791,8 @@ def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
         sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall]
     )
     options = generate.parse()
-    assert generate.size_of(
-        options, generate.generation_settings(options, has_images=True), tall
+    assert program.size_of(
+        options, program.generation_settings(options, has_images=True), tall
     ) == (
         848,
         480,

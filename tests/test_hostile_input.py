@@ -146,7 +146,7 @@ def generate_outcome(monkeypatch, capsys, *flags):
     """Run generate.py without models and return its exit code and message."""
     monkeypatch.setattr(sys, "argv", ["generate.py", *flags])
     monkeypatch.setattr(
-        "hyvideo.generation.generator.Generator", lambda *_: SimpleNamespace(make=lambda: [])
+        "hyvideo.generation.program.Generator", lambda *_: SimpleNamespace(make=lambda: [])
     )
     try:
         code = generate.main()

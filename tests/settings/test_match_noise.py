@@ -119,6 +119,7 @@ def test_print_config_shows_the_matched_eta(capsys, monkeypatch, tiny_config, tm
 
 def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path):
     import generate
+    from hyvideo.generation import program
 
     write_config(tmp_path, matched.flat(), device=torch.device("cpu"), world_size=1)
     flags = [
@@ -132,7 +133,7 @@ def test_an_eta_flag_of_generate_overrides_the_matched_one(matched, tmp_path):
 
     def sampling_of(*more):
         options = generate.parse([*flags, *more])
-        return generate.sampling_of(options, has_images=False)
+        return program.sampling_of(options, has_images=False)
 
     config, sampling = sampling_of("--stochastic", "dance_grpo", "--eta", "0.3")
     assert (sampling.eta, config.rollout.match_noise) == (0.3, "")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import generate
+from hyvideo.generation import program
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
@@ -31,7 +32,7 @@ THREE = {"sigmas": SIGMAS, "grpo_sampling_steps": 3}
 
 def generated(*flags):
     """Return how generate.py samples a video."""
-    return generate.sampling_of(generate.parse(["--prompt", "a", *flags]), has_images=False)[1]
+    return program.sampling_of(generate.parse(["--prompt", "a", *flags]), has_images=False)[1]
 
 
 def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):

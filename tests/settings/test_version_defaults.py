@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import generate
+from hyvideo.generation import program
 from hyvideo.models.versions import ANNOUNCED, RELEASED, version_defaults
 from hyvideo.records.run_files import write_config
 from hyvideo.settings.command_line import load_config, parse
@@ -48,7 +49,7 @@ def own_yaml(folder, version, **settings):
 def generated(*flags):
     """Return the settings of generate.py, and how it samples a video."""
     options = generate.parse(["--prompt", "a", *flags])
-    return generate.sampling_of(options, has_images=False)
+    return program.sampling_of(options, has_images=False)
 
 
 def by_version(config):

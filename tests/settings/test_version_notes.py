@@ -5,6 +5,7 @@ student was made for.
 import pytest
 
 import generate
+from hyvideo.generation import program
 from hyvideo.schedulers.transitions import SAMPLERS, cps_transition
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
@@ -70,7 +71,7 @@ def test_a_student_with_levels_warns_of_others():
 @pytest.mark.parametrize("steps, expected", [("4", 0), ("8", 1)])
 def test_a_generation_warns_of_other_steps(steps, expected):
     flags = ["--prompt", "a", "--transformer_version", LIGHTX2V, "--num_inference_steps", steps]
-    _, sampling = generate.sampling_of(generate.parse(flags), has_images=False)
+    _, sampling = program.sampling_of(generate.parse(flags), has_images=False)
     found = warnings(generation_notes(LIGHTX2V, sampling))
     assert len(found) == expected and all("videos use 8 steps" in text for text in found)
 
@@ -99,7 +100,7 @@ def test_the_validation_of_fastwan_adds_new_noise_whatever_the_sampler_of_the_ro
 def generated(*flags):
     """Return the steps of generate.py."""
     options = generate.parse(["--prompt", "a", *flags])
-    return generate.sampling_of(options, has_images=False)[1].transitions()
+    return program.sampling_of(options, has_images=False)[1].transitions()
 
 
 def test_a_generation_with_fastwan_adds_new_noise(tmp_path):

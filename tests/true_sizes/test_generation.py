@@ -15,6 +15,7 @@ import yaml
 import generate
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.videos import read_video
+from hyvideo.generation import program
 from hyvideo.models.hunyuan_video15 import tiny
 from tests.true_sizes.video_files import PROMPT, check_file
 
@@ -92,8 +93,8 @@ def test_a_photo_of_12_megapixels_selects_the_nearest_size_and_covers_the_frame(
         options = generate.parse(
             ["--prompt", PROMPT, "--resolution", "480p", "--image_path", str(photos[name])]
         )
-        settings = generate.generation_settings(options, has_images=True)
-        assert generate.size_of(options, settings, options.image_path) == expected
+        settings = program.generation_settings(options, has_images=True)
+        assert program.size_of(options, settings, options.image_path) == expected
         photo = read_image(photos[name])
         frame = fit(photo, *expected)
         assert (frame.height, frame.width) == expected

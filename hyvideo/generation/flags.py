@@ -1,0 +1,327 @@
+"""Flags of generate.py: their sections, and the rules between them."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Literal
+
+from hyvideo.data.cli import Parser
+from hyvideo.data.text import quote
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import add_section, flag_options
+from hyvideo.settings.config import LEAVES, Config, read_sections
+from hyvideo.settings.reference_flags import (
+    add_flags,
+    meanings,
+    print_ignored,
+    table,
+    take_flags,
+)
+from hyvideo.settings.sections import Section, leaves_of, start
+
+# Flags of the public reference's program, and the settings of a run that they set.
+RENAMED = {
+    "num_inference_steps": "validation_steps",
+    "stochastic": "sde_type",
+    "guidance_scale": "cfg_scale",
+    "video_length": "sample_n_frames",
+}
+SETTINGS = (  # of a run, whose flags this program has as well
+    "pretrained_model_root transformer_version family vae_dtype vae_tile_size shift sigmas fps "
+    "guidance_interval negative_prompt eta dtype device num_threads"
+).split()
+SENTENCES = {  # help of the flags whose setting has another purpose in a training run
+    "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
+    "stochastic": "Sample with the noise of this sampler (docs/samplers.md); default: as in validation, the ODE "
+    "except for models that sample with noise.",
+    "video_length": "Frames; default: the value of the run's validation, or of the version.",
+    "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
+    "eta": "Noise scale of --stochastic.",
+    "shift": "Shift of the noise levels; default: the value of the run or the version.",
+}
+REWARD_SETTINGS = ("reward_model", "reward_weights", "reward_config")
+SPEED = {
+    "use_sageattn": ("attention_kernel", "sage"),
+    "enable_torch_compile": ("enable_compile", "true"),
+}
+MAX_SIDE = 8_192  # pixels
+CACHING = (
+    "cache_type total_steps cache_start_step cache_end_step cache_step_interval no_cache_block_id"
+).split()
+
+
+class PromptFlags(Section):
+    """Prompts and output."""
+
+    prompt: list[str] = start([], "One or more prompts.")
+    image_path: str | None = start(None, "First frame for the videos of --prompt (image-to-video).")
+    valid_video_csv: list[str] = start(
+        [], "CSV files: `prompt`, optionally `ref_image_path` and `seed`."
+    )
+    num_videos: int = start(1, "Videos per prompt.", ge=1, le=100_000)
+    seed: int = start(0, "Random seed.", ge=-(2**63), le=2**64 - 1)
+    output_path: Path = start(Path("outputs/videos"), "Folder or mp4 file to write.")
+    keep_latents: bool = start(
+        False,
+        "Also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not "
+        "encode the video.",
+    )
+
+
+class ModelFlags(Section):
+    """Model."""
+
+    config: str | None = start(
+        None,
+        "YAML of a run; default: the file of --checkpoint_path, or configs/miniature.yaml if no "
+        "model is given.",
+    )
+    resolution: Literal["480p", "720p"] | None = start(
+        None, "Select the version by resolution and task."
+    )
+    cfg_distilled: bool | None = start(
+        None, "Select the guidance-distilled version; with --resolution."
+    )
+    enable_step_distill: bool | None = start(
+        None, "Select the step-distilled version; with --resolution."
+    )
+    checkpoint_path: Path | None = start(
+        None, "Checkpoint of a training run; default: the base model."
+    )
+    lora_path: Path | None = start(None, "File or folder of a LoRA.")
+    lora_scale: float = start(1.0, "Factor of the LoRA's weights.")
+
+
+class SamplingFlags(Section):
+    """Sampling.
+
+    The version sets the defaults. With --config or a checkpoint of a run, its validation sets
+    frames, size, shift and steps. With --stochastic, its rollouts set frames, size and shift.
+    """
+
+    aspect_ratio: str | None = start(
+        None, "Width:height, such as 16:9; default: the ratio of the image."
+    )
+    height: int | None = start(None, "Height in pixels; with --width.", ge=1, le=MAX_SIDE)
+    width: int | None = start(None, "Width in pixels; with --height.", ge=1, le=MAX_SIDE)
+    initial_noise: Literal["default", "reference"] = start(
+        "default", "reference: the noise that HunyuanVideo-1.5 draws for the seed."
+    )
+    sp_size: int = start(1, "Processes of torchrun that share one video.", ge=1, le=1024)
+    sr: bool = start(False, "Super-resolution of the videos: 480p to 720p, or 720p to 1080p.")
+    save_pre_sr_video: bool = start(False, "With --sr, also write NAME_before_sr.mp4.")
+
+
+class MemoryFlags(Section):
+    """Memory.
+
+    By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them.
+    On a CPU, where it was tested, offloading does not change the videos.
+    """
+
+    offloading: bool | None = start(None, "Keep models on the CPU except while they compute.")
+    group_offloading: bool | None = start(
+        None,
+        "Copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading.",
+    )
+    overlap_group_offloading: bool | None = start(
+        None,
+        "Copy a block while the previous one computes (default); false: groups of four blocks, "
+        "without overlap.",
+    )
+    print_memory: str | None = start(
+        None,
+        "Print the memory that each way of offloading needs, for a GPU such as RTX 4090, and exit.",
+    )
+
+
+class RewritingFlags(Section):
+    """Prompt rewriting."""
+
+    rewrite: bool = start(False, "Rewrite the prompts by a language model; the JSON has both.")
+    rewrite_url: str = start("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1.")
+    rewrite_model: str = start("", "Model of the endpoint.")
+    rewrite_key_env: str = start(
+        "OPENAI_API_KEY", 'Environment variable of the API key; "" sends none.'
+    )
+    rewrite_prompt_file: str | None = start(
+        None, "Text file with the instruction for the model; default: our own."
+    )
+    rewrite_fallback: bool = start(
+        False, "Use a prompt as it is if it cannot be rewritten; otherwise that is an error."
+    )
+    rewritten_csv: Path | None = start(
+        None,
+        "Write the prompts to this CSV and exit, for training; the same command resumes.",
+    )
+
+
+class SpeedFlags(Section):
+    """Speed.
+
+    These flags change the videos; torch.compile, only by rounding.
+    """
+
+    use_sageattn: bool = start(
+        False, "Attention of the blocks by the package sageattention (8 bits)."
+    )
+    enable_torch_compile: bool = start(False, "Compile the transformer's blocks at the first step.")
+    enable_cache: bool = start(
+        False,
+        "Run most blocks only at some steps; the defaults are for 50 steps, counted from 0.",
+    )
+    cache_type: Literal["deepcache", "teacache", "taylorcache"] | None = start(
+        None, "Kind of step caching (default: deepcache)."
+    )
+    total_steps: int | None = start(None, "Number of steps of the schedule (default: 50).")
+    cache_start_step: int | None = start(None, "All blocks run before this step (default: 11).")
+    cache_end_step: int | None = start(None, "All blocks run from this step (default: 45).")
+    cache_step_interval: int | None = start(
+        None, "Between start and end, all blocks run every N steps (default: 4)."
+    )
+    no_cache_block_id: list[int] | None = start(
+        None, "Blocks that deepcache runs at every step (default: the last)."
+    )
+
+
+class CandidateFlags(Section):
+    """Best of n.
+
+    Sample several candidates of each video and keep the best by --reward_model.
+    """
+
+    best_of: int = start(1, "Candidates per video.", ge=1, le=1_000)
+
+
+FLAGS = (
+    PromptFlags,
+    ModelFlags,
+    SamplingFlags,
+    MemoryFlags,
+    RewritingFlags,
+    SpeedFlags,
+    CandidateFlags,
+)
+
+
+def parse(description: str, argv: list[str] | None = None) -> argparse.Namespace:
+    """Return the values of the flags; those of settings are text, and None if not given.
+
+    ``description`` is the text of ``--help`` above the flags.
+    """
+    parser = Parser(description, usage="%(prog)s --prompt TEXT [--flag value ...]")
+    for cls in FLAGS:
+        add_section(parser, cls.__doc__, leaves_of(cls), default=argparse.SUPPRESS)
+    settings = parser.add_argument_group("Settings of the model and its sampling")
+    flags = RENAMED | {name: name for name in (*SETTINGS, *REWARD_SETTINGS)}
+    for flag, name in flags.items():
+        options = flag_options(LEAVES[name], sentence=SENTENCES.get(flag, ""))
+        settings.add_argument(f"--{flag}", **options)
+        if name != flag:  # the name in training
+            options |= {"dest": flag, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            settings.add_argument(f"--{name}", **options)
+    renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
+    options = parser.parse_args(argv)
+    values = vars(options)
+    of_reference = take_flags(values, renamed)
+    given = {setting: flag for flag, setting in flags.items() if values[flag] is not None}
+    sections, problems, _ = read_sections({cls.__name__: cls for cls in FLAGS}, values)
+    if problems:
+        parser.error("\n".join(problems))
+    for section in sections.values():
+        values |= dict(section)
+    options.reference_flags, options.flags = of_reference, given
+    return options
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raise ValueError for flags that are out of range or contradict one another."""
+    if not options.prompt and not options.valid_video_csv:
+        raise ValueError("no prompts: give --prompt or --valid_video_csv")
+    if options.image_path == "":
+        raise ValueError("--image_path must be an image file, got an empty path; remove the flag")
+    if options.image_path and not options.prompt:
+        raise ValueError(
+            "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
+        )
+    if (options.height is None) != (options.width is None):
+        raise ValueError(
+            f"--height and --width must be given together, got {options.height} and {options.width}"
+        )
+    if options.keep_latents and options.sr:
+        raise ValueError(
+            "--keep_latents cannot be used with --sr, whose videos have other latents; remove one "
+            "of them"
+        )
+    if options.eta is not None and not options.stochastic:
+        raise ValueError("--eta needs --stochastic: the ODE adds no noise")
+    check_best_of(options)
+    check_rewriting(options)
+    Config.from_flat({setting: getattr(options, flag) for setting, flag in options.flags.items()})
+
+
+def check_best_of(options: argparse.Namespace) -> None:
+    """Raise ValueError for flags that contradict --best_of, or need it."""
+    given = [name for name in REWARD_SETTINGS if getattr(options, name) is not None]
+    if given and options.best_of == 1:
+        raise ValueError(
+            f"--{given[0]} needs --best_of above 1, because only candidates are scored, got 1"
+        )
+    if options.best_of > 1 and options.sp_size > 1:
+        raise ValueError(
+            "--best_of needs --sp_size 1, because each process scores its own videos, got sp_size "
+            f"{options.sp_size}; remove one of them"
+        )
+    if options.best_of > 1 and options.initial_noise == "reference":
+        raise ValueError(
+            "--best_of needs --initial_noise default, because the reference has one noise for each "
+            "seed"
+        )
+
+
+def check_rewriting(options: argparse.Namespace) -> None:
+    """Raise ValueError for flags that contradict --rewrite, or need it."""
+    for name, leaf in leaves_of(RewritingFlags).items():
+        if getattr(options, name) != leaf.default and not options.rewrite:
+            raise ValueError(f"--{name} needs --rewrite true")
+    csvs = [os.path.realpath(csv) for csv in options.valid_video_csv]
+    if options.rewritten_csv and os.path.realpath(options.rewritten_csv) in csvs:
+        raise ValueError(
+            "--rewritten_csv must be another file than --valid_video_csv, whose other columns it "
+            f"would lose, got {quote(options.rewritten_csv)}"
+        )
+    if options.rewrite and processes.world_size() > 1:
+        raise ValueError(
+            "--rewrite must run in one process: rewrite the prompts with python generate.py "
+            "--rewrite true --rewritten_csv prompts.csv first, and use torchrun with "
+            "--valid_video_csv prompts.csv"
+        )
+
+
+def convert_reference_flags(options: argparse.Namespace) -> None:
+    """Convert the public reference's forms: ``--image_path none``, and flags with another name
+    here.
+
+    As in the public reference, ``--valid_video_csv`` replaces ``--prompt`` and its image.
+    """
+    if options.image_path and options.image_path.lower() == "none":
+        options.image_path = None
+    if options.prompt and options.valid_video_csv:
+        unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
+        print_ignored({"--valid_video_csv names the prompts": unused})
+        options.prompt, options.image_path = [], None
+    if options.save_pre_sr_video and not options.sr:
+        print_ignored({"without --sr there is no super-resolution": ["save_pre_sr_video true"]})
+    found, ignored = meanings(options.reference_flags, table("generate"), {})
+    print_ignored(ignored)
+    for side, flag, pixels, _ in found:
+        if getattr(options, side) not in (None, pixels):
+            raise ValueError(
+                f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them"
+            )
+        setattr(options, side, pixels)
+    if options.aspect_ratio and options.height is not None:
+        print_ignored(
+            {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}
+        )

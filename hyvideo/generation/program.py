@@ -1,0 +1,211 @@
+"""Videos of generate.py: from the values of its flags to the files."""
+
+import argparse
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
+from hyvideo.data.run_folder import Lease
+from hyvideo.data.text import quote
+from hyvideo.distributed import mesh as ranks
+from hyvideo.generation import generation
+from hyvideo.generation.flags import CACHING, SPEED
+from hyvideo.generation.generation import Source, resolve_sampling
+from hyvideo.generation.generator import GenerationSettings, Generator
+from hyvideo.models.sizes import family_of_version
+from hyvideo.models.step_cache import StepCaching
+from hyvideo.models.versions import FAMILIES, version_defaults
+from hyvideo.planning.generation import memory_lines
+from hyvideo.report.gallery import PAGE_FILE, write_gallery
+from hyvideo.rewards.prompt_rewriting import INSTRUCTION, Rewriter
+from hyvideo.settings import processes
+from hyvideo.settings.command_line import read_settings
+from hyvideo.settings.config import Config
+from hyvideo.settings.offloading import Offloading
+from hyvideo.settings.reference_flags import print_ignored
+from hyvideo.settings.rules import check_evaluation, check_sampling
+from hyvideo.settings.sampling import Sampling
+from hyvideo.training.saved_policy import settings_of_run
+
+
+def make_videos(options: argparse.Namespace) -> list[str]:
+    """Make the videos of checked flags; return the problems of those that best of n could not
+    choose.
+    """
+    requests = generation.make_and_read_requests(
+        options.prompt, options.image_path, options.valid_video_csv
+    )
+    settings = generation_settings(options, has_images=any(request.image for request in requests))
+    config = settings.config
+    rewriter = rewriter_of(options) if options.rewrite else None
+    model = config.model
+    check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
+    output = options.output_path
+    folder = output.parent if output.suffix == ".mp4" else output
+    root = model.pretrained_model_root
+    check_sampling(settings.sampling, root=root, output=folder)
+    if options.best_of > 1:
+        check_evaluation(config.reward, root=root, output=folder)
+    if options.rewritten_csv:
+        rewriter.write(requests, options.rewritten_csv)
+        return []
+    sizes = {request: size_of(options, settings, request.image) for request in requests}
+    videos = generation.list_videos(
+        sizes, [r for r in requests for _ in range(options.num_videos)], output
+    )
+    generator = Generator(settings, videos)
+    if rewriter:  # after all checks, because it calls a service
+        requests = rewriter.write(requests)
+        videos = [
+            replace(video, request=requests[video.number // options.num_videos]) for video in videos
+        ]
+        generator = Generator(settings, videos)
+    # calls with one named mp4 file may share a folder
+    owns_folder = output == folder and processes.rank() == 0
+    if owns_folder:
+        print_other_videos(folder, videos)
+    with Lease(folder) if owns_folder else nullcontext():
+        problems = generator.make()
+    ranks.stop()
+    write_page(options, folder, videos)
+    return problems
+
+
+def sampling_of(options: argparse.Namespace, has_images: bool) -> tuple[Config, Sampling]:
+    """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the
+    flags, and how videos are sampled with them.
+    """
+    file_settings = {} if options.config is None else read_settings(options.config)
+    if options.checkpoint_path and options.config is None:
+        file_settings, options.config = settings_of_run(options.checkpoint_path)
+        if options.config and processes.rank() == 0:
+            print(f"using the settings of the checkpoint's run: {options.config}", file=sys.stderr)
+    given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
+    given["enable_compile"] = "false"
+    if options.eta is not None:
+        given["match_noise"] = ""
+    for flag, (setting, value) in SPEED.items():
+        if getattr(options, flag):
+            given[setting], options.flags[setting] = value, flag
+    kinds = {"cfg_distilled": options.cfg_distilled, "step_distilled": options.enable_step_distill}
+    return resolve_sampling(file_settings, given, options.resolution, has_images, kinds)
+
+
+def size_of(
+    options: argparse.Namespace, settings: GenerationSettings, image: str | None
+) -> tuple[int, int]:
+    """Return height and width in pixels: from the flags, from the version and aspect ratio, or from
+    the run.
+    """
+    if options.height is not None:
+        return options.height, options.width
+    version = version_defaults(settings.config.model.transformer_version)
+    resolution = options.resolution or version.resolution
+    sizes = version.sizes or (bucket_sizes(resolution) if resolution else None)
+    if options.aspect_ratio and not sizes:
+        raise ValueError("--aspect_ratio needs --resolution: this model has no default resolution")
+    if not sizes or (options.config and not options.resolution and not options.aspect_ratio):
+        return settings.sampling.height, settings.sampling.width
+    if image and not options.aspect_ratio:
+        picture = read_image(image)
+        return nearest_size(picture.height, picture.width, sizes)
+    return size_of_aspect_ratio(options.aspect_ratio or "16:9", sizes)
+
+
+def caching_of(options: argparse.Namespace) -> StepCaching | None:
+    """Return the step caching of the flags, or None; flags without ``--enable_cache`` are named."""
+    given = {name: getattr(options, name) for name in CACHING}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.enable_cache:
+        return StepCaching(**given)
+    if given:
+        print_ignored(
+            {"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]}
+        )
+    return None
+
+
+def rewriter_of(options: argparse.Namespace) -> Rewriter:
+    """Return the rewriter of the flags ``--rewrite_*``."""
+    return Rewriter(
+        url=options.rewrite_url,
+        model=options.rewrite_model,
+        key_env=options.rewrite_key_env,
+        prompt_file=options.rewrite_prompt_file or INSTRUCTION,
+        fallback=options.rewrite_fallback,
+    )
+
+
+def check_noise(options: argparse.Namespace, requests: list, root: str, version: str) -> None:
+    """Raise ValueError for an initial noise that makes videos identical or that a family lacks."""
+    is_reference = options.initial_noise == "reference"
+    has_fixed_noise = is_reference or any(request.seed is not None for request in requests)
+    if options.num_videos > 1 and has_fixed_noise:
+        raise ValueError(
+            "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
+            f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
+            "its own seed for each"
+        )
+    family = family_of_version(root, version)
+    if is_reference and family != FAMILIES[0]:
+        raise ValueError(
+            f"--initial_noise reference needs a version of the family {FAMILIES[0]}, got one of "
+            f"{family or 'no known family'}"
+        )
+
+
+def generation_settings(options: argparse.Namespace, has_images: bool) -> GenerationSettings:
+    """Return how the videos are made."""
+    caching = caching_of(options)
+    offloading = Offloading(
+        options.offloading, options.group_offloading, options.overlap_group_offloading
+    )
+    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
+    config, sampling = sampling_of(options, has_images)
+    return GenerationSettings(
+        config,
+        sampling,
+        source,
+        seed=options.seed,
+        offloading=offloading,
+        initial_noise=options.initial_noise,
+        sp_size=options.sp_size,
+        caching=caching,
+        sr=options.sr,
+        save_pre_sr_video=options.save_pre_sr_video,
+        keep_latents=options.keep_latents,
+        best_of=options.best_of,
+    )
+
+
+def print_memory(options: argparse.Namespace) -> None:
+    """Print the memory of each way of offloading for a video of this size."""
+    settings = generation_settings(options, has_images=bool(options.image_path))
+    height, width = size_of(options, settings, options.image_path)
+    config = settings.config.with_settings(
+        height=height, width=width, sample_n_frames=settings.sampling.frames
+    )
+    print("\n".join(memory_lines(config, options.print_memory)))
+
+
+def write_page(options: argparse.Namespace, folder: Path, videos: list) -> None:
+    """Write the page of several videos, from the first process of each replica that has one."""
+    replica, place = divmod(processes.rank(), options.sp_size)
+    has_video = place == 0 and replica < len(videos)
+    if has_video and (len(videos) > 1 or (options.output_path / PAGE_FILE).is_file()):
+        write_gallery(folder)
+
+
+def print_other_videos(folder: Path, videos: list) -> None:
+    """Print that the folder has mp4 files that this call does not replace."""
+    others = {path.name for path in folder.glob("*.mp4")}
+    for video in videos:
+        others -= {video.path.name, f"{video.path.stem}_before_sr.mp4"}
+    if others:
+        print(
+            f"{quote(folder)} also has {len(others)} other mp4 files, such as {min(others)}: they "
+            "are kept, and index.html and scripts.evaluate --videos include them",
+            file=sys.stderr,
+        )

@@ -143,8 +143,9 @@ class _ReplicationPad(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         gradient = _with_borders_added(gradient, ctx.sides[::-1])
-        if ctx.saved_tensors:
-            gradient = torch.ops.aten.silu_backward(gradient, *ctx.saved_tensors)
+        saved = ctx.saved_tensors  # read once: within a checkpoint, a second time is an error
+        if saved:
+            gradient = torch.ops.aten.silu_backward(gradient, *saved)
         return gradient, None, None
 
 

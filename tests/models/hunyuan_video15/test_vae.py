@@ -14,6 +14,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
     HunyuanVideo15ResnetBlock,
     HunyuanVideo15RMS_norm,
 )
+from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.hunyuan_video15.vae import (
     causal_conv_forward,
@@ -97,6 +98,41 @@ def test_the_padding_equals_torch(padding):
     padded = replication_pad(hidden, padding)
     assert torch.equal(padded, F.pad(hidden, padding, mode="replicate"))
     assert padded.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+@pytest.mark.parametrize("silu", [False, True])
+@pytest.mark.parametrize("padding", [(1, 1, 1, 1, 2, 0), (0, 0, 0, 0, 0, 0), (1, 2, 0, 3, 0, 1)])
+def test_the_gradient_of_the_padding_equals_torch_and_is_channels_last(padding, silu):
+    hidden = torch.randn(2, 3, 4, 5, 6, dtype=torch.float64, requires_grad=True)
+    expected = F.pad(F.silu(hidden) if silu else hidden, padding, mode="replicate")
+    by_output = torch.randn_like(expected)
+    (expected_gradient,) = torch.autograd.grad(expected, hidden, by_output)
+    before = by_output.clone()
+    (gradient,) = torch.autograd.grad(
+        replication_pad(hidden, padding, silu=silu), hidden, by_output
+    )
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-14, atol=1e-14)
+    assert gradient.is_contiguous(memory_format=torch.channels_last_3d)
+    assert torch.equal(by_output, before)
+
+
+def test_the_gpu_passes_have_the_gradient_of_diffusers_also_where_blocks_are_computed_again():
+    """In double precision, so that only another formula would differ."""
+    stock = AutoencoderKLHunyuanVideo15(
+        block_out_channels=(8, 16, 16, 32, 32), latent_channels=4
+    ).double()
+    stock.eval().requires_grad_(False)
+    ours = copy.deepcopy(stock)
+    for module in ours.modules():
+        if type(module) is HunyuanVideo15ResnetBlock:
+            module.forward = partial(checkpoint, resnet_forward, module, use_reentrant=False)
+        elif type(module) in ON_CUDA:
+            module.forward = partial(ON_CUDA[type(module)], module)
+    latents = torch.randn(1, 4, 3, 3, 4, dtype=torch.float64, requires_grad=True)
+    frames = [vae.decode(latents).sample for vae in (stock, ours)]
+    by_frames = torch.randn_like(frames[0])
+    expected, gradient = (torch.autograd.grad(each, latents, by_frames)[0] for each in frames)
+    assert (gradient - expected).norm() < 1e-12 * expected.norm()
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.125, 0.2])

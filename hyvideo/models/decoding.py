@@ -41,10 +41,12 @@ def tile_size_of(vae: nn.Module) -> int:
 
 
 def use_channels_last(model: nn.Module) -> None:
-    """Store the weights of 3D convolutions channels-last, so that cuDNN computes in this layout."""
+    """Store the weights of convolutions channels-last, so that cuDNN computes in this layout."""
+    formats = {nn.Conv2d: torch.channels_last, nn.Conv3d: torch.channels_last_3d}
     for module in model.modules():
-        if isinstance(module, nn.Conv3d):
-            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
+        for kind, memory_format in formats.items():
+            if isinstance(module, kind):
+                module.weight.data = module.weight.data.contiguous(memory_format=memory_format)
 
 
 def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:

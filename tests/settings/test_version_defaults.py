@@ -82,11 +82,11 @@ def test_training_and_generation_use_the_settings_of_the_version(version, tmp_pa
     assert of_run == config and sampling == run.validation_sampling
 
 
-def test_a_run_of_wan_has_its_frame_rate_its_negative_prompt_and_a_vae_in_float32(tmp_path):
+def test_a_run_of_wan_has_its_frame_rate_its_negative_prompt_and_a_vae_in_bf16(tmp_path):
     config = load_config(own_yaml(tmp_path, WAN))
     assert (config.data.fps, config.model.vae_dtype, config.record.validation_steps) == (
         16.0,
-        "fp32",
+        "bf16",
         50,
     )
     (negative,) = config.negative_requests
@@ -119,7 +119,7 @@ def test_a_given_value_wins_over_the_version(tmp_path):
         "7",
     ]
     config, sampling = generated("--transformer_version", WAN, "--video_length", "9", *flags)
-    of_version = {"vae_dtype": "fp32", "fps": 16.0, "validation_eta": 0.0}
+    of_version = {"vae_dtype": "bf16", "fps": 16.0, "validation_eta": 0.0}
     assert by_version(config) == GIVEN | of_version
     found = (sampling.shift, sampling.guidance_scale, sampling.steps, sampling.negative_prompt)
     assert (sampling.frames, *found) == (9, 4.0, 2.0, 7, "")

@@ -21,7 +21,7 @@ WAN = "wan2.1_t2v_1.3b"
 VERSIONS = [*RELEASED, *ANNOUNCED, "miniature", "miniature_wan", "miniature_wan_ti2v", "not_listed"]
 # Values that differ from those of Wan.
 GIVEN = {
-    "vae_dtype": "bf16",
+    "vae_dtype": "fp32",
     "negative_prompt": "",
     "fps": 30.0,
     "shift": 4.0,

@@ -139,7 +139,7 @@ def passes(count, pipeline, schedule):
         average_gradients(parameters.values(), MESH, is_sharded=False)
         clip_gradients(list(parameters.values()), 1.0)
         found["norm"] = take_counts(count)
-        hidden = family_of(pipeline.transformer).matrices
+        hidden = family_of(pipeline.transformer).target_modules
         make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16, hidden=hidden).step(
             1e-5
         )

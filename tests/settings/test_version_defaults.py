@@ -30,7 +30,7 @@ GIVEN = {
     "validation_eta": 0.4,
 }
 OF_REFERENCE = (
-    "--vae_precision bf16 --neg_prompt none --video_fps 30 --infer_flow_shift_video 4 --cfg_scale 2"
+    "--vae_precision fp32 --neg_prompt none --video_fps 30 --infer_flow_shift_video 4 --cfg_scale 2"
 )
 
 

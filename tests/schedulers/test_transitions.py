@@ -11,8 +11,6 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import (
     SAGE_SIGMA_MAX,
     SAMPLERS,
-    dance_variance,
-    flow_variance,
     levels_of_steps,
     ode_transition,
     sage_variance,
@@ -60,18 +58,6 @@ def test_first_sage_step_stops_short_of_the_pole():
     assert sage_variance(1.0, 0.9, 0.7, 0.9) == pytest.approx(expected, rel=1e-12)
 
 
-def test_flow_variance_is_the_left_endpoint_times_the_width():
-    assert flow_variance(0.8, 0.6, 0.7, 0.9) == pytest.approx(0.49 * 0.8 / 0.2 * 0.2)
-
-
-def test_flow_uses_the_second_level_at_the_pole():
-    assert flow_variance(1.0, 0.9, 0.7, 0.9) == pytest.approx(0.49 * 1.0 / 0.1 * 0.1)
-
-
-def test_dance_variance_is_eta_squared_times_the_width():
-    assert dance_variance(0.8, 0.6, 0.7, 0.9) == pytest.approx(0.49 * 0.2)
-
-
 @pytest.mark.parametrize("sde_type", VARIANCES)
 @pytest.mark.parametrize("sigma, sigma_next", [(1.0, 0.9), *INTERIOR])
 def test_mean_is_the_euler_step_plus_half_the_variance_times_the_score(sde_type, sigma, sigma_next):
@@ -111,20 +97,10 @@ def test_gradient_norm_of_cps_follows_the_log_prob_without_constants():
     )
 
 
-def test_gradient_norms_of_sage_span_a_range_of_147():
-    norms = [
-        SAMPLERS["sage_grpo"].log_prob_grad_norm(step)
-        for step in schedule("sage_grpo", LEVELS, 0.5, "stochastic")
-    ]
-    assert (norms[0], norms[-1]) == (pytest.approx(0.0188, abs=5e-5), pytest.approx(2.77, abs=5e-3))
-    assert norms[-1] / norms[0] == pytest.approx(147, abs=1)
-
-
 # --- marginals ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_steps", [1, 4, 20])
-@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("num_steps, eta", [(1, 0.5), (20, 0.5), (20, 1.0)])
 def test_cps_keeps_the_marginals_of_a_single_data_point_for_any_number_of_steps(num_steps, eta):
     point, mean, variance = 2.0, 0.0, 1.0
     levels = shifted_levels(num_steps, 5.0)
@@ -177,12 +153,7 @@ def test_eta_0_is_the_euler_step_everywhere(sde_type):
     assert not any(step.is_stochastic for step in steps)
 
 
-def test_an_ode_step_moves_along_the_velocity():
-    step = ode_transition(0.8, 0.6)
-    assert (step.a, step.b, step.std) == (1, pytest.approx(-0.2), 0)
-
-
-@pytest.mark.parametrize("num_steps", [70, 100, 500])
+@pytest.mark.parametrize("num_steps", [70, 500])
 def test_sage_is_deterministic_if_both_levels_are_above_the_clamp(num_steps):
     levels = shifted_levels(num_steps, 5.0)
     steps = schedule("sage_grpo", levels, 0.5, "stochastic")

@@ -33,7 +33,6 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     assert list(rows) == [*(name for checks in PARTS.values() for name in checks), "parity"]
     assert all(rows.values())
     assert len(rows["profile"][0].keys() - {"what", "ok", "seconds"}) == 20
-    assert [row["counted GB"] for row in rows["counts"]] == [5.95, 11.41, 153.7, 228.6]
     for how in ("eager", "compiled"):
         assert [row["grad"] for row in rows[f"on_policy_{how}"] if "grad" in row] == [0]
     assert [(row["deterministic"], row["bit for bit"]) for row in rows["resume"]] == 2 * [

@@ -1,66 +1,46 @@
-"""A custom objective with settings and data of its own: supervised finetuning on videos of a CSV
-file, for ``--objective``; see docs/add_an_objective.md.
+"""A custom objective with settings and data of its own: supervised fine-tuning on a folder of videos
+with their captions in text files, for ``--objective``; see docs/add_an_objective.md.
 
-    python post_train.py --config configs/miniature_nft.yaml --output_dir outputs/finetuned \
-        --objective examples/custom_data.py:Finetuning --videos_csv videos.csv --eta 0
+    python post_train.py --config configs/miniature_sft.yaml --output_dir outputs/captioned \
+        --objective examples/custom_data.py:Captioned --captioned_folders videos
 """
 
 from pathlib import Path
 from typing import ClassVar
 
-import torch
-
-from hyvideo.data.csv_files import read_rows
-from hyvideo.data.files import find_path
-from hyvideo.data.pairs import Example, Examples
+from hyvideo.data.examples import Example, Examples
 from hyvideo.data.prompts import Request
-from hyvideo.grpo.nft import mean_square
 from hyvideo.settings.sections import Section, learning
-from hyvideo.training.objective import LevelObjective, Terms
-from hyvideo.training.rollout_batch import select
+from hyvideo.training.objectives.sft import SFT
 
 
 class Settings(Section):
-    """Settings that only this objective has."""
+    """Settings that only this objective has, beside those of sft."""
 
-    videos_from: ClassVar[str] = "videos_csv"  # no rollouts are sampled
+    videos_from: ClassVar[str] = "captioned_folders"  # in place of videos_csv
 
-    videos_csv: list[str] = learning(
-        [], "Videos to train on, CSV files: `prompt`, `video`.", is_path=True, min_length=1
+    captioned_folders: list[str] = learning(
+        [],
+        "Folders of videos; the prompt of NAME.mp4 is the text of NAME.txt.",
+        is_path=True,
     )
 
     def read_videos(self, seed: int) -> Examples:
-        """Return a training example for each row; paths are relative to the folder of the CSV."""
+        """Return a training example for each video that has a caption."""
         examples = []
-        for path in map(find_path, self.videos_csv):
-            rows = read_rows(path, "videos_csv", ("prompt", "video"))
-            for number, row in enumerate(rows, 1):
-                place = f"row {number} of {path}"
-                video = Path(path).parent / row.get("video", "")
-                if not video.is_file():
-                    raise ValueError(f"videos_csv must name existing videos, got {video}, {place}")
-                examples.append(Example(Request(row["prompt"]), (video,), place))
+        for folder in map(Path, self.captioned_folders):
+            for caption in sorted(folder.glob("*.txt")):
+                prompt = caption.read_text(encoding="utf-8").strip()
+                video = caption.with_suffix(".mp4")
+                if not prompt or not video.is_file():
+                    raise ValueError(f"captioned_folders needs {video} and a text in {caption}")
+                examples.append(Example(Request(prompt), (video,), str(caption)))
+        if not examples:
+            raise ValueError(f"captioned_folders has no captions: {self.captioned_folders}")
         return Examples(examples)
 
 
-class Finetuning(LevelObjective):
-    """Regression of the velocity on re-noised videos, plus the KL to the anchor."""
+class Captioned(SFT):
+    """The loss of ``objective sft`` on these videos."""
 
     Settings = Settings
-    metrics = ("loss/total", "kl/position", "finetuning/error")
-    needs_rewards = False
-    uses_advantages = False
-
-    def terms(self, rollouts, reference, rows, column, *, kl_coefficient):
-        velocity, target = self.velocity_and_target(rollouts, rows, column)
-        error = mean_square(velocity - target)
-        kl = torch.zeros_like(error)
-        if column in reference:  # the anchor's velocities
-            kl = mean_square(velocity - select(reference[column], rows))
-        loss = error + kl_coefficient * kl
-        return Terms(
-            loss=loss,
-            kl=kl,
-            deviation=torch.zeros_like(error),  # not measured
-            metrics={"loss/total": loss, "kl/position": kl, "finetuning/error": error},
-        )

@@ -9,8 +9,8 @@ Also accepts every flag of post_train.py; without --config, a checkpoint uses th
 run. Prompts come from valid_video_csv and scorers from reward_model
 (`--reward_model videoalign clip pickscore`). Videos are generated as in validation. The prompts of
 --videos come from generate.py's JSON files or a run's scores.json in that folder, or else from the
-rows of valid_video_csv in order. Writes scores.json and scores.csv. The same command again samples
-only the videos that are missing.
+rows of valid_video_csv in order. Writes scores.json and scores.csv, and for --videos also videos.csv,
+which objective sft trains on. The same command again samples only the videos that are missing.
 """
 
 import argparse
@@ -42,6 +42,7 @@ def main() -> None:
 
     from hyvideo.generation.policy_scores import Evaluator
     from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
+    from hyvideo.validation.video_folder import find_clips, write_scored_videos
 
     evaluator = Evaluator(config)
     try:
@@ -50,6 +51,10 @@ def main() -> None:
         evaluator.close()
     write_evaluation(options.out / "scores.json", evaluation, identity)
     write_csv(options.out / "scores.csv", evaluation.videos)
+    if options.videos:
+        clips = find_clips(options.videos, evaluator.requests)
+        scores = [entry["reward"] for entry in evaluation.videos]
+        write_scored_videos(options.out / "videos.csv", clips, scores)
     store.remove()
     print(f"{len(evaluation.videos)} videos; mean with 95 % Student's t interval over prompts")
     print(as_text(summarise(evaluation)))

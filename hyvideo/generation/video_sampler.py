@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.data.cli import keep_traceback
+from hyvideo.data.examples import LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.files import parse_json, read_text
-from hyvideo.data.pairs import LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video

@@ -204,9 +204,9 @@ class PlannedRun:
         rollouts of later updates, and one level of one rollout per replica, for the check; none
         with one update per iteration.
         """
-        # with one video per pass, the errors of all videos are computed in advance
-        if self.config.objective.videos_from:
-            return self.plan.num_trained_steps if self.config.rows_per_pass == 1 else 0.0
+        # with one video of a pair per pass, the errors of all videos are computed in advance
+        if self.config.objective.group_size == 2 and self.config.rows_per_pass == 1:
+            return self.plan.num_trained_steps
         if not self.config.objective.needs_old_velocities or self.plan.updates == 1:
             return 0.0
         return (

@@ -42,7 +42,11 @@ def console_text(metrics: dict[str, float]) -> str:
     """Format reward, KL and largest distance to the rollout policy, as far as known, and a long
     wait for rewards.
     """
-    texts = [text.format(metrics[name]) for name, text in CONSOLE_TEXTS.items() if name in metrics]
+    texts = [
+        text.format(metrics[name])
+        for name, text in CONSOLE_TEXTS.items()
+        if not math.isnan(metrics.get(name, math.nan))  # a KL that is not measured
+    ]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
     if waiting > 0.25:
         texts.append(f"{waiting:.0%} of the time waiting for rewards")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.data.files import folder_problem, read_json
-from hyvideo.data.prompts import are_seen, read_requests
+from hyvideo.data.prompts import are_seen
 from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.distributed.checkpoint_loading import complete
@@ -21,6 +21,7 @@ from hyvideo.settings.command_line import config_of_run
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_rollouts
 from hyvideo.settings.objectives import label_of
+from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.validation.intervals import Interval, t_interval
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -114,11 +115,11 @@ class RunContents:
 
     @cached_property
     def unseen(self) -> list[int]:
-        """Videos of ``gains`` whose prompt is not in prompts_csv, by number; none if that file has
-        moved.
+        """Videos of ``gains`` whose prompt was not trained on, by number; none if the files of the
+        training have moved.
         """
         try:
-            training = read_requests(*self.config.data.prompts_csv)
+            training = RunInputs(self.config, 1).requests
         except ValueError:
             return []
         seen = are_seen([self.after[number]["prompt"] for number in self.gains], training)

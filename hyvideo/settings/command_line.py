@@ -26,7 +26,7 @@ from hyvideo.settings.config import (
     objectives_with,
     without_custom_objective,
 )
-from hyvideo.settings.objectives import BUILT_IN, settings_class
+from hyvideo.settings.objectives import BUILT_IN, ObjectiveSettings, settings_class
 from hyvideo.settings.reference_flags import (
     add_flags,
     flags_in,
@@ -210,13 +210,16 @@ def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[s
     if objective in (None, before):
         return dict(inherited)
     try:
-        known = settings_class(objective).model_fields
+        cls = settings_class(objective)
     except ValueError:  # reported with the other problems
         return dict(inherited)
-    dropped = [name for name in inherited if objectives_with(name) and name not in known]
+    dropped = [name for name in inherited if objectives_with(name) and name not in cls.model_fields]
+    if cls.videos_from:  # a trust region and a group of rollouts do not fit given videos
+        own = [name for name in cls.model_fields if name not in ObjectiveSettings.model_fields]
+        dropped += [name for name in (*own, "num_generations") if name in inherited]
     if dropped and processes.rank() == 0:
         print(
-            f"settings of the file that objective {objective} does not have are ignored: "
+            f"settings of the file that are not those of objective {objective} are ignored: "
             f"{', '.join(dropped)}",
             file=sys.stderr,
         )

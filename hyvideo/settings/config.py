@@ -73,6 +73,8 @@ class Config(BaseModel):
             classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
         except ValueError as error:
             raise SettingsError([str(error)], {OBJECTIVE}, values) from error
+        if classes[OBJECTIVE].group_size:
+            values.setdefault("num_generations", classes[OBJECTIVE].group_size)
         parts, problems, names = read_sections(classes, values)
         known = {name for section in classes.values() for name in section.model_fields}
         for name in values.keys() - known:
@@ -382,8 +384,8 @@ SECTIONS: dict[str, type[sections.Section]] = {
 _CHOICE: FieldInfo = sections.learning(
     GRPOSettings.name,
     "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft "
-    "(reward gradients), dpo (preferences in pairs_csv, without rollouts), distill (a student of "
-    "few steps), or FILE.py:NAME.",
+    "(reward gradients), dpo (preferences in pairs_csv, without rollouts), sft (videos in "
+    "videos_csv, without rollouts), distill (a student of few steps), or FILE.py:NAME.",
     is_path=True,
     choices=BUILT_IN,
 )

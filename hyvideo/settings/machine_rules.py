@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hyvideo.data.examples import check_images, check_latents, check_videos
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.images import read_image
-from hyvideo.data.pairs import check_images, check_latents, check_videos
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
@@ -24,7 +24,10 @@ REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 def data_problems(inputs: RunInputs) -> Problems:
     """Yield what the prompts, pairs and sizes of the run lack, as far as their files exist."""
     config = inputs.config
-    if not config.data.prompts_csv and not config.objective.videos_from:
+    source = config.objective.videos_from
+    if source and not getattr(config.objective, source):
+        yield f"objective {config.objective.name} needs {source}, the videos to train on, got none"
+    if not source and not config.data.prompts_csv:
         yield "prompts_csv must name a CSV file with a column `prompt`, got none"
     yield from prompts_are_readable(inputs, existing=True)
     yield from pairs_are_usable(inputs, existing=True)

@@ -6,7 +6,7 @@ from hyvideo.models.versions import Version, version_defaults
 from hyvideo.rewards.rewards import SCORERS, has_gradient
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
-from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings
+from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings, SFTSettings
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import RewardSettings, RolloutSettings
@@ -25,8 +25,15 @@ def objective_problems(config: Config) -> Problems:
         yield from level_problems(objective, rollout, version)
     if objective.reward_weight:
         yield from reward_gradient_problems(objective, config.reward)
+    if isinstance(objective, (DPOSettings, SFTSettings)):
+        yield from guidance_problems(objective, rollout)
     if isinstance(objective, DPOSettings):
         yield from pair_problems(objective, rollout, config.rows_per_pass)
+    if objective.group_size not in (0, rollout.num_generations):
+        yield (
+            f"objective {objective.name} needs num_generations {objective.group_size}, which is its "
+            f"default, got {rollout.num_generations}; remove num_generations"
+        )
     if config.reward.ignore_rewards and objective.strategy == "none" and objective.scores_rollouts:
         yield (
             "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves "
@@ -114,23 +121,22 @@ def reward_gradient_problems(objective: ObjectiveSettings, reward: RewardSetting
             )
 
 
+def guidance_problems(objective: ObjectiveSettings, rollout: RolloutSettings) -> Problems:
+    """Yield guidance with which given videos cannot be trained on."""
+    guided = {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": objective.anchor_cfg_scale or 1}
+    for setting, scale in guided.items():
+        if scale > 1:
+            yield (
+                f"objective {objective.name} trains the model without guidance, got {setting} "
+                f"{scale:g}; set {setting} 1, and validation_cfg_scale to the guidance of your videos"
+            )
+
+
 def pair_problems(
     objective: ObjectiveSettings, rollout: RolloutSettings, rows_per_pass: int
 ) -> Problems:
     """Yield what an objective on rated pairs cannot be used with."""
     name = objective.name
-    guided = {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": objective.anchor_cfg_scale or 1}
-    for setting, scale in guided.items():
-        if scale > 1:
-            yield (
-                f"objective {name} trains the model without guidance, got {setting} {scale:g}; set "
-                f"{setting} 1, and validation_cfg_scale to the guidance of your videos"
-            )
-    if rollout.num_generations != 2:
-        yield (
-            f"objective {name} needs num_generations 2, because a group is a winner and a loser, "
-            f"got {rollout.num_generations}; set num_generations 2"
-        )
     sizes = {"batch_size": rollout.batch_size}
     if rows_per_pass > 1:
         sizes["mini_batch_size_per_update"] = rows_per_pass

@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 from pydantic import create_model, field_validator
 
 from hyvideo.data.custom_code import load_object
+from hyvideo.data.examples import Examples, read_examples
 from hyvideo.data.files import parse_json
-from hyvideo.data.pairs import Examples, read_ratings, select_preferences, split_by_prompt
+from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.rewards.rewards import MAX_SCORE
@@ -39,6 +40,7 @@ class ObjectiveSettings(Section):
     # setting that names the CSV files of the videos that it trains on; empty: rollouts
     videos_from: ClassVar[str] = ""
     needs_rewards: ClassVar[bool] = True  # rollouts are decoded and scored
+    group_size: ClassVar[int] = 0  # num_generations, if the objective decides it
 
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", ge=1)
     gate_interval: int = machine(
@@ -247,13 +249,13 @@ class DPOSettings(KLCoefficientSettings):
     class_path = "hyvideo.training.objectives.dpo:DPO"
     trains = "levels"
     videos_from = "pairs_csv"
+    group_size = 2  # a winner and a loser
 
     pairs_csv: list[str] = learning(
         [],
         "Rated pairs of videos, CSV files: `prompt`, `first`, `second`, `answer`, optionally "
         "`dimension`, `ref_image_path`.",
         is_path=True,
-        min_length=1,
     )
     pair_weights: str = learning(
         "", "Weights of the dimensions of pairs_csv, as JSON; default: all equally."
@@ -302,6 +304,42 @@ class DPOSettings(KLCoefficientSettings):
         return split_by_prompt(found, seed)
 
 
+class SFTSettings(KLCoefficientSettings):
+    """Supervised fine-tuning on videos in CSV files, without rollouts."""
+
+    name = "sft"
+    label = "fine-tuning"
+    class_path = "hyvideo.training.objectives.sft:SFT"
+    trains = "levels"
+    videos_from = "videos_csv"
+    needs_rewards = False
+    group_size = 1
+
+    videos_csv: list[str] = learning(
+        [],
+        "Videos to train on, CSV files: `prompt`, `video`, optionally `ref_image_path`, `keep` (1 "
+        "or 0), `score`.",
+        is_path=True,
+    )
+    keep_fraction: float = learning(
+        1.0,
+        "Share of each prompt's videos that is trained on, those with the highest `score`.",
+        gt=0,
+        le=1,
+    )
+    nft_levels: int = learning(1, "Noise levels that are trained per video.", ge=1)
+    kl_strategy: Literal["none", "fixed"] = learning("none", "KL terms: to the base model (fixed).")
+    kl_weight: float = learning(1.0, "Largest coefficient of the KL term.", ge=0)
+    kl_coef: float = learning(1.0, "Initial KL coefficient.", ge=0)
+    kl_min_coef: float = learning(1.0, "Smallest KL coefficient.", ge=0)
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
+        "constant", "KL coefficient schedule."
+    )
+
+    def read_videos(self, seed: int) -> Examples:
+        return Examples(read_examples(self.videos_csv, self.keep_fraction))
+
+
 class DistillSettings(TrainedStepsSettings):
     """A student of few steps, which follows its guided teacher."""
 
@@ -321,7 +359,7 @@ class DistillSettings(TrainedStepsSettings):
         return self.kl_strategy
 
 
-_ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, DistillSettings)
+_ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, SFTSettings, DistillSettings)
 BUILT_IN = {each.name: each for each in _ALL}
 # Attributes that the class of a custom objective has as well.
 _TRAITS = ("trains", "has_ratio", "needs_old_velocities", "needs_rewards")

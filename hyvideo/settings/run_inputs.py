@@ -5,7 +5,7 @@ once.
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from hyvideo.data.pairs import Examples
+from hyvideo.data.examples import Examples
 from hyvideo.data.prompts import PromptFiles, Request
 from hyvideo.models.sizes import Sizes, read_architecture
 from hyvideo.settings.config import Config

@@ -6,19 +6,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hyvideo.data.pairs import Example, Preference
+from hyvideo.data.examples import Example
 from hyvideo.data.prompts import PromptOrder, Request
+from hyvideo.grpo.nft import mean_square
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.training.on_policy_check import Limited
 from hyvideo.training.rewards import PendingRewards
 from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
 from hyvideo.training.rollouts import replica_indices
 from hyvideo.training.video_latents import VideoLatents
 
 if TYPE_CHECKING:
-    from hyvideo.training.objective import Objective
+    from hyvideo.training.objective import LevelObjective, Objective
+
+ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity,"
+UNTRAINED = (
+    "the latents are not those of this model's VAE, or the model is not trained (then set "
+    "random_weights or gate_interval 0)"
+)
 
 
 class GivenVideos:
@@ -102,9 +110,7 @@ class GivenVideos:
         )
 
 
-def videos_of(
-    examples: Sequence[Example | Preference], indices: Sequence[RolloutIndex]
-) -> list[Path]:
+def videos_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[Path]:
     """Return the video of each member; members beyond the number of videos begin again, with other
     noise.
     """
@@ -112,3 +118,15 @@ def videos_of(
         example.videos[index.member % len(example.videos)]
         for example, index in zip(examples, indices, strict=True)
     ]
+
+
+@torch.no_grad()
+def fit_of(objective: "LevelObjective", rollouts: RolloutBatch, row: int) -> dict[str, Limited]:
+    """Return the velocity error of a video at its highest noise level over that of a zero velocity,
+    by what it is. A trained model is below 1 if the latents are those of its VAE.
+    """
+    noisiest = int(rollouts.trained_steps[row].argmax())
+    velocity, target = objective.velocity_and_target(rollouts, [row], noisiest)
+    objective.cost.add(objective.num_forwards(rollouts, [row], noisiest))
+    error = mean_square(velocity - target) / mean_square(target)
+    return {ZERO_ERROR: Limited(error.squeeze(), 1.0, UNTRAINED)}

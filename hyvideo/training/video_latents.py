@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hyvideo.data.digests import digest_file, digest_of
+from hyvideo.data.examples import LATENTS_KEY, LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.files import make_folder, publish
-from hyvideo.data.pairs import LATENTS_KEY, LATENTS_SUFFIX, VIDEO_KEY
 from hyvideo.data.text import quote
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.distributed.collectives import raise_on_all_ranks

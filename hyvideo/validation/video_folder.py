@@ -3,6 +3,7 @@ prompts CSV.
 """
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from hyvideo.data.csv_files import csv_text
+from hyvideo.data.examples import COLUMNS
 from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import quote
 from hyvideo.data.videos import at_original_size, read_header, read_video
+from hyvideo.records.run_files import write_text
 from hyvideo.validation import parts
 
 SCORES_FILE = "scores.json"
@@ -50,6 +54,7 @@ class Clip:
     prompt: str
     group: int  # index of the prompt
     seed: int | None  # of the initial noise, if it is recorded
+    image: str | None = None  # first frame
 
 
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
@@ -82,7 +87,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
             if not isinstance(seed, int):
                 seed = None
             prompt = record["prompt"]
-            clips.append(Clip(path, prompt, places[prompt], seed))
+            clips.append(Clip(path, prompt, places[prompt], seed, record.get("image")))
         return clips
     if not requests or len(paths) % len(requests):
         raise ValueError(
@@ -94,9 +99,24 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     each = len(paths) // len(requests)
     owners = [requests[i // each] for i in range(len(paths))]
     return [
-        Clip(path, owner.prompt, i // each, owner.seed)
+        Clip(path, owner.prompt, i // each, owner.seed, owner.image)
         for i, (path, owner) in enumerate(zip(paths, owners))
     ]
+
+
+def write_scored_videos(path: Path, clips: list[Clip], scores: list[float | None]) -> None:
+    """Write the CSV file of videos that objective sft reads, with their scores; those without one
+    are left out. Paths are relative to the folder of the CSV.
+    """
+    rows = []
+    for clip, score in zip(clips, scores, strict=True):
+        if score is None:
+            continue
+        video = os.path.relpath(clip.path, path.parent)
+        image = os.path.abspath(clip.image) if clip.image else ""
+        rows.append([clip.prompt, video, image, score])
+    columns = [*COLUMNS, "ref_image_path", "score"]
+    write_text(path, csv_text(columns, rows))
 
 
 def common_frame_rate(clips: list[Clip]) -> float:

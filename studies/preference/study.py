@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.data.digests import digest_file
+from hyvideo.data.examples import LATENTS_SUFFIX
 from hyvideo.data.files import publish, remove_partial
-from hyvideo.data.pairs import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.records.run_files import write_json

@@ -7,15 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from hyvideo.data.digests import digest_file
-from hyvideo.data.pairs import (
-    Preference,
-    check_images,
-    check_latents,
-    check_videos,
-    read_ratings,
-    select_preferences,
-    split_by_prompt,
-)
+from hyvideo.data.examples import Example, check_images, check_latents, check_videos
+from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.prompts import Request
 from tests.forked import ROOT
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
@@ -51,7 +44,7 @@ def test_the_winner_is_the_preferred_video_and_ties_are_left_out(videos):
         (PROMPT, "0a.mp4", "0a.mp4", "both_bad"),
     ]
     found = preferences(videos, rows)
-    assert [(each.winner.name, each.loser.name) for each in found] == [
+    assert [tuple(video.name for video in each.videos) for each in found] == [
         ("0a.mp4", "0b.mp4"),
         ("0b.mp4", "0a.mp4"),
     ]
@@ -128,7 +121,7 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
     path = tmp_path / "0a.mp4"
     shutil.copyfile(videos / "0a.mp4", path)
     shutil.copyfile(videos / "0b.mp4", tmp_path / "0b.mp4")
-    pairs = [Preference(Request(PROMPT), path, tmp_path / "0b.mp4", 1.0, "row 7 of x.csv")]
+    pairs = [Example(Request(PROMPT), (path, tmp_path / "0b.mp4"), "row 7 of x.csv")]
     latents = {"latents": torch.zeros(3, 2, 4, 4)}
     check_latents(pairs, (2, 4, 4))  # without a file
     save_file(latents, path.with_suffix(".safetensors"), metadata={"video": digest_file(path)})
@@ -149,7 +142,7 @@ def test_latents_beside_a_video_must_have_its_shape_and_hash(videos, tmp_path):
 
 def test_fifteen_percent_of_the_prompts_are_held_out_with_all_their_pairs(tmp_path):
     pairs = [
-        Preference(Request(f"prompt {number % 20}"), tmp_path / "a", tmp_path / "b", 1.0, "")
+        Example(Request(f"prompt {number % 20}"), (tmp_path / "a", tmp_path / "b"), "")
         for number in range(50)
     ]
     split = split_by_prompt(pairs, seed=0)

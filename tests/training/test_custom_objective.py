@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 
 import pytest
 import torch
@@ -15,13 +14,11 @@ from hyvideo.settings.plan_text import describe
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
-from tests.rated_pairs import PROMPTS, write_pairs
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness, weights
 
 CPU = torch.device("cpu")
 EXAMPLE = f"{ROOT}/examples/custom_objective.py:WeightedRegression"
-FINETUNING = f"{ROOT}/examples/custom_data.py:Finetuning"
 LEVELS = {"nft_levels": 2, "eta": 0.0, "learning_rate": 1e-3}
 TEXT = """
 from typing import ClassVar
@@ -171,55 +168,15 @@ def trainer_of(config, mesh):
 # --- training -------------------------------------------------------------------------------------
 
 
-def test_an_objective_with_data_of_its_own_trains_on_its_videos_alone(tiny_config, mesh, tmp_path):
-    write_pairs(tmp_path / "videos")
-    csv = tmp_path / "videos" / "videos.csv"
-    csv.write_text("prompt,video\n" + "".join(f"{p},{k}a.mp4\n" for k, p in enumerate(PROMPTS)))
-    config = tiny_config.with_settings(
-        **LEVELS, objective=FINETUNING, videos_csv=[str(csv)], max_steps=1, check_reward=True
-    )
-    check(config)
-    trainer = Trainer(config, mesh, CPU)
-    before = weights(trainer)
-    trainer.train()
-    assert not all(map(torch.equal, before, weights(trainer)))
-    (line,) = [
-        json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    ]
-    assert line["finetuning/error"] > 0 and "reward/mean" not in line
-    # one forward and two backward passes for each level, and nothing to sample
-    assert line["cost/forwards"] == pytest.approx(3 * config.objective.nft_levels)
-    moved = csv.with_name("moved.csv")
-    shutil.copy(csv, moved)
-    Trainer(config.with_settings(max_steps=2, videos_csv=[str(moved)]), mesh, CPU)
-    csv.write_text("prompt,video\n" + "".join(f"{p},{k}b.mp4\n" for k, p in enumerate(PROMPTS)))
-    with pytest.raises(ValueError, match="videos_csv"):
-        Trainer(config.with_settings(max_steps=2), mesh, CPU)
-
-
 def test_a_reward_gradient_is_refused_where_it_would_be_computed_on_other_data(
     tiny_config, mesh, tmp_path
 ):
-    write_pairs(tmp_path / "videos")
-    csv = tmp_path / "videos" / "videos.csv"
-    csv.write_text("prompt,video\n" + "".join(f"{p},{k}a.mp4\n" for k, p in enumerate(PROMPTS)))
     changes = LEVELS | {"reward_gradient_weight": 0.1}
-    config = tiny_config.with_settings(**changes, objective=FINETUNING, videos_csv=[str(csv)])
-    with pytest.raises(ValueError, match="reward_gradient_weight"):
-        check(config)
     file = tmp_path / "mine.py"
     file.write_text(f"{TEXT}\nclass Collects(Mine):\n    collect = lambda *_: None\n")
     config = tiny_config.with_settings(**changes, objective=f"{file}:Collects")
     with pytest.raises(ValueError, match="reward_gradient_weight .* `collect`"):
         Trainer(check(config).config, mesh, CPU)
-
-
-def test_a_missing_video_is_named_before_models_are_loaded(tiny_config, tmp_path):
-    csv = tmp_path / "videos.csv"
-    csv.write_text("prompt,video\na red circle,absent.mp4\n")
-    config = tiny_config.with_settings(**LEVELS, objective=FINETUNING, videos_csv=[str(csv)])
-    with pytest.raises(ValueError, match="absent.mp4"):
-        check(config)
 
 
 def test_the_example_trains_and_its_metrics_are_reported(tiny_config, mesh, tmp_path):
@@ -464,9 +421,9 @@ def test_an_objective_without_a_reader_of_its_videos_is_named(tmp_path):
     path = tmp_path / "unread.py"
     path.write_text(
         "from typing import ClassVar\n"
-        "from examples.custom_data import Finetuning\n"
+        "from examples.custom_data import Captioned\n"
         "from hyvideo.settings.sections import Section\n"
-        "class Unread(Finetuning):\n"
+        "class Unread(Captioned):\n"
         "    class Settings(Section):\n"
         "        videos_from: ClassVar[str] = 'pairs_csv'\n"
     )

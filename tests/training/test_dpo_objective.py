@@ -369,7 +369,7 @@ def test_a_policy_that_is_not_the_base_model_at_the_start_stops_the_run(config, 
         ({"pairs_csv": ["none.csv"]}, "a pairs CSV: file not found: none.csv"),
         (
             {"num_generations": 4},
-            "objective dpo needs num_generations 2, because a group is a winner and a loser, got 4",
+            "objective dpo needs num_generations 2",
         ),
         ({"num_updates_per_rollout": 2}, "num_updates_per_rollout"),
         ({"anchor_fraction": 0.5}, "anchor_fraction is a setting of"),

@@ -14,6 +14,12 @@ from tests.test_trainer import CPU, weights
 from tests.training.test_reward_gradient import Contrast
 
 LEVELS = {"eta": 0.0, "nft_levels": 2, "learning_rate": 1e-3}
+SFT = {
+    "kl_strategy": "none",
+    "nft_levels": 2,
+    "num_generations": 1,
+    "learning_rate": 1e-3,
+}
 REWARD = {"reward_weights": '{"VQ": 0.5, "MQ": 2}'}
 OBJECTIVES = {
     "grpo": {"learning_rate": 1e-3},
@@ -30,7 +36,8 @@ OBJECTIVES = {
         "learning_rate": 1e-3,
     },
     "regression": {"objective": f"{ROOT}/examples/custom_objective.py:WeightedRegression"} | LEVELS,
-    "finetuning": {"objective": f"{ROOT}/examples/custom_data.py:Finetuning"} | LEVELS,
+    "sft": SFT | {"objective": "sft"},
+    "captioned": SFT | {"objective": f"{ROOT}/examples/custom_data.py:Captioned"},
 }
 
 
@@ -40,11 +47,15 @@ def trainer(request, tiny_config, mesh, tmp_path):
     pairs = write_pairs(tmp_path / "videos")
     if request.param == "dpo":
         settings["pairs_csv"] = [str(pairs)]
-    if request.param == "finetuning":
+    if request.param == "sft":
         videos = pairs.with_name("videos.csv")
         rows = "".join(f"{prompt},{row}a.mp4\n" for row, prompt in enumerate(PROMPTS))
         videos.write_text(f"prompt,video\n{rows}")
         settings["videos_csv"] = [str(videos)]
+    if request.param == "captioned":
+        for row, prompt in enumerate(PROMPTS):
+            (pairs.parent / f"{row}a.txt").write_text(prompt)
+        settings["captioned_folders"] = [str(pairs.parent)]
     config = tiny_config.with_settings(**settings)
     check(config)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Contrast()})

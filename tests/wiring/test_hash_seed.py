@@ -51,13 +51,14 @@ def print_names():
     """Print held-out pairs and the order of the columns of rewards."""
     from pathlib import Path
 
-    from hyvideo.data.pairs import Preference, split_by_prompt
+    from hyvideo.data.examples import Example
+    from hyvideo.data.pairs import split_by_prompt
     from hyvideo.data.prompts import Request
     from hyvideo.rewards.rewards import Reward
     from hyvideo.training.rewards import merge_rewards
 
     here = Path()
-    pairs = [Preference(Request(name), here, here, 1.0, "") for name in NAMES]
+    pairs = [Example(Request(name), (here, here), "") for name in NAMES]
     held_out = [pair.request.prompt for pair in split_by_prompt(pairs, 0).held_out]
     scores = {name: float(number) for number, name in enumerate(NAMES)}
     names, rewards = merge_rewards({0: Reward(0.0, scores)}, 1, Mesh.single())

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from hyvideo.data import randomness
-from hyvideo.data.pairs import Preference, split_by_prompt
+from hyvideo.data.examples import Example
+from hyvideo.data.pairs import split_by_prompt
 from hyvideo.data.prompts import Request
 from hyvideo.generation.video_sampler import Video, VideoSampler
 from hyvideo.trainer import Trainer
@@ -156,7 +157,7 @@ def test_the_draws_of_objectives_on_noise_levels_depend_on_iteration_rollout_and
 
 
 def test_the_held_out_pairs_depend_on_the_seed(keys, tmp_path):
-    pairs = [Preference(Request(prompt), tmp_path, tmp_path, 1.0, "") for prompt in "abcd"]
+    pairs = [Example(Request(prompt), (tmp_path, tmp_path), "") for prompt in "abcd"]
     split_by_prompt(pairs, SEED)
     check(keys, SEED, "held-out pairs")
 

@@ -13,7 +13,6 @@ from hyvideo.data.text import quote
 from hyvideo.models.sizes import tiny_module
 from hyvideo.models.versions import RELEASED
 from hyvideo.planning.rehearsal.checks import run_problems, video_problems
-from hyvideo.planning.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.planning.rehearsal.settings import (
     Change,
     heads_of,
@@ -22,6 +21,7 @@ from hyvideo.planning.rehearsal.settings import (
     validation_requests,
 )
 from hyvideo.planning.rehearsal.stages import run_stage, stages_of
+from hyvideo.planning.rehearsal.videos import lacks_videos, write_videos
 from hyvideo.rewards import tiny as tiny_rewards
 from hyvideo.settings.config import Config
 from hyvideo.settings.layout import planned_world_size
@@ -71,12 +71,12 @@ def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     """Rehearse in an empty folder. Raises ValueError for settings that cannot run."""
     given = config
     try:
-        if lacks_pairs(config):
-            pairs = write_pairs(folder / "pairs", config)
-            config = config.with_settings(pairs_csv=[str(pairs)])
+        if lacks_videos(config):
+            videos = write_videos(folder / "given", config)
+            config = config.with_settings(**{config.objective.videos_from: [str(videos)]})
         inputs = check(config, world_size, on_this_machine=False)
     except ValueError:
-        shutil.rmtree(folder / "pairs", ignore_errors=True)  # for the corrected command
+        shutil.rmtree(folder / "given", ignore_errors=True)  # for the corrected command
         raise
     chosen = validation_requests(inputs.validated or inputs.requests)
     processes = processes_of(config) if world_size > 1 else 1
@@ -89,10 +89,10 @@ def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     write_models(config, folder, [*inputs.requests, *inputs.validated])
     changes = reduced(config, processes, folder=folder, validated=bool(inputs.validated))
     if config is not given:
-        paths = ", ".join(given.objective.pairs_csv)
-        changes.append(
-            Change("pairs_csv", config.objective.pairs_csv, f"{paths} does not exist yet")
-        )
+        source = config.objective.videos_from
+        paths = ", ".join(getattr(given.objective, source))
+        written = getattr(config.objective, source)
+        changes.append(Change(source, written, f"{paths} does not exist yet"))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
     rehearsed = rehearsed.with_absolute_paths()  # the stages start in the project's folder
     check(rehearsed, processes)

@@ -33,6 +33,7 @@ class Change:
             "valid_video_csv",
             "reward_config",
             "pairs_csv",
+            "videos_csv",
         )
         return "its own" if is_path else str(self.value)
 
@@ -101,7 +102,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         changes.append(
             Change("vae_dtype", "bf16", "fp16 takes forty times as long as bf16 on a CPU")
         )
-    if config.objective.name in ("nft", "dpo"):
+    if config.objective.name in ("nft", "dpo", "sft"):
         reason = f"velocities of random weights fail the check of {config.objective.name}"
         changes.append(Change("gate_interval", 0, reason))
     if validated:
@@ -122,7 +123,7 @@ def _reward_config(config: Config, folder: Path) -> str:
 
 
 def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
-    """Return groups of two rollouts, in as few batches as the updates need, with the layout of the
+    """Return groups of two rollouts or given videos, in as few batches as the updates need, with the layout of the
     run's groups.
     """
     rollout = config.rollout
@@ -131,8 +132,9 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
     size = 1 if has_shared_groups and world_size > config.distributed.sp_size else 2
     distributed = config.distributed
     replicate = 2 if distributed.dp_replicate > 1 else 1
+    group = config.objective.group_size or 2
     tried = config.with_settings(
-        num_generations=2, gradient_accumulation_steps=batches, dp_replicate=replicate
+        num_generations=group, gradient_accumulation_steps=batches, dp_replicate=replicate
     )
     replicas = world_size // config.distributed.sp_size
     updates = config.objective.updates
@@ -140,7 +142,7 @@ def _batches(config: Config, world_size: int, reason: str) -> list[Change]:
         size = 2 if size == 1 else size + 2
     rows = min(config.objective.mini_batch_size_per_update, size * batches)
     return [
-        Change("num_generations", 2, reason),
+        Change("num_generations", group, reason),
         Change("gradient_accumulation_steps", batches, reason),
         Change("batch_size", size, reason),
         Change("dp_replicate", replicate, reason),

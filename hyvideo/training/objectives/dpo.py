@@ -21,7 +21,7 @@ from hyvideo.grpo.dpo import DPOInputs, DPOTerms, accuracy_of, dpo_terms, dpo_te
 from hyvideo.grpo.nft import mean_square
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.training.given_videos import videos_of
+from hyvideo.training.given_videos import fit_of, videos_of
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits, step_tolerance
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, chunks, select
@@ -31,12 +31,6 @@ if TYPE_CHECKING:
     from hyvideo.training.run_setup import Run
 
 HELD_OUT_LEVELS = 4  # noise levels at which the accuracy on held-out pairs is measured
-
-ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity,"
-UNTRAINED = (
-    "the latents are not those of this model's VAE, or the model is not trained (then set "
-    "random_weights or gate_interval 0)"
-)
 
 
 @dataclass(frozen=True)
@@ -287,15 +281,5 @@ class DPO(LevelObjective):
                 torch.stack(deviations).amax(), step_tolerance(self.config.model.dtype)
             )
         if len(deviations) == 1 and not self.config.model.random_weights:
-            error = self._relative_error(rollouts, passes[0].rows[0])
-            checked[ZERO_ERROR] = Limited(error, 1.0, UNTRAINED)
+            checked |= fit_of(self, rollouts, passes[0].rows[0])
         check_limits(f"iteration {iteration}, objective dpo", checked, self.mesh)
-
-    def _relative_error(self, rollouts: RolloutBatch, row: int) -> Tensor:
-        """Return the velocity error of a video at its highest noise level over that of a zero
-        velocity. Shape: ().
-        """
-        noisiest = int(rollouts.trained_steps[row].argmax())
-        velocity = self.predict(rollouts, [row], noisiest)
-        target = self.target_of(rollouts, row, noisiest)
-        return (mean_square(velocity - target) / mean_square(target)).squeeze()

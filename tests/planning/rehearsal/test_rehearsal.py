@@ -10,8 +10,8 @@ import sys
 import pytest
 import torch
 
+from hyvideo.data.examples import check_videos
 from hyvideo.data.files import ROOT
-from hyvideo.data.pairs import check_videos
 from hyvideo.data.videos import write_video
 from hyvideo.models.encoders import load_tokenizer
 from hyvideo.models.family import families
@@ -21,8 +21,8 @@ from hyvideo.models.versions import RELEASED
 from hyvideo.planning.rehearsal import settings as rehearsal
 from hyvideo.planning.rehearsal import stand_ins
 from hyvideo.planning.rehearsal.checks import run_problems
-from hyvideo.planning.rehearsal.pairs import lacks_pairs, write_pairs
 from hyvideo.planning.rehearsal.stages import Stage, run_stage, stages_of
+from hyvideo.planning.rehearsal.videos import lacks_videos, write_videos
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.layout import planned_world_size
 from hyvideo.settings.rules import check
@@ -103,7 +103,9 @@ def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_size
         config.validation_sampling.size,
     )
     assert processes % config.distributed.sp_size == 0
-    assert after["max_steps"] == 1 and after["num_generations"] == 2
+    assert after["max_steps"] == 1 and after["num_generations"] == (
+        config.objective.group_size or 2
+    )
 
 
 def test_processes_have_the_layout_of_the_run():
@@ -212,10 +214,10 @@ def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
 @pytest.mark.system
 def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path):
     config = load_config(ROOT / "configs/wan21_1gpu_dpo.yaml", sample_n_frames=9, device="cpu")
-    assert lacks_pairs(config)
-    pairs = write_pairs(tmp_path / "pairs", config)
+    assert lacks_videos(config)
+    pairs = write_videos(tmp_path / "pairs", config)
     config = config.with_settings(pairs_csv=[str(pairs)])
-    assert not lacks_pairs(config)
+    assert not lacks_videos(config)
     preferences = RunInputs(config, 1).videos
     assert preferences.train and preferences.held_out
     check_videos(preferences.train, config.sampling.size)

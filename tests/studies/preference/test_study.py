@@ -9,7 +9,7 @@ import av
 import pytest
 import torch
 
-from hyvideo.data.pairs import Preference, check_latents
+from hyvideo.data.examples import Example, check_latents
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_header, read_video, write_video
 from hyvideo.training.video_latents import write_latents
@@ -81,7 +81,7 @@ def test_latents_beside_the_videos_are_copied_with_them(folders, tmp_path):
     assert len(copies) == 2 and {path.stat().st_mtime for path in copies} == {DATE}
     for path in copies:
         video = path.with_suffix(".mp4")
-        pair = [Preference(Request(PROMPTS[0]), video, video, 1.0, "row 1")]
+        pair = [Example(Request(PROMPTS[0]), (video, video), "row 1")]
         check_latents(pair, (3, 4, 5))
 
 

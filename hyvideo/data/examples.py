@@ -1,0 +1,278 @@
+"""Videos that a run trains on in place of rollouts: their prompts, their files, and CSV files of
+them.
+
+This file must not import torch or read videos at import, because given videos are checked before
+anything slow is imported.
+"""
+
+import math
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hyvideo.data.csv_files import read_rows
+from hyvideo.data.digests import digest_file, digest_of
+from hyvideo.data.files import find_path
+from hyvideo.data.prompts import Request, check_prompt, find_image, hash_requests
+from hyvideo.data.text import quote
+
+COLUMNS = ("prompt", "video")
+OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
+KEEP = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
+# the tensor in this file; the digest of the video in its metadata
+LATENTS_KEY = "latents"
+VIDEO_KEY = "video"
+
+
+@dataclass(frozen=True)
+class Example:
+    """Videos of one prompt that an objective trains on; of a rated pair, the preferred one first."""
+
+    request: Request
+    videos: tuple[Path, ...]
+    place: str  # row and file, for messages
+    weight: float = 1.0  # of the loss
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Videos that a run trains on in place of rollouts. No prompt is in both parts."""
+
+    train: Sequence[Example]
+    held_out: Sequence[Example] = ()
+
+    @property
+    def all(self) -> list[Example]:
+        return [*self.train, *self.held_out]
+
+    @property
+    def requests(self) -> list[Request]:
+        """Prompts that are trained on, each once."""
+        return list(dict.fromkeys(example.request for example in self.train))
+
+    @property
+    def all_requests(self) -> list[Request]:
+        return list(dict.fromkeys(example.request for example in self.all))
+
+    @property
+    def videos(self) -> list[Path]:
+        """Videos of both parts, each once, in order."""
+        return list(dict.fromkeys(path for example in self.all for path in example.videos))
+
+    @property
+    def digest(self) -> str:
+        """Digest of the prompts, the order of the videos and the weights, without the contents of
+        the videos.
+        """
+        requests = hash_requests([example.request for example in self.all])
+        numbers = {video: number for number, video in enumerate(self.videos)}
+        order = [[numbers[video] for video in example.videos] for example in self.all]
+        return digest_of(requests, order, [example.weight for example in self.all])
+
+
+def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
+    """Read CSV files of videos and return an example for each video that is trained on, in order.
+
+    Columns: `prompt`, `video`, and perhaps `ref_image_path`, `keep` (1 or 0) and `score`. Dropped
+    are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
+    each prompt (rounded up), so that no prompt is lost. Video paths are relative to the folder of
+    their CSV. Raises ValueError, naming the row, for what is missing or not a number.
+    """
+    examples: list[Example] = []
+    scores: dict[int, float] = {}
+    lacking = ""
+    for path in map(find_path, paths):
+        rows = read_rows(path, "videos_csv", (*COLUMNS, *OPTIONAL_COLUMNS))
+        for number, row in enumerate(rows, start=1):
+            place = f"row {number} of {path}"
+            check_columns(row, COLUMNS, "videos_csv", path)
+            if "keep" in row and not _keep(row["keep"], place):
+                continue
+            request = request_of(row, path, "videos_csv", place)
+            video = existing_video(path, row["video"], "video", place)
+            score = row.get("score", "").strip()
+            if score:
+                scores[len(examples)] = _number(score, place)
+            else:
+                lacking = lacking or place
+            examples.append(Example(request, (video,), place))
+    if keep_fraction < 1 and lacking:
+        raise ValueError(
+            f"keep_fraction {keep_fraction:g} needs a column `score` with a number in each row of "
+            f"videos_csv, got none in {lacking}; add the scores or set keep_fraction 1"
+        )
+    if keep_fraction < 1:
+        kept = _best(examples, scores, keep_fraction)
+        examples = [example for place, example in enumerate(examples) if place in kept]
+    if not examples:
+        raise ValueError(
+            f"videos_csv must have at least one video to train on, got none in {', '.join(paths)}; "
+            "add rows, or set `keep` to 1 in some of them"
+        )
+    return examples
+
+
+def _best(examples: Sequence[Example], scores: dict[int, float], fraction: float) -> set[int]:
+    """Return the places of the best examples of each prompt: this fraction of them, rounded up."""
+    by_request = defaultdict(list)
+    for place, example in enumerate(examples):
+        by_request[example.request].append(place)
+    kept: set[int] = set()
+    for places in by_request.values():
+        ranked = sorted(places, key=lambda place: -scores[place])
+        kept.update(ranked[: math.ceil(fraction * len(ranked))])
+    return kept
+
+
+def _keep(text: str, place: str) -> bool:
+    answer = text.strip().casefold()
+    if answer not in KEEP:
+        raise ValueError(
+            f"keep must be 1 or 0, got {quote(text)} in {place}; correct it or remove the row"
+        )
+    return KEEP[answer]
+
+
+def _number(text: str, place: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(
+            f"score must be a number, got {quote(text)} in {place}; correct it or remove the row"
+        )
+    return number
+
+
+def check_columns(row: dict[str, str], columns: Sequence[str], what: str, path: Path) -> None:
+    """Raise ValueError if a row lacks one of the columns."""
+    missing = [column for column in columns if column not in row]
+    if missing:
+        raise ValueError(
+            f"{what} needs the columns {', '.join(columns)}; {path} lacks {', '.join(missing)}"
+        )
+
+
+def request_of(row: dict[str, str], path: Path, what: str, place: str) -> Request:
+    """Return the prompt of a row and its first frame. Raises ValueError, naming the row."""
+    prompt = row["prompt"].strip()
+    if not prompt:
+        raise ValueError(
+            f"every row of {what} needs a prompt, {place} has none, so its videos cannot be trained "
+            "on; add it or remove the row"
+        )
+    check_prompt(prompt, f"in {place}")
+    image = row.get("ref_image_path", "").strip()
+    try:
+        picture = find_image(path, image) if image else None
+    except ValueError as error:
+        raise ValueError(f"ref_image_path in {place} must be an image file, {error}") from error
+    return Request(prompt, picture, place=place)
+
+
+def existing_video(csv_path: Path, name: str, column: str, place: str) -> Path:
+    """Return the path of a video relative to the folder of a CSV, which may be from Windows.
+
+    Raises ValueError, naming the row, for a missing file.
+    """
+    name = name.strip()
+    video = csv_path.parent / name
+    if not os.path.isfile(video):
+        video = csv_path.parent / name.replace("\\", "/")
+    if not name or not os.path.isfile(video):
+        raise ValueError(
+            f"{column} must be an existing video, relative to the folder of the CSV, got "
+            f"{quote(name)} in {place}; correct the path or remove the row"
+        )
+    return video
+
+
+def check_videos(examples: Iterable[Example], size: tuple[int, int, int]) -> None:
+    """Raise ValueError, naming the row, if a video cannot be read or has another number of frames
+    or size in pixels.
+
+    ``size`` is (frames, height, width) before `write_video` enlarges small videos.
+    """
+    from hyvideo.data.videos import mp4_factor, read_header  # imports torch
+
+    frames, height, width = size
+    factor = mp4_factor(height, width)
+    sizes = dict.fromkeys([(height, width), (height * factor, width * factor)])
+    seen: set[Path] = set()
+    for example in examples:
+        for video in example.videos:
+            if video in seen:
+                continue
+            seen.add(video)
+            try:
+                found = read_header(video)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error}, in {example.place}; replace the file or remove the row"
+                ) from error
+            if (found.height, found.width) not in sizes or found.num_frames not in (frames, 0):
+                expected = " or ".join(f"{each[0]} x {each[1]}" for each in sizes)
+                raise ValueError(
+                    f"a training video must have {frames} frames of {expected} pixels "
+                    f"(sample_n_frames, height, width), got {found.num_frames} of {found.height} x "
+                    f"{found.width} in {quote(video)}, {example.place}; change these settings "
+                    "or generate the video again"
+                )
+
+
+def check_images(examples: Iterable[Example]) -> None:
+    """Raise ValueError, naming the row, if a first frame cannot be read."""
+    from hyvideo.data.images import read_image
+
+    seen: set[str] = set()
+    for example in examples:
+        image = example.request.image
+        if image is None or image in seen:
+            continue
+        seen.add(image)
+        try:
+            read_image(image)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}, in {example.place}; replace the file or remove the row"
+            ) from error
+
+
+def check_latents(examples: Iterable[Example], shape: tuple[int, int, int]) -> None:
+    """Raise ValueError if latents beside a video have another shape, or are those of another video.
+
+    ``shape`` is (frames, height, width) in latents.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    seen: set[Path] = set()
+    remedy = (
+        "restore the file, or delete it, so that the video is encoded (a resume then needs "
+        "--allow_changed_settings with the name of the CSV's setting)"
+    )
+    for example in examples:
+        for video in example.videos:
+            path = video.with_suffix(LATENTS_SUFFIX)
+            if video in seen or not path.is_file():
+                continue
+            seen.add(video)
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    found = tuple(file.get_slice(LATENTS_KEY).get_shape())
+                    owner = (file.metadata() or {}).get(VIDEO_KEY)
+            except (SafetensorError, OSError) as error:
+                raise ValueError(
+                    f"{quote(path)} must have the latents of {video.name}: {error}; {remedy}"
+                ) from error
+            if found[1:] != shape or owner != digest_file(video):
+                reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
+                if found[1:] == shape:
+                    reason = "those of another video"
+                raise ValueError(
+                    f"{quote(path)} must have the latents of {video.name}, {example.place}, got "
+                    f"{reason}; {remedy}"
+                )

@@ -1,0 +1,148 @@
+"""Rounds of improvement: sample videos, score them, fine-tune the model on the better ones.
+
+Each step is a command of its own, which continues where an interrupted one ended.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from hyvideo.data.cli import exit_on_signals
+from hyvideo.data.files import ROOT, publish
+from hyvideo.data.run_folder import CHECKPOINTS
+from hyvideo.data.text import quote
+from hyvideo.models.versions import version_defaults
+from hyvideo.settings.config import Config
+from hyvideo.settings.objectives import SFTSettings
+from hyvideo.settings.rules import check
+
+SETTINGS = "settings.yaml"
+PLAN = "improve.json"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a command asks for; a repeated command must ask for the same."""
+
+    rounds: int
+    num_videos: int  # per prompt and round
+    guidance_scale: float  # of the first round, whose videos teach the model guidance
+    settings: dict
+
+
+def plan_of(config: Config, rounds: int, num_videos: int, guidance_scale: float | None) -> Plan:
+    """Return the plan of a command. Raises ValueError for settings that cannot run."""
+    if not isinstance(config.objective, SFTSettings):
+        raise ValueError(
+            "scripts.improve fine-tunes on videos, so it needs objective sft, got "
+            f"{config.objective.name}; use a config such as configs/miniature_sft.yaml"
+        )
+    if not config.data.prompts_csv:
+        raise ValueError("scripts.improve needs --prompts_csv, the prompts to sample, got none")
+    check(config, 1, on_this_machine=False)
+    if guidance_scale is None:
+        guidance_scale = version_defaults(config.model.transformer_version).guidance_scale
+    return Plan(rounds, num_videos, guidance_scale, config.with_absolute_paths().flat())
+
+
+def improve(plan: Plan, folder: Path, num_gpus: int) -> int:
+    """Run all steps that are not finished, and return the exit code of the first that fails."""
+    require_same_plan(plan, folder)
+    settings = {name: value for name, value in plan.settings.items() if value is not None}
+    text = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
+    (folder / SETTINGS).write_text(text, encoding="utf-8")
+    for number in range(1, plan.rounds + 1):
+        for step, command in steps_of(plan, folder, number, num_gpus):
+            print(f"\nround {number}, {step}: {' '.join(map(str, command))}", flush=True)
+            code = run(command)
+            if code:
+                print(f"the step failed with exit code {code}; the same command continues here")
+                return code
+    print(
+        f"\nThe report of the last round: {folder / f'round{plan.rounds}' / 'run' / 'report.html'}"
+    )
+    return 0
+
+
+def require_same_plan(plan: Plan, folder: Path) -> None:
+    """Record the plan in a new folder. Raises ValueError if the folder has another one."""
+    file = folder / PLAN
+    given = json.loads(json.dumps(asdict(plan)))
+    if file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))
+        old, new = found | found["settings"], given | given["settings"]
+        changed = [name for name in new if name != "settings" and new[name] != old.get(name)]
+        if [name for name in changed if name != "rounds"]:
+            raise ValueError(
+                f"--improve_dir {quote(folder)} has a run with other {', '.join(changed)}; repeat "
+                "its command to continue, or choose another folder"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    with publish(file) as temporary:
+        temporary.write_text(json.dumps(given, indent=1), encoding="utf-8")
+
+
+def steps_of(
+    plan: Plan, folder: Path, number: int, num_gpus: int
+) -> Iterator[tuple[str, list[object]]]:
+    """Yield the names and commands of the steps of a round, in order.
+
+    A further round goes on from the checkpoint of the round before, and samples without guidance:
+    the model has learned it.
+    """
+    config = ("--config", folder / SETTINGS)
+    here = folder / f"round{number}"
+    before = folder / f"round{number - 1}" / "run"
+    launch = [sys.executable]
+    if num_gpus > 1:
+        launch += ["-m", "scripts.launch", "--standalone", f"--nproc_per_node={num_gpus}"]
+    steps = plan.settings["max_steps"]
+    last = before / CHECKPOINTS / f"{(number - 1) * steps:06d}"
+    source = () if number == 1 else ("--checkpoint_path", last)
+    guidance = plan.guidance_scale if number == 1 else 1.0
+    yield (
+        "sample",
+        [*launch, ROOT / "generate.py", *config, *source]
+        + ["--valid_video_csv", *plan.settings["prompts_csv"], "--num_videos", plan.num_videos]
+        + [
+            "--guidance_scale",
+            guidance,
+            "--seed",
+            plan.settings["seed"] + number,
+            "--keep_latents",
+            "true",
+        ]
+        + ["--output_path", here / "videos"],
+    )
+    scored = here / "scores" / "videos.csv"
+    if not scored.is_file():
+        yield (
+            "score",
+            [sys.executable, "-m", "scripts.evaluate", *config]
+            + ["--videos", here / "videos", "--output_dir", here / "scores"],
+        )
+    start: tuple = ()
+    if number > 1:
+        start = ("--resume_from_checkpoint", last, "--allow_changed_settings", "videos_csv")
+    yield (
+        "train",
+        [*launch, ROOT / "post_train.py", *config, *start]
+        + ["--videos_csv", scored, "--output_dir", here / "run", "--max_steps", number * steps],
+    )
+
+
+def run(command: list[object]) -> int:
+    """Run a command in the project's folder and return its exit code."""
+    with exit_on_signals():
+        process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
+        try:
+            return process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise

@@ -1,0 +1,61 @@
+"""CSV files of videos to train on: what is kept, and messages that name the row."""
+
+import pytest
+
+from hyvideo.data.examples import read_examples
+
+
+@pytest.fixture
+def write(tmp_path):
+    for name in "abcd":
+        (tmp_path / f"{name}.mp4").write_bytes(b"")
+
+    def write(*rows, columns="prompt,video,score,keep"):
+        path = tmp_path / "videos.csv"
+        path.write_text("\n".join([columns, *rows]))
+        return [str(path)]
+
+    return write
+
+
+def kept(paths, fraction=1.0):
+    return [example.videos[0].stem for example in read_examples(paths, fraction)]
+
+
+def test_the_best_scores_of_each_prompt_are_kept_and_no_prompt_is_lost(write):
+    rows = ["one,a.mp4,1,1", "one,b.mp4,3,1", "one,c.mp4,2,1", "two,d.mp4,0,1"]
+    assert kept(write(*rows)) == ["a", "b", "c", "d"]
+    assert kept(write(*rows), 0.5) == ["b", "c", "d"]
+    assert kept(write(*rows), 0.1) == ["b", "d"]
+
+
+def test_videos_that_a_person_did_not_keep_are_dropped(write):
+    assert kept(write("one,a.mp4,,1", "one,b.mp4,,0", "two,c.mp4,,yes", "two,d.mp4,,")) == [
+        "a",
+        "c",
+    ]
+    with pytest.raises(ValueError, match="videos_csv .* `keep`"):
+        kept(write("one,a.mp4,,0"))
+
+
+@pytest.mark.parametrize(
+    "row, name",
+    [
+        ("one,absent.mp4,1,1", "video .*absent.mp4.* row 1 of"),
+        ("one,a.mp4,high,1", "score .*high.* row 1 of"),
+        ("one,a.mp4,nan,1", "score .*nan.* row 1 of"),
+        ("one,a.mp4,1,maybe", "keep .*maybe.* row 1 of"),
+        (",a.mp4,1,1", "prompt.* row 1 of"),
+    ],
+)
+def test_a_wrong_row_is_named(write, row, name):
+    with pytest.raises(ValueError, match=name):
+        kept(write(row))
+
+
+def test_a_fraction_needs_scores_and_a_file_its_columns(write):
+    assert kept(write("one,a.mp4", columns="Prompt,Video")) == ["a"]
+    with pytest.raises(ValueError, match="keep_fraction 0.5 .*`score`"):
+        kept(write("one,a.mp4", columns="prompt,video"), 0.5)
+    with pytest.raises(ValueError, match="videos_csv .*video"):
+        kept(write("one,a.mp4", columns="prompt,file"))

@@ -1,5 +1,5 @@
-"""Prints what the decoding of a video reads and writes on a GPU, in GB, and what its convolutions
-must first copy because it is not channels-last, as JSON; in a separate process.
+"""Prints the share of the inputs and weights that the convolutions of a decoding on a GPU must first
+copy because they are not channels-last, as JSON; in a separate process.
 """
 
 from tests.fake_cuda import checks, decode_gradient, device  # first, before torch looks for CUDA
@@ -34,15 +34,15 @@ class Copied(TorchDispatchMode):
 
 
 def layouts(vae, channels, side, *, with_gradient):
-    """Return the counts for 9 frames of 240 x 416."""
+    """Return the share for 9 frames of 240 x 416."""
     dtype = next(vae.parameters()).dtype
     shape = 1, channels, 3, 240 // side, 416 // side
     latents = torch.empty(shape, dtype=dtype, device="cuda", requires_grad=with_gradient)
-    with device.Count() as count, Copied() as copied, torch.set_grad_enabled(with_gradient):
+    with Copied() as copied, torch.set_grad_enabled(with_gradient):
         video = decode_with_gradient(vae, latents, recompute=with_gradient)
         if with_gradient:
             torch.autograd.grad(video, latents, torch.empty_like(video))
-    return {"GB": count.gigabytes, "copied": copied.copied / copied.read}
+    return copied.copied / copied.read
 
 
 def main():

@@ -215,13 +215,16 @@ class WithRewardGradient(LevelObjective):
         return torch.cat([levels.view(len(indices), count), of_reward], dim=1)
 
     def reward_step(self, num_steps: int, iteration: int, index: RolloutIndex) -> int:
-        """Return the step whose x0_hat is scored."""
+        """Return the step whose x0_hat is scored: the last one, or one of the last quarter, before
+        which ReFL finds x0_hat too vague to be judged.
+        """
         if self.config.objective.reward_gradient_step == "last":
             return num_steps - 1
+        late = max(1, num_steps // 4)
         random = generator(
             self.config.data.seed, "reward step", iteration, index.group, index.member
         )
-        return int(random.integers(num_steps))
+        return num_steps - late + int(random.integers(late))
 
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the velocities that the KL to the anchor compares."""

@@ -12,8 +12,9 @@ from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
 from hyvideo.planning.hours import forwards_per_rollout, iteration_seconds, whole_run
 from hyvideo.planning.memory import GIB, memory
-from hyvideo.planning.plan import length_rows, plan_lines
+from hyvideo.planning.plan import length_rows, plan_lines, steps_table
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.run_inputs import RunInputs
 
@@ -313,3 +314,15 @@ def test_the_table_of_networks_is_up_to_date(compare):
     cells = [(8, 1), (16, 1), (16, 2), (64, 1), (64, 8)]
     rows = [row(*cell, "false") for cell in cells] + [row(64, 1, "true")]
     compare("cost.md", rows)
+
+
+def test_the_table_of_steps_has_the_noise_and_weights_of_the_window():
+    made = Schedule.build("sage_grpo", num_steps=4, shift=3.0, eta=0.7)
+    _, *lines = (line.split() for line in steps_table(made, "fixed:1:2"))
+    in_window = made.with_noise_only_at([1, 2])
+    assert [float(line[2]) for line in lines] == pytest.approx(
+        [step.std for step in in_window.transitions], abs=1e-4
+    )
+    assert [float(line[3]) for line in lines] == pytest.approx(
+        in_window.equalizer_weights.tolist(), rel=1e-3
+    )

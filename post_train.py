@@ -149,11 +149,15 @@ def show(command: CommandLine) -> None:
         ]
         print("\n".join(lines_of(rows)))
     from hyvideo.planning.memory import memory
-    from hyvideo.planning.plan import memory_table, plan_lines, planned_run
+    from hyvideo.planning.plan import memory_table, plan_lines, planned_run, steps_table
     from hyvideo.planning.recommendation import recommendation
     from hyvideo.training.machine import missing_requirements
 
     print_plan(inputs, plan_lines(inputs, config.model.device, hardware))
+    if config.objective.has_ratio:
+        print(
+            "\n".join(["", *steps_table(config.sampling.schedule(), config.objective.window), ""])
+        )
     if command.gpu or command.gpu_memory:
         planned = planned_run(inputs, config.model.device, hardware)
         print("\n".join(["", *memory_table(memory(planned)), ""]))

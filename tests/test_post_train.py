@@ -11,8 +11,6 @@ import pytest
 
 import post_train
 from hyvideo.data.videos import read_video
-from hyvideo.settings.command_line import load_config, parse
-from hyvideo.settings.run_inputs import RunInputs
 from tests.forked import ROOT, python
 from tests.settings.test_reference_flags import LINE
 
@@ -47,9 +45,7 @@ def broken_checkpoint(tmp_path):
     "arguments, output",
     [
         (["--no_such_flag", "1"], "no_such_flag"),
-        (["--sde_type", "euler"], "sde_type must be one of sage_grpo"),
         (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must be at least 0"),
-        (["--prompts_csv", "nowhere.csv"], "file not found: nowhere.csv"),
     ],
 )
 def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, arguments, output):
@@ -57,27 +53,6 @@ def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, argument
     assert result.returncode == 2, result.stderr
     assert output in result.stderr and "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_a_run_without_config_says_what_it_needs(program):
-    result = program("post_train.py")
-    assert result.returncode == 2 and "batch_size" in result.stderr
-    assert result.stderr.strip().endswith("several GPUs; try --config configs/miniature.yaml")
-    assert "without --config" not in program("post_train.py", *SMOKE, "--eta", "-1").stderr
-
-
-def test_a_run_reports_ignored_settings_that_the_user_gave(capsys, tmp_path):
-    def ignored(*flags):
-        command = parse(list(flags))
-        post_train.print_plan(RunInputs(command.config), [], command.flags)
-        return capsys.readouterr().out.partition("ignored settings")[2]
-
-    assert ignored("--config", "configs/miniature.yaml") == ""
-    given = ignored("--config", "configs/miniature.yaml", "--warmup_steps", "1000")
-    assert "warmup_steps 1000" in given and "the velocity KL" not in given
-    # as --print_config does
-    post_train.print_plan(RunInputs(load_config("configs/miniature.yaml")), [])
-    assert "the velocity KL" in capsys.readouterr().out.partition("ignored settings")[2]
 
 
 SECONDS = """
@@ -92,28 +67,7 @@ except SystemExit as end:
 
 @pytest.mark.parametrize(
     "arguments, code",
-    [
-        (["--help"], 0),
-        pytest.param(["--eta", "lots"], 2, marks=pytest.mark.slow),
-        pytest.param(["--learing_rate", "1e-5"], 2, marks=pytest.mark.slow),
-        pytest.param([*SMOKE, "--batch_size", "7"], 2, marks=pytest.mark.slow),
-        ([*SMOKE, "--prompts_csv", "nowhere.csv"], 2),
-        (
-            [
-                *SMOKE,
-                "--reward_model",
-                "beauty",
-                "--kl_coef",
-                "2",
-                "--eta",
-                "0",
-                "--report_to",
-                "wandb",
-            ],
-            2,
-        ),
-        pytest.param(["--config", "nowhere.yaml"], 2, marks=pytest.mark.slow),
-    ],
+    [(["--help"], 0), ([*SMOKE, "--prompts_csv", "nowhere.csv"], 2)],
 )
 def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(
     program, tmp_path, arguments, code
@@ -146,9 +100,7 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
     "name, given, found",
     [
         ("post_train.py", {}, "None expandable_segments:True"),
-        ("generate.py", {}, "None expandable_segments:True"),
         ("post_train.py", {"PYTORCH_ALLOC_CONF": "backend:native"}, "None backend:native"),
-        ("post_train.py", {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, "backend:native None"),
     ],
 )
 def test_expandable_segments_are_set_before_torch_is_imported(
@@ -183,9 +135,7 @@ def hostile(tmp_path, name):
 @pytest.mark.parametrize(
     "name, output",
     [
-        ("aliases", "run.yaml"),
         ("loop", "output_dir must be a writable folder"),
-        ("control", "in row 2 of"),
         ("no gpu", "device cuda needs a GPU that torch can use, and none was found"),
     ],
 )
@@ -202,14 +152,12 @@ def test_hostile_input_exits_with_one_message_and_writes_nothing(program, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "prompt, output",
-    [("x" * 100_001, "it has 100,001 bytes in UTF-8"), ("a\x1b[2Jcat", "control character U+001B")],
-)
-def test_generate_rejects_an_invalid_prompt(program, tmp_path, prompt, output):
-    result = program("generate.py", "--prompt", prompt, "--output_path", tmp_path / "out")
+def test_generate_rejects_an_invalid_prompt(program, tmp_path):
+    result = program("generate.py", "--prompt", "a\x1b[2Jcat", "--output_path", tmp_path / "out")
     assert (
-        result.returncode == 2 and output in result.stderr and len(result.stderr.splitlines()) == 1
+        result.returncode == 2
+        and "control character U+001B" in result.stderr
+        and len(result.stderr.splitlines()) == 1
     )
     assert result.stderr.startswith("generate.py: ") and not (tmp_path / "out").exists()
 
@@ -308,30 +256,19 @@ def test_print_config_prints_settings_and_plan_and_exits(program, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--height", "33"], "height must be a multiple of 8, got 33 for a rollout"),
-        (["--sde_type", "cps", "--eta", "1.5"], "eta"),
-    ],
-)
-def test_print_config_rejects_a_wrong_setting(flags, message, tmp_path, monkeypatch, capsys):
+def test_print_config_rejects_a_wrong_setting(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
-    arguments = [*SMOKE, "--output_dir", str(tmp_path / "out"), *flags, "--print_config"]
+    arguments = [*SMOKE, "--output_dir", str(tmp_path / "out"), "--height", "33", "--print_config"]
     monkeypatch.setattr(sys, "argv", ["post_train.py", *arguments])
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     assert post_train.main() == 2
     printed = capsys.readouterr()
-    assert message in printed.err and "missing on this host" not in printed.out
+    assert "height" in printed.err and "missing on this host" not in printed.out
 
 
-@pytest.mark.parametrize("how", ["flag", "torchrun"])
-def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path, how):
-    processes = {"WORLD_SIZE": "8", "RANK": "0"} if how == "torchrun" else {}
-    flags = [*LINE, "--print_config", *([] if processes else ["--world_size", "8"])]
-    result = program(
-        ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="", **processes
-    )
+def test_print_config_works_without_gpus_and_checkpoints(program, tmp_path):
+    flags = [*LINE, "--print_config", "--world_size", "8"]
+    result = program(ROOT / "post_train.py", *flags, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert result.returncode == 0, result.stderr
     assert (
         "rollouts per iteration 8 = 2 prompts x 4" in result.stdout
@@ -354,52 +291,18 @@ def test_without_print_config_missing_checkpoints_are_an_error(program, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "file, line",
-    [
-        (
-            "configs/hunyuanvideo15_480p_8gpu.yaml",
-            "torchrun --nnodes=1 --nproc_per_node=8 post_train.py --config",
-        ),
-        (
-            "configs/paper/table2_b_64gpu.yaml",
-            "torchrun --nnodes=8 --nproc_per_node=8 post_train.py --config",
-        ),
-    ],
-)
-def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeypatch, file, line):
+def test_print_config_for_several_gpus_prints_the_launch_command(capsys, monkeypatch):
+    file = "configs/paper/table2_b_64gpu.yaml"
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["post_train.py", "--config", file, "--print_config"])
     assert post_train.main() == 0
     output = capsys.readouterr().out
     assert (
-        f"planned for            {line} {file}" in output
+        f"planned for            torchrun --nnodes=8 --nproc_per_node=8 post_train.py --config {file}"
+        in output
         and "--world_size N plans for N processes" in output
     )
-    assert f"replicas               {64 if '64gpu' in file else 8} (sp_size 1)" in output
-
-
-@pytest.mark.parametrize(
-    "flags, output",
-    [
-        (
-            [*LINE, "--batch_size", "3"],
-            "sp_size",
-        ),
-        (
-            [*SMOKE, "--validate_video_length", "16"],
-            "validation_num_frames (given as --validate_video_length)",
-        ),
-        ([*SMOKE, "--reward_weights", "lots"], "reward_weights must be"),
-    ],
-)
-def test_print_config_rejects_settings_that_are_invalid_for_any_number_of_processes(
-    capsys, monkeypatch, flags, output
-):
-    monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(sys, "argv", ["post_train.py", *map(str, flags), "--print_config"])
-    assert post_train.main() == 2
-    assert output in capsys.readouterr().err
+    assert "replicas               64 (sp_size 1)" in output
 
 
 def test_a_short_run_ends_with_a_summary(program, tmp_path):
@@ -433,17 +336,3 @@ def test_generate_writes_a_video_and_its_settings(program, tmp_path):
     settings = json.loads((tmp_path / "0000.json").read_text())
     assert len(video) == 9 and fps == 8 and video.float().std() > 1
     assert settings["prompt"] == prompt and settings["steps"] == 4
-
-
-def test_generate_rejects_a_folder_that_is_not_a_checkpoint(program, tmp_path):
-    result = program(
-        "generate.py",
-        "--prompt",
-        "a",
-        "--output_path",
-        tmp_path / "out",
-        "--checkpoint_path",
-        tmp_path,
-    )
-    assert result.returncode == 2 and "a policy must be a checkpoint of a run" in result.stderr
-    assert "Traceback" not in result.stderr

@@ -1,6 +1,6 @@
 """The plan of a run as text: what it computes, its memory, hours, disk and host memory."""
 
-from hyvideo.data.text import Row, counted, lines_of, number
+from hyvideo.data.text import Row, align_columns, counted, lines_of, number
 from hyvideo.planning.disk import (
     checkpoint_bytes,
     disk_bytes,
@@ -18,6 +18,8 @@ from hyvideo.planning.hours import (
 from hyvideo.planning.memory import GIB, Memory, memory, resolve_auto
 from hyvideo.planning.persistent import pinned_bytes
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.schedulers.noise_window import parse_window
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.run_inputs import RunInputs
 
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
@@ -103,6 +105,24 @@ def length_rows(run: PlannedRun) -> list[Row]:
         rows.append(("host memory", _host_memory(run)))
         rows.append(("disk", _disk(run)))
     return rows
+
+
+def steps_table(schedule: Schedule, sde_window: str) -> list[str]:
+    """Return a line for each step of the rollouts: its level, the standard deviation of its noise,
+    and its weight in the loss, so that a formula can be checked by eye. A window has its first
+    place.
+    """
+    window = parse_window(sde_window, len(schedule.stochastic_steps))
+    if window:
+        steps = window.steps(schedule.stochastic_steps, 1, lambda number_of_places: 0)
+        schedule = schedule.with_noise_only_at(steps)
+    rows = [("step", "sigma", "noise std", "equalizer weight")]
+    weights = schedule.equalizer_weights.tolist()
+    for index, (sigma, step, weight) in enumerate(
+        zip(schedule.sigmas, schedule.transitions, weights), start=1
+    ):
+        rows.append((str(index), f"{sigma:.4f}", f"{step.std:.4f}", f"{weight:.4g}"))
+    return align_columns(rows)
 
 
 def memory_table(planned: Memory) -> list[str]:

@@ -100,8 +100,14 @@ class Schedule:
 
     @cached_property
     def ends(self) -> Tensor:
-        """Timesteps at which the steps end, 0 for the last. Shape: (steps,), float32 on the CPU."""
-        return torch.tensor([NUM_TRAIN_TIMESTEPS * level for level in self.sigmas[1:]])
+        """Timesteps up to which a flow map predicts the mean velocity: where a step ends, or its
+        `Transition.until`. Shape: (steps,), float32 on the CPU.
+        """
+        ends = [
+            level if step.until is None else step.until
+            for step, level in zip(self.transitions, self.sigmas[1:])
+        ]
+        return torch.tensor([NUM_TRAIN_TIMESTEPS * level for level in ends])
 
     @cached_property
     def stochastic_steps(self) -> list[int]:

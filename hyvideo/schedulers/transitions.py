@@ -6,11 +6,12 @@ marginal-preserving reverse SDE with variance ``V`` has
 
     mean = x + (sigma' - sigma) v + (V / 2) score        score = -(x + (1 - sigma) v) / sigma
 
-``sage_grpo``, ``flow_grpo`` and ``dance_grpo`` differ only in ``V``; ``cps``
-(coefficient-preserving sampling) has a different mean. Coefficients are Python floats (float64): in
-float32, sage's variance suffers from cancellation. ``SAMPLERS`` lists the built-in samplers;
-docs/add_a_sampler.md shows how to add one. Source: SAGE-GRPO, arXiv:2603.21872, Sections 3.1 and
-3.2.1; docs/sde.md has the formulas and their values.
+``sage_grpo``, ``flow_grpo`` and ``dance_grpo`` differ only in ``V``. ``cps``
+(coefficient-preserving sampling), ``precise`` and ``dance_precise`` recombine the predicted data
+and the predicted noise. Coefficients are Python floats (float64): in float32, sage's variance
+suffers from cancellation. ``SAMPLERS`` lists the built-in samplers; docs/add_a_sampler.md shows how
+to add one. Source: SAGE-GRPO, arXiv:2603.21872, Sections 3.1 and 3.2.1; docs/sde.md has the
+formulas and their values.
 """
 
 import functools
@@ -35,6 +36,8 @@ class Transition:
     a: float
     b: float
     std: float
+    # level up to which a flow map predicts the mean velocity; None: the next one
+    until: float | None = None
 
     @property
     def is_stochastic(self) -> bool:
@@ -84,21 +87,53 @@ def dance_variance(sigma: float, sigma_next: float, eta: float, sigma_after_firs
     return eta**2 * (sigma - sigma_next)
 
 
-def cps_transition(
-    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
-) -> Transition:
-    """Return the step of coefficient-preserving sampling, with ``std = sigma' sin(eta pi / 2)``.
+def recombined(sigma: float, sigma_next: float, std: float) -> Transition:
+    """Return the step ``(1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat + std noise``.
 
-    ``mean = (1 - sigma') x0_hat + sqrt(sigma'^2 - std^2) x1_hat``; x0_hat = x - sigma v, x1_hat = x
-    + (1 - sigma) v.
+    The predicted data are x0_hat = x - sigma v, and the predicted noise x1_hat = x + (1 - sigma) v.
     """
-    std = sigma_next * math.sin(eta * math.pi / 2)
     if std <= 0:
         return ode_transition(sigma, sigma_next)
     noise = math.sqrt(max(sigma_next**2 - std**2, 0.0))  # coefficient of x1_hat
     return Transition(
         a=(1 - sigma_next) + noise, b=-sigma * (1 - sigma_next) + (1 - sigma) * noise, std=std
     )
+
+
+def cps_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
+    """Return the step of coefficient-preserving sampling: `recombined` with ``std = sigma' sin(eta
+    pi / 2)``.
+    """
+    return recombined(sigma, sigma_next, sigma_next * math.sin(eta * math.pi / 2))
+
+
+def precise_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
+    """Return the exact solution of flow_grpo's SDE over a step in which x0_hat does not change:
+    `recombined` with ``std = sigma' sqrt(1 - rho^(eta^2))`` and ``rho`` the ratio of ``sigma' / (1 -
+    sigma')`` and ``sigma / (1 - sigma)``.
+
+    Source: Precise, arXiv:2605.23522. As for sage, sigma is clamped in rho: at sigma = 1 the
+    published step replaces all noise, whatever eta is.
+    """
+    before, after = min(sigma, SAGE_SIGMA_MAX), min(sigma_next, SAGE_SIGMA_MAX)
+    rho = min(1.0, after * (1 - before) / (before * (1 - after)))
+    return recombined(sigma, sigma_next, sigma_next * math.sqrt(1 - rho ** (eta**2)))
+
+
+def dance_precise_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
+    """Return the exact solution of dance_grpo's SDE over a step in which x0_hat does not change:
+    `recombined` with ``std = sigma' sqrt(1 - exp(-eta^2 (1 / sigma' - 1 / sigma)))``.
+    """
+    if sigma_next == 0:
+        return ode_transition(sigma, sigma_next)
+    kept = math.exp(-(eta**2) * (1 / sigma_next - 1 / sigma))
+    return recombined(sigma, sigma_next, sigma_next * math.sqrt(1 - kept))
 
 
 def reference_cps_transition(
@@ -109,6 +144,24 @@ def reference_cps_transition(
     """
     step = cps_transition(sigma, sigma_next, eta, sigma_after_first)
     return step if sigma_next > 0 or eta == 0 else replace(step, std=1e-12)
+
+
+def anchored_transition(
+    sigma: float, sigma_next: float, eta: float, sigma_after_first: float
+) -> Transition:
+    """Return a step along the path to the anchor level ``r = (1 - eta) sigma'`` and back to sigma'
+    by new noise: ``x_r = x + (r - sigma) v``, ``x' = c x_r + sqrt(sigma'^2 - (c r)^2) noise`` with
+    ``c = (1 - sigma') / (1 - r)``.
+
+    With the mean velocity of a flow map up to r, the marginals are kept for any eta. Eta 0 is the
+    ODE, and eta 1 predicts the data and adds noise. Source: arXiv:2607.00535.
+    """
+    anchor = (1 - eta) * sigma_next
+    kept = (1 - sigma_next) / (1 - anchor)
+    variance = sigma_next**2 - (kept * anchor) ** 2
+    if variance <= 0:
+        return ode_transition(sigma, sigma_next)
+    return Transition(a=kept, b=kept * (anchor - sigma), std=math.sqrt(variance), until=anchor)
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +251,9 @@ SAMPLERS = {
     "flow_grpo": Sampler("FlowGRPO", flow_variance),
     "dance_grpo": Sampler("DanceGRPO", dance_variance),
     "cps": Sampler("CPS", cps_transition, max_eta=1.0, is_normalised=False),
+    "precise": Sampler("Precise", precise_transition),
+    "dance_precise": Sampler("DanceGRPO, precise", dance_precise_transition),
+    "anchored": Sampler("Anchored", anchored_transition, max_eta=1.0),
 }
 # With `reference_conventions` (docs/reproduce.md).
 REFERENCE_SAMPLERS = SAMPLERS | {

@@ -4,6 +4,7 @@ import math
 
 from hyvideo.models.versions import Version, version_defaults
 from hyvideo.rewards.rewards import SCORERS, has_gradient
+from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
 from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings, SFTSettings
@@ -19,6 +20,13 @@ def objective_problems(config: Config) -> Problems:
     version = version_defaults(config.model.transformer_version)
     if objective.trains == "steps":
         yield from problem_of(_some_step_is_stochastic, config.sampling, objective.window)
+        if version.is_flow_map and rollout.sde_type in SAMPLERS and rollout.sde_type != "anchored":
+            yield (
+                f"sde_type {rollout.sde_type} needs the velocity at a noise level, but "
+                f"transformer_version {version.name} is a flow map, which predicts the mean "
+                "velocity of a step, so its videos would not be those of the model; use sde_type "
+                "anchored"
+            )
     elif objective.trains == "path":
         yield from teacher_problems(rollout)
     else:

@@ -192,8 +192,8 @@ class RewardGradientSettings(ObjectiveSettings):
     )
     reward_gradient_step: Literal["last", "random"] = learning(
         "last",
-        "Step whose predicted video the reward gradient scores: the last one (DRaFT-1) or a random "
-        "one (ReFL).",
+        "Step whose predicted video the reward gradient scores: the last one (DRaFT-1), or a random "
+        "one of the last quarter (ReFL).",
     )
 
 

@@ -9,10 +9,8 @@ import torch
 
 from hyvideo.models import attention_kernels
 from hyvideo.models.attention_kernels import (
-    BACKENDS,
     Shape,
     choose_kernel,
-    problem_of,
     scaled_dot_product,
 )
 from tests.cuda.recipes import Attention, attentions
@@ -39,19 +37,6 @@ def random_inputs(size):
     tokens = 3, 1, size.heads, size.tokens, size.head_dim
     inputs = torch.randn(tokens, dtype=torch.bfloat16, device=DEVICE)
     return [part.requires_grad_() for part in inputs]
-
-
-@pytest.mark.parametrize("tokens", TRAINED)
-@pytest.mark.parametrize("kernel", ["flash"] if IS_TINY else BACKENDS)
-def test_each_kernel_is_tried(gpu, record, kernel, tokens):
-    """Records why a kernel cannot be used."""
-    if DEVICE.type == "cuda":
-        record(
-            {
-                "problem": problem_of(kernel, shape_of(TRAINED[tokens]), DEVICE, with_gradient=True)
-                or "none"
-            }
-        )
 
 
 @pytest.mark.parametrize("tokens", TRAINED)

@@ -37,7 +37,6 @@ TINY_MODEL = {
 TINY_MODEL |= {"num_refiner_layers": 1, "text_embed_dim": 64, "image_embed_dim": 24}
 TINY_MODEL |= {"in_channels": 9, "out_channels": 4}
 COMPILE_FAILED = "failed.txt"  # in the folder of the compiled kernels
-TINY_VAE = {"block_out_channels": (16,) * 5, "latent_channels": 4, "layers_per_block": 1}
 # Attention kernels to compare; "default" is the choice of a run. A CPU has only that one.
 KERNELS = {"default": None}
 if DEVICE.type == "cuda":

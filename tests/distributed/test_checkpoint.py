@@ -111,22 +111,19 @@ def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint
     assert all(seconds < 30 and complete == 0 for seconds, complete in (first, second))
 
 
-def save_twice(folder, failing):
-    """Save twice with a fault on one rank in the first save; return the failures and the complete
+def save_twice(folder):
+    """Save twice with a fault on rank 1 in the first save; return the failures and the complete
     checkpoints.
     """
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=30)
-    blocked = Path(folder) / "checkpoints"
     digest_files = checkpoint_writer.digest_files
-    if failing == "mkdir" and mesh.is_main:
-        blocked.write_text("a file instead of a folder")
 
     def fail(*_, **__):
         raise OSError("the disk does not answer")
 
-    if failing == "digest" and mesh.rank == 1:
+    if mesh.rank == 1:
         checkpoint_writer.digest_files = fail
     writer = CheckpointWriter(Path(folder), mesh, keep=0, is_asynchronous=True, timeout=30, run=RUN)
     found = []
@@ -134,17 +131,13 @@ def save_twice(folder, failing):
         writer.save(iteration, {"a": torch.zeros(3), "b": torch.zeros(4)}, {})
         writer.wait()
         found.append(writer.last_failed)
-        torch.distributed.barrier()
-        if blocked.is_file() and mesh.is_main:
-            blocked.unlink()
         checkpoint_writer.digest_files = digest_files
         torch.distributed.barrier()
     return found, [path.name for path in checkpoint_loading.complete(Path(folder))]
 
 
-@pytest.mark.parametrize("failing", ["mkdir", "digest"])
-def test_a_failure_on_one_rank_loses_only_one_checkpoint(tmp_path, failing):
-    for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path), failing):
+def test_a_failure_on_one_rank_loses_only_one_checkpoint(tmp_path):
+    for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path)):
         assert found == [[True, False], ["000002"]]
 
 
@@ -156,13 +149,10 @@ def test_a_missing_tensor_or_a_wrong_shape_is_reported(tmp_path):
         checkpoint_loading.load_tensors(folder, {"weight": torch.zeros(3, 2)})
 
 
-@pytest.mark.parametrize("content", [b"", b"no", pickle.dumps({"a": 1}), None])
-def test_corrupted_metadata_raises_an_error(tmp_path, content):
+def test_corrupted_metadata_raises_an_error(tmp_path):
     folder = save(tmp_path, 1)
     metadata = folder / "tensors" / ".metadata"
-    metadata.unlink()
-    if content is not None:
-        metadata.write_bytes(content)
+    metadata.write_bytes(b"no")
     with pytest.raises(ValueError, match="metadata"):
         checkpoint_loading.load_tensors(folder, {"policy": torch.zeros(3)})
 
@@ -187,14 +177,6 @@ def test_metadata_cannot_run_code_or_refer_to_files_elsewhere(tmp_path, monkeypa
     (tensors / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(ValueError, match="outside its folder"):
         read_shapes(tensors)
-
-
-def test_truncated_tensors_raise_an_error(tmp_path):
-    folder = save(tmp_path, 1, weight=torch.zeros(1000))
-    (file,) = (folder / "tensors").glob("*.distcp")
-    file.write_bytes(file.read_bytes()[:500])
-    with pytest.raises(ValueError, match="cannot be read"):
-        checkpoint_loading.load_tensors(folder, {"weight": torch.zeros(1000)})
 
 
 def load_each(folder, cases):
@@ -278,14 +260,6 @@ def test_only_the_newest_are_kept(tmp_path):
     assert names(tmp_path) == ["000004", "000006"]
 
 
-def test_an_iteration_that_is_saved_is_not_saved_again(tmp_path):
-    save(tmp_path, 2, weight=torch.tensor(1.0))
-    folder = save(tmp_path, 2, weight=torch.tensor(2.0))
-    target = {"weight": torch.tensor(0.0)}
-    checkpoint_loading.load_tensors(folder, target)
-    assert target["weight"] == 1
-
-
 def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
     for iteration in (2, 4):
         save(tmp_path, iteration)
@@ -308,23 +282,6 @@ def test_a_failed_write_is_reported_and_earlier_checkpoints_are_kept(tmp_path, m
     assert "checkpoint NOT WRITTEN (OSError: disk full)" in capsys.readouterr().err
     save(tmp_path, 4)
     assert names(tmp_path) == ["000002", "000004"]
-
-
-def test_only_the_newest_write_counts_as_failed(tmp_path, monkeypatch):
-    writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=True, run=RUN)
-
-    def crash(*_, **__):
-        raise OSError("disk full")
-
-    found = []
-    for iteration, fails in enumerate((True, False, True, False), 1):
-        with monkeypatch.context() as patch:
-            if fails:
-                patch.setattr(checkpoint_writer.dcp, "save", crash)
-            writer.save(iteration, {"policy": torch.arange(3.0)}, {"iteration": iteration})
-            writer.wait()
-        found.append(writer.last_failed)
-    assert found == [True, False, True, False]
 
 
 def test_a_checkpoint_is_synced_before_it_is_visible_and_before_an_older_one_is_deleted(
@@ -435,14 +392,7 @@ def flip(path):
             lambda folder: flip(next((folder / "tensors").glob("*.distcp"))),
             "the contents of tensors/.* have changed",
         ),
-        (lambda folder: flip(folder / "state.json"), "the contents of state.json have changed"),
-        (
-            lambda folder: (folder / "tensors" / ".metadata").unlink(),
-            "tensors/.metadata is missing",
-        ),
-        (lambda folder: (folder / "digests.json").write_text(""), "digests.json is invalid"),
         (lambda folder: (folder / "digests.json").write_text("{}"), "digests.json is incomplete"),
-        (lambda folder: (folder / "state.json").unlink(), "state.json is missing"),
     ],
 )
 def test_a_corrupted_checkpoint_is_reported_kept_and_not_used(tmp_path, capsys, corrupt, message):
@@ -460,14 +410,6 @@ def test_a_corrupted_checkpoint_is_reported_kept_and_not_used(tmp_path, capsys, 
     assert names(tmp_path) == ["000002", "000004.corrupted"]
 
 
-def test_a_folder_without_digests_is_incomplete(tmp_path):
-    for iteration in (2, 4):
-        save(tmp_path, iteration)
-    (tmp_path / "checkpoints" / "000004" / "digests.json").unlink()
-    assert newest(tmp_path) == "000002"
-    assert names(tmp_path) == ["000002", "000004.corrupted"]
-
-
 def test_a_run_that_began_with_a_checkpoint_begins_with_it_again_until_it_has_its_own(tmp_path):
     began_with = save(tmp_path / "first", 2)
     folder = tmp_path / "second"
@@ -479,12 +421,6 @@ def test_a_run_that_began_with_a_checkpoint_begins_with_it_again_until_it_has_it
         find_start(folder, "auto", ALONE)
     own = save(folder, 3)
     assert find_start(folder, "auto", ALONE).checkpoint == own
-
-
-def test_a_copy_without_the_hidden_mark_is_intact(tmp_path):
-    folder = save(tmp_path, 2)
-    (folder / ".run").unlink()
-    assert checkpoint_loading.corruption(folder, ALONE) is None
 
 
 def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupted(
@@ -562,22 +498,6 @@ def test_an_invalid_state_is_named(tmp_path):
     (folder / "state.json").write_text("no")
     with pytest.raises(ValueError, match="state.json"):
         read_saved_state(folder)
-
-
-def test_folders_that_cannot_be_deleted_do_not_stop_the_run(tmp_path, monkeypatch, capsys):
-    save(tmp_path, 2)
-    newer = save(tmp_path, 4)
-    partial = tmp_path / "checkpoints" / ".000006.ab.partial"
-    partial.mkdir()
-
-    def rmtree(folder, ignore_errors=False):  # fails as if a process on another node had files open
-        if not ignore_errors:
-            raise PermissionError(1, "Operation not permitted", str(folder))
-
-    monkeypatch.setattr(run_folder.shutil, "rmtree", rmtree)
-    run_folder.remove_after(tmp_path, 2, RUN)
-    assert partial.is_dir() and not newer.exists()
-    assert "000004 NOT DELETED" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

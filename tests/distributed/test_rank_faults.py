@@ -2,19 +2,15 @@
 
 import dataclasses
 import hashlib
-import json
 import os
 import resource
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.distributed.launch import launch
-from tests.forked import ROOT, python
 from tests.shallow import SHALLOW
 from tests.test_trainer import TIMING, Redness
 
@@ -64,63 +60,12 @@ def start():
     return ranks.start(1, CPU, timeout=60.0)
 
 
-# --- a rank that is killed ------------------------------------------------------------------------
-
-
-def train_with_a_killed_rank(folder):
-    """Train, and kill rank 1 in the third iteration while it computes the anchor's means."""
-    mesh = start()
-    trainer = make(folder, mesh)
-    anchor_means = trainer.run.objective.prepare
-
-    def killed(rollouts):
-        if trainer.iteration == 3 and mesh.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return anchor_means(rollouts)
-
-    trainer.run.objective.prepare = killed
-    trainer.train()
-
-
-@pytest.fixture(scope="module")
-def lost_rank(tmp_path_factory):
-    """Return the folder of a run that lost a rank, its result and its duration in seconds."""
-    folder = tmp_path_factory.mktemp("lost") / "run"
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    target = [f"{MODULE}:train_with_a_killed_rank", json.dumps([str(folder)]), str(folder.parent)]
-    command = [python(), *launcher, "-m", "tests.distributed.launch", *target]
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(ROOT),
-        "PYTHON_EXEC": python(),
-    }
-    began = time.monotonic()
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, cwd=ROOT, timeout=200
-    )
-    return folder, result, time.monotonic() - began
-
-
-def test_the_other_ranks_end_soon_after_a_rank_is_killed_and_it_is_reported(lost_rank):
-    folder, result, seconds = lost_rank
-    assert result.returncode != 0 and seconds < 120
-    assert "Signal 9 (SIGKILL)" in result.stderr and "rank      : 1" in result.stderr
-    assert newest(folder) in ("000001", "000002")
-
-
-# --- all other faults, in one launch --------------------------------------------------------------
-
-
-def run_cases(folder, lost, everything):
-    """Return what this rank observed, by case; only with ``everything`` for the tests marked slow."""
+def run_cases(folder):
+    """Return what this rank observed, by case."""
     mesh, folder = start(), Path(folder)
-    results = {"uninterrupted": train(folder / "uninterrupted", mesh)}
-    bad_numbers = ["reward", "loss", "gradient fsdp"]
-    if everything:
-        results["lost rank"] = train(lost, mesh)
-        bad_numbers += ["memory", "gradient"]
+    bad_numbers = ("reward", "loss", "gradient fsdp")
     return {
-        **results,
+        "uninterrupted": train(folder / "uninterrupted", mesh),
         "unreadable": resume_unreadable(folder / "uninterrupted", mesh),
         "replaced": replace_owner(folder / "replaced", mesh),
         "foreign metrics": start_with_foreign_metrics(folder / "lines", mesh),
@@ -286,8 +231,6 @@ def plant_nan(folder, mesh, case):
     class FaultyScorer(Redness):
         def score(self, videos, prompts, *, fps):
             scores = super().score(videos, prompts, fps=fps)
-            if is_hit and case == "memory" and trainer.iteration == 1:
-                raise torch.OutOfMemoryError("out of GPU memory")
             return (
                 [s | {"VQ": NAN} for s in scores]
                 if is_hit and case == "reward" and trainer.iteration == 1
@@ -372,23 +315,8 @@ def exceed_max_bad_updates(folder, mesh):
 
 
 @pytest.fixture(scope="module")
-def results(request, tmp_path_factory):
-    everything = request.config.getoption("--slow")
-    lost = request.getfixturevalue("lost_rank")[0] if everything else ""
-    return launch(
-        f"{MODULE}:run_cases",
-        2,
-        str(tmp_path_factory.mktemp("cases")),
-        str(lost),
-        everything,
-        timeout=300,
-    )
-
-
-@pytest.mark.slow
-def test_a_run_that_lost_a_rank_resumes_and_ends_like_an_uninterrupted_one(results):
-    for rank in results:
-        assert rank["lost rank"] == rank["uninterrupted"]
+def results(tmp_path_factory):
+    return launch(f"{MODULE}:run_cases", 2, str(tmp_path_factory.mktemp("cases")), timeout=300)
 
 
 def test_a_read_error_on_one_rank_stops_all_ranks_with_its_message(results):
@@ -422,9 +350,7 @@ def test_a_full_disk_on_one_rank_loses_only_one_checkpoint(results):
         assert rank["full disk"]["digest"] == rank["uninterrupted"]
 
 
-@pytest.mark.parametrize(
-    "case", ["loss", pytest.param("gradient", marks=pytest.mark.slow), "gradient fsdp"]
-)
+@pytest.mark.parametrize("case", ["loss", "gradient fsdp"])
 def test_both_ranks_skip_an_update_that_is_not_finite_on_one(results, case):
     first, second = (rank[case] for rank in results)
     assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
@@ -434,9 +360,8 @@ def test_both_ranks_skip_an_update_that_is_not_finite_on_one(results, case):
     assert first["skipped"] == second["skipped"] == [[1] if case == "loss" else []]
 
 
-@pytest.mark.parametrize("case", ["reward", pytest.param("memory", marks=pytest.mark.slow)])
-def test_a_reward_that_fails_on_one_rank_is_missing_on_both(results, case):
-    first, second = (rank[case] for rank in results)
+def test_a_reward_that_fails_on_one_rank_is_missing_on_both(results):
+    first, second = (rank["reward"] for rank in results)
     assert first["lines"] == second["lines"] and first["digest"] == second["digest"]
     assert [line["reward/missing"] for line in first["lines"]] == ["2.0", "0.0"]
     assert [line["update/skipped"] for line in first["lines"]] == ["0.0", "0.0"]

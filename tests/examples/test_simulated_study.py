@@ -33,13 +33,6 @@ def test_the_better_video_wins_as_often_as_the_logistic_says():
     assert rated == rate(rewards, 2000, seed=0) != rate(rewards, 2000, seed=1)
 
 
-def test_no_pair_is_rated_twice_and_too_many_are_an_error():
-    rewards = {"p": {"a.mp4": 1.0, "b.mp4": 1.1, "c.mp4": 1.2}}
-    assert len({frozenset(row[1:3]) for row in rate(rewards, 3, seed=0)}) == 3
-    with pytest.raises(ValueError, match="--pairs"):
-        rate(rewards, 4, seed=0)
-
-
 def test_the_better_half_is_kept_but_for_the_errors():
     videos = {f"{number}.mp4": float(number) for number in range(1000)}
     rewards = {"p": videos, "q": {"a.mp4": 0.2, "b.mp4": 0.1, "c.mp4": 0.3}}
@@ -49,23 +42,6 @@ def test_the_better_half_is_kept_but_for_the_errors():
     wrong = keep(rewards, 0.1, seed=0)
     assert 70 < sum(wrong[name] != kept[name] for name in videos) < 130
     assert wrong == keep(rewards, 0.1, seed=0) != keep(rewards, 0.1, seed=1)
-
-
-def test_unusable_videos_and_counts_keep_earlier_ratings(tmp_path, exit_code, capsys):
-    (tmp_path / "pairs.csv").write_text("earlier")
-    assert exit_code(simulated_study.main, tmp_path) == 2
-    assert str(tmp_path) in capsys.readouterr().err
-    write_video(tmp_path / "0000.mp4", torch.zeros(9, 3, 32, 32, dtype=torch.uint8), fps=8)
-    for content, problem in (
-        ("{", "0000.json is not valid JSON"),
-        ("[]", "0000.json must contain a JSON object"),
-        ('{"prompt": 3}', "0000.json must have the prompt of the video, got 3"),
-        (json.dumps({"prompt": world.CAPTIONS[0]}), "--pairs must be at least 1, got 0"),
-    ):
-        (tmp_path / "0000.json").write_text(content)
-        assert exit_code(simulated_study.main, tmp_path, "--pairs", 0) == 2
-        assert problem in capsys.readouterr().err
-    assert (tmp_path / "pairs.csv").read_text() == "earlier"
 
 
 def test_the_program_rates_videos_of_generate(tmp_path, exit_code):

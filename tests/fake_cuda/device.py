@@ -160,11 +160,6 @@ class Count(TorchDispatchMode):
         found["products"] = sum(self.flop.values()) - sum(found.values())
         return {kind: flop / 1e12 for kind, flop in found.items() if flop}
 
-    @property
-    def gigabytes(self) -> float:
-        """Memory traffic of the memory-bound operators."""
-        return sum(self.bytes.values()) / 1e9
-
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         if any(kind is not FakeTensor for kind in types):
             return NotImplemented  # a tensor of tensors, which are counted instead

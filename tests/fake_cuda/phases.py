@@ -51,7 +51,7 @@ def iteration(run, schedule, with_decode):
         parameters = checks.trained(model)
         anchor = Anchor(model, parameters, refresh_every=None, offload=True)
         optimizers = make_optimizers(
-            run.config.optimizer, parameters, checks.BF16, hidden=family_of(model).matrices
+            run.config.optimizer, parameters, checks.BF16, hidden=family_of(model).target_modules
         )
         for parameter in parameters.values():
             parameter.grad = torch.empty_like(parameter)

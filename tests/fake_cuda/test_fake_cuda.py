@@ -1,8 +1,5 @@
 """Work of a GPU for a rollout and an update, counted on the fake CUDA device."""
 
-import json
-from pathlib import Path
-
 import pytest
 
 from hyvideo.models.sizes import released_sizes
@@ -11,42 +8,11 @@ from tests.fake_cuda.counting import counted as counted_by
 
 pytestmark = pytest.mark.system
 
-COUNTS = Path(__file__).with_name("counts.json")
-
 
 @pytest.fixture(scope="module")
 def counted():
     """Counts by part of a run."""
     return counted_by("tests.fake_cuda.checks")
-
-
-def test_the_device_detects_wrong_devices_transfers_and_waits(counted):
-    device = counted["device"]
-    assert "cuda:0 and cpu" in device["wrong device"]
-    assert device["waits"] == {"_local_scalar_dense": 1, "copy to device": 1, "copy to host": 1}
-    assert device["copies"] == {"pageable to device": 2, "pinned to device": 1, "small to host": 1}
-
-
-def summary(counted):
-    """Return the counts that gpu_check prints beside its measurements."""
-    parts = {f"{name} of a block": counted["block"][name] for name in ("forward", "backward")}
-    parts |= {
-        f"{name} of a LoRA block": counted["LoRA block"][name] for name in ("forward", "backward")
-    }
-    parts |= {f"tile of {frames} frames": found for frames, found in counted["tiles"].items()}
-    rounded = {
-        part: {f"{kind} TFLOP": found["teraflop"][kind] for kind in found["teraflop"]}
-        | {"GB": found["gigabytes"], "peak GiB": found["peak"]}
-        for part, found in parts.items()
-    }
-    return {
-        part: {name: float(f"{value:.4g}") for name, value in row.items()}
-        for part, row in rounded.items()
-    }
-
-
-def test_the_counts_in_the_repository_are_current(counted, check_generated):
-    check_generated(COUNTS, json.dumps(summary(counted), indent=1) + "\n")
 
 
 def test_rollout_and_update_request_the_same_outputs_of_cudnn(counted):
@@ -168,29 +134,10 @@ def test_an_offloaded_vae_is_on_the_device_only_while_it_decodes(counted):
     assert found["waits"] == counted["decode"]["waits"]
 
 
-@pytest.mark.parametrize("frames, gigabytes, peak", [(81, 154, 4.5), (121, 229, 6.8)])
-def test_a_tile_stays_within_its_traffic_and_the_planned_memory(counted, frames, gigabytes, peak):
-    """256 x 256 pixels, float16; traffic in GB, convolutions included, memory in GiB."""
-    found = counted["tiles"][str(frames)]
+def test_a_tile_stays_within_the_planned_memory(counted):
+    """256 x 256 pixels, float16, memory in GiB."""
+    found, frames = counted["tile"], 81
     planned = released_sizes("480p_t2v").decoding.bytes(1, (frames, 256, 256), 256, 2) / 2**30
-    assert found["gigabytes"] <= gigabytes and found["peak"] <= peak
     assert found["peak"] == pytest.approx(planned, rel=0.02)
     flops = count_decoding(released_sizes("480p_t2v")) * frames * 256 * 256
     assert sum(found["teraflop"].values()) == pytest.approx(flops / 1e12, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    "block, part, gigabytes, peak",
-    [
-        ("block", "forward", 6.0, 1.4),
-        ("block", "forward with gradient", 6.0, 2.8),
-        ("block", "backward", 11.5, 3.3),
-        ("LoRA block", "forward", 12.3, 1.9),
-        ("LoRA block", "forward with gradient", 12.3, 3.1),
-        ("LoRA block", "backward", 14.9, 3.5),
-    ],
-)
-def test_a_block_stays_within_its_traffic_and_memory(counted, block, part, gigabytes, peak):
-    """480 x 864, 81 frames, eager: traffic of the memory-bound operators in GB, memory in GiB."""
-    assert counted[block][part]["gigabytes"] <= gigabytes
-    assert counted[block][part]["peak"] <= peak

@@ -1,6 +1,5 @@
 """Tests of the temporal gradient equalizer."""
 
-import pytest
 import torch
 
 from hyvideo.grpo.equalizer import balancing_factors
@@ -23,19 +22,6 @@ def test_deterministic_steps_have_factor_0_and_are_excluded_from_the_median():
 
 def test_a_schedule_without_noise_has_factors_0():
     assert torch.equal(balancing_factors(torch.zeros(4)), torch.zeros(4))
-
-
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_factors_are_invariant_to_the_scale_of_the_gradient(scale):
-    norms = torch.tensor([0.2, 3.0, 1.5, 0.7])
-    torch.testing.assert_close(
-        balancing_factors(scale * norms), balancing_factors(norms), rtol=1e-4, atol=0
-    )
-
-
-def test_a_factor_follows_its_step_through_a_permutation():
-    norms, order = torch.tensor([0.2, 0.0, 3.0, 1.5, 0.7]), [3, 1, 4, 0, 2]
-    torch.testing.assert_close(balancing_factors(norms[order]), balancing_factors(norms)[order])
 
 
 def test_epsilon_is_added_to_the_norm():

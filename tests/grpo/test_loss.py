@@ -78,12 +78,6 @@ def test_each_term_is_weighted_by_its_step():
     torch.testing.assert_close(weighted, weights * plain)
 
 
-def test_ratio_is_the_new_probability_over_the_old():
-    loss, _ = loss_of(math.log(1.25), 1.0)
-    assert loss.ratio.item() == pytest.approx(1.25)
-    assert not loss.ratio.requires_grad and loss.policy.requires_grad
-
-
 @pytest.mark.parametrize(
     "log_ratio, is_clipped", [(0.0, False), (5e-5, False), (2e-4, True), (-2e-4, True)]
 )

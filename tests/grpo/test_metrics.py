@@ -39,11 +39,6 @@ def test_a_dimension_missing_in_one_rollout_is_averaged_over_the_others():
     assert reward_metrics(rewards, torch.zeros(2), 2, NAMES)["reward/VQ"] == 4
 
 
-def test_a_dimension_cannot_override_another_metric():
-    rewards = torch.tensor([[1.0, 7.0], [1.0, 7.0]], dtype=torch.float64)
-    assert reward_metrics(rewards, torch.zeros(2), 2, ["mean"])["reward/mean"] == 1
-
-
 def test_quantiles_are_those_of_the_scored_rollouts():
     metrics = metrics_of([0.0, 20.0, 10.0], [5.0, 15.0, NAN])
     # 0, 5, ..., 20 in equal steps

@@ -134,7 +134,7 @@ def test_beta_scales_only_the_pull_to_the_rollout_policy():
     torch.testing.assert_close(our_gradient(moved), with_advantage * 2 * (signed + shift) / 8)
 
 
-@pytest.mark.parametrize("sigma, ratio", [(1.0, 22), (0.8, 17), (0.2, 4.6), (0.02, 0.43)])
+@pytest.mark.parametrize("sigma, ratio", [(0.8, 17), (0.02, 0.43)])
 def test_the_published_weight_of_a_sample_is_proportional_to_the_noise_level(sigma, ratio):
     """docs/algorithms.md has the formula. The errors are normal with std 0.3; 64 elements vary by a
     tenth.

@@ -53,16 +53,6 @@ def test_velocity_kl_is_the_rollout_log_prob_minus_the_new_one():
     torch.testing.assert_close(distance, torch.tensor([0.5, -0.25]))
 
 
-def test_velocity_kl_estimates_the_kl_to_the_rollout_policy():
-    generator = torch.Generator().manual_seed(0)
-    old, new = torch.distributions.Normal(0.0, 1.0), torch.distributions.Normal(0.3, 1.0)
-    outcomes = torch.randn(200_000, generator=generator)
-    estimate = velocity_kl(new.log_prob(outcomes), old.log_prob(outcomes)).mean()
-    torch.testing.assert_close(
-        estimate, torch.distributions.kl_divergence(old, new), rtol=0, atol=3e-3
-    )
-
-
 def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
     """The factor is exact for outcomes in pairs around the rollout's mean.
 
@@ -116,7 +106,7 @@ def test_two_stage_rises_linearly_and_then_stays_constant():
 
 
 @pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
-@pytest.mark.parametrize("warmup", [0.4, 1.0, 2.5, 3.0])
+@pytest.mark.parametrize("warmup", [0.4, 2.5])
 def test_a_warm_up_of_any_length_rises_linearly_to_the_maximum_and_not_above(schedule, warmup):
     """With the conventions of the reference, the warm-up is a fraction: a number of pairs divided
     by those per update.
@@ -128,13 +118,6 @@ def test_a_warm_up_of_any_length_rises_linearly_to_the_maximum_and_not_above(sch
     seen = values(beta, [2.0] * 5)
     assert seen == pytest.approx(expected)
     assert max(seen) == 9
-
-
-@pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
-def test_warm_up_starts_at_the_initial_value(schedule):
-    beta = coefficient(schedule=schedule, initial=5.0)
-    assert beta.value == 5
-    assert values(beta, [100.0] * 4) == pytest.approx([6, 7, 8, 9])
 
 
 def test_adaptive_follows_the_mean_of_the_window_by_hand():
@@ -191,28 +174,6 @@ def test_a_resumed_coefficient_equals_an_uninterrupted_one():
         second.load_state_dict(first.state_dict())
         assert values(second, kls[stop:]) == whole[stop:]
         assert second.state_dict()["recent"] == kls[-2:]
-
-
-def test_two_stages_without_warm_up_start_at_the_maximum():
-    settings = KLScheduleSettings(
-        schedule="two_stage", warmup_updates=0, initial=1e-7, minimum=1e-7, maximum=1e-5
-    )
-    coefficient = KLCoefficient(settings)
-    assert coefficient.value == 1e-5
-    coefficient.observe(1.0)
-    assert coefficient.value == 1e-5
-
-
-def test_two_stages_stay_at_the_maximum():
-    settings = KLScheduleSettings(
-        schedule="two_stage", warmup_updates=3, initial=1e-7, minimum=1e-7, maximum=1e-5
-    )
-    coefficient = KLCoefficient(settings)
-    values = [coefficient.value]
-    for _ in range(5):
-        coefficient.observe(1.0)
-        values.append(coefficient.value)
-    assert values[0] == 1e-7 and values[3:] == [1e-5] * 3 and values == sorted(values)
 
 
 def test_changed_settings_apply_to_a_resumed_coefficient_at_once():

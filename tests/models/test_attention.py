@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from hyvideo.models.attention import Layout, QueryKeyValue, WholeSequence, attend, equal_runs
@@ -31,10 +30,3 @@ def test_attention_without_text_applies_rotary_embeddings():
     ]
     torch.testing.assert_close(attended, attend(QueryKeyValue(*rotated, image.value), [6, 6]))
     assert none.shape == (2, 0, 2, 4)
-
-
-def test_learned_rotary_tables_are_rejected_instead_of_getting_no_gradient():
-    image = QueryKeyValue(*torch.randn(3, 1, 2, 1, 4))
-    cos = torch.ones(2, 4, requires_grad=True)
-    with pytest.raises(AssertionError, match="rotate by learned tables before the call"):
-        WholeSequence().attend(image, None, Layout(cos, torch.zeros(2, 4), (0,), 2))

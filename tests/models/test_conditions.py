@@ -20,12 +20,6 @@ def i2v():
     )
 
 
-def test_selected_rows_are_the_same_objects(t2v, i2v):
-    conditions = Conditions((t2v, i2v, t2v))
-    assert conditions.select([2, 1]).samples == (t2v, i2v)
-    assert len(conditions + conditions) == 6
-
-
 def test_moving_a_batch_moves_a_shared_condition_once(t2v, i2v):
     moved = Conditions((t2v, i2v, t2v)).to("meta")
     assert moved.samples[0] is moved.samples[2]
@@ -46,10 +40,3 @@ def test_the_negative_branch_of_guidance_keeps_the_image_and_replaces_the_text(t
     assert [sample.text is negative.text for sample in branch.samples] == [True, True]
     assert [sample.glyph is negative.glyph for sample in branch.samples] == [True, True]
     assert branch.samples[0].image is None and branch.samples[1].image is i2v.image
-
-
-def test_a_condition_is_built_from_encoded_parts_by_kind(t2v, i2v):
-    parts = {"text": {"states": i2v.text}, "glyph": {"states": i2v.glyph}, "image": vars(i2v.image)}
-    assert Condition.from_parts(parts) == i2v
-    alone = Condition.from_parts({"text": {"states": t2v.text}})
-    assert alone.text is t2v.text and alone.glyph is alone.image is None

@@ -75,12 +75,11 @@ def cudnn():
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("deterministic", [None, "flag", "algorithms"])
+@pytest.mark.parametrize("deterministic", [None, "algorithms"])
 def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_deterministic(
     cudnn, deterministic
 ):
     vae, latents = with_latents("hunyuan_video15", 256)
-    cudnn.deterministic = deterministic == "flag"
     torch.use_deterministic_algorithms(deterministic == "algorithms")
     found = []
     vae.decoder.register_forward_pre_hook(
@@ -94,7 +93,7 @@ def test_cudnn_measures_its_convolutions_only_while_decoding_and_not_if_determin
 
 @pytest.mark.system
 @FAMILIES
-@pytest.mark.parametrize("size, chosen", [(256, 128), (192, 64), (0, 128)])
+@pytest.mark.parametrize("size, chosen", [(256, 128), (0, 128)])
 def test_a_decoding_without_memory_is_repeated_in_smaller_tiles(
     name, size, chosen, monkeypatch, capsys
 ):

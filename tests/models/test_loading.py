@@ -1,5 +1,4 @@
 import subprocess
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,21 +32,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 # --- transformer ------------------------------------------------------------------------------
 
 
-def test_a_transformer_is_loaded_from_the_original_layout(root, original_transformer):
-    transformer = load_transformer(root, VERSION)
-    assert torch.equal(
-        transformer.proj_out.weight, original_transformer[1]["final_layer.linear.weight"]
-    )
-    assert transformer.config.in_channels == 9
-    assert not transformer.training
-    assert all(parameter.requires_grad for parameter in transformer.parameters())
-
-
-@pytest.mark.parametrize("max_shard_size", ["1GB", "10MB"])
-def test_both_layouts_and_a_single_folder_give_the_same_transformer(
-    root, transformer, tmp_path, max_shard_size
-):
-    transformer.save_pretrained(tmp_path / "transformer", max_shard_size=max_shard_size)
+def test_both_layouts_and_a_single_folder_give_the_same_transformer(transformer, tmp_path):
+    transformer.save_pretrained(tmp_path / "transformer", max_shard_size="10MB")
     assert_same_model(load_transformer(tmp_path, VERSION), transformer)
     assert_same_model(load_transformer(tmp_path / "transformer", None), transformer)
     assert (
@@ -64,12 +50,6 @@ def test_a_rank_that_receives_the_weights_reads_none(root, seed):
     ]
     for (name, tensor), (same, meta) in zip(*streams, strict=True):
         assert (name, tensor.shape) == (same, meta.shape) and meta.is_meta and not tensor.is_meta
-
-
-def test_weights_have_the_requested_dtype(root, transformer):
-    half = load_transformer(root, VERSION, dtype=torch.bfloat16)
-    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
-    assert_same_model(half, transformer.to(torch.bfloat16))
 
 
 def test_a_loaded_model_does_not_depend_on_its_file(root_copy):
@@ -97,13 +77,10 @@ def test_loading_keeps_the_random_state(root):
     "change",
     [
         lambda tensors: tensors.pop(TENSOR),
-        lambda tensors: tensors.update({f"{TENSOR}.extra": torch.zeros(1)}),
         lambda tensors: tensors.update({TENSOR: torch.zeros(256, 63)}),
-        # the scales of eight bits would be in other tensors, and integers have no fractions
         lambda tensors: tensors.update({TENSOR: tensors[TENSOR].to(torch.float8_e4m3fn)}),
-        lambda tensors: tensors.update({TENSOR: tensors[TENSOR].long()}),
     ],
-    ids=["missing", "unexpected", "misshapen", "eight bits", "integers"],
+    ids=["missing", "misshapen", "eight bits"],
 )
 def test_a_tensor_that_does_not_fit_is_an_error_that_names_tensor_and_file(root_copy, change):
     load_transformer(root_copy, VERSION)
@@ -113,21 +90,11 @@ def test_a_tensor_that_does_not_fit_is_an_error_that_names_tensor_and_file(root_
     assert FILE in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [lambda file: file[:-1000], lambda file: b"version https://git-lfs.github.com/spec/v1\n"],
-    ids=["truncated", "pointer of git lfs"],
-)
-def test_a_file_that_is_not_whole_is_an_error_that_names_it(root_copy, content):
+def test_a_file_that_is_not_whole_is_an_error_that_names_it(root_copy):
     path = transformer_file(root_copy)
-    path.write_bytes(content(path.read_bytes()))
+    path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(ValueError, match=FILE):
         load_transformer(root_copy, VERSION)
-
-
-def test_a_version_without_a_folder_is_an_error_that_names_it(root):
-    with pytest.raises(ValueError, match="720p_i2v"):
-        load_transformer(root, "720p_i2v")
 
 
 def test_a_missing_shard_raises_an_error(transformer, tmp_path):
@@ -171,13 +138,6 @@ def test_random_weights_have_variance_one_over_fan_in():
     assert torch.equal(draw_tensor(0, "norm.bias", (4,)), torch.zeros(4))
 
 
-def test_random_weights_differ_by_seed_and_by_name():
-    drawn = draw_tensor(0, "a.weight", (2, 2))
-    assert torch.equal(drawn, draw_tensor(0, "a.weight", (2, 2)))
-    assert not torch.equal(drawn, draw_tensor(1, "a.weight", (2, 2)))
-    assert not torch.equal(drawn, draw_tensor(0, "b.weight", (2, 2)))
-
-
 def test_a_random_transformer_needs_only_a_config_and_has_no_zero_weights(root_copy):
     transformer_file(root_copy).unlink()
     transformer = load_transformer(root_copy, VERSION, random_weights_seed=1)
@@ -186,13 +146,6 @@ def test_a_random_transformer_needs_only_a_config_and_has_no_zero_weights(root_c
     assert_same_model(load_transformer(root_copy, VERSION, random_weights_seed=1), transformer)
     other = load_transformer(root_copy, VERSION, random_weights_seed=2)
     assert not torch.equal(other.proj_out.weight, transformer.proj_out.weight)
-
-
-def test_a_random_model_is_the_same_in_both_layouts(root, tmp_path):
-    load_transformer(root, VERSION).save_pretrained(tmp_path / "transformer")
-    load_vae(root).save_pretrained(tmp_path / "vae")
-    for load in (partial(load_transformer, version=VERSION), load_vae):
-        assert_same_model(load(tmp_path, random_weights_seed=4), load(root, random_weights_seed=4))
 
 
 # --- saved weights ----------------------------------------------------------------------------
@@ -204,12 +157,6 @@ def test_saved_weights_are_copied_into_a_model_in_its_dtype(root, transformer, t
     load_transformer_weights(transformer, tmp_path)
     assert transformer.proj_out.weight.data_ptr() == address
     assert_same_model(transformer, load_transformer(tmp_path, None, dtype=torch.bfloat16))
-
-
-def test_weights_in_the_original_layout_are_copied_into_a_model(root):
-    transformer = load_transformer(root, VERSION, random_weights_seed=1)
-    load_transformer_weights(transformer, root / "transformer" / VERSION)
-    assert_same_model(transformer, load_transformer(root, VERSION))
 
 
 def test_weights_with_other_settings_raise_an_error(transformer, tmp_path):
@@ -269,16 +216,6 @@ def test_a_decoder_used_in_inference_mode_can_be_trained_afterwards(root):
         vae.decode(latents)
     vae.decode(latents).sample.sum().backward()
     assert vae.decoder.mid_block.attentions[0].to_q.weight.grad.abs().sum() > 0
-
-
-def test_other_vaes_keep_diffusers_mask(root):
-    from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import HunyuanVideo15AttnBlock
-
-    load_vae(root)
-    mask = HunyuanVideo15AttnBlock.prepare_causal_attention_mask(
-        1, 2, torch.float32, "cpu", batch_size=3
-    )
-    assert mask.shape == (3, 2, 2)
 
 
 # --- memory -----------------------------------------------------------------------------------

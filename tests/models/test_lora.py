@@ -72,10 +72,8 @@ def inputs():
     }
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.5])
-def test_an_adapter_equals_the_change_of_the_weights_and_can_be_disabled(
-    transformer, inputs, scale
-):
+def test_an_adapter_equals_the_change_of_the_weights_and_can_be_disabled(transformer, inputs):
+    scale = 0.5
     lora = draw(transformer)
     install(transformer)
     expected = copy.deepcopy(transformer)
@@ -123,19 +121,13 @@ BLOCKS = [f"transformer_blocks.{number}" for number in range(3)]
 REFINER = "context_embedder.token_refiner.refiner_blocks.0.attn"
 
 
-@pytest.mark.parametrize(
-    "ranks, alphas", [((2, 2, 2, 2), (4.0,) * 4), ((2, 3, 4, 2), (4.0, 4.0, 1.0, 2.5))]
-)
-def test_diffusers_loader_reads_the_original_format_with_the_same_result(
-    transformer, tmp_path, ranks, alphas
-):
+def test_diffusers_loader_reads_the_original_format_with_the_same_result(transformer, tmp_path):
     """Includes modules that the original fuses or reorders.
 
     The original's programs use the same loader.
     """
-    lora = draw(transformer, ranks=ranks, alphas=alphas) | draw(
-        transformer, ["norm_out.linear"], [3], [6.0]
-    )
+    lora = draw(transformer, ranks=(2, 3, 4, 2), alphas=(4.0, 4.0, 1.0, 2.5))
+    lora |= draw(transformer, ["norm_out.linear"], [3], [6.0])
     fused = draw(transformer, [f"{REFINER}.to_{part}" for part in "qkv"], [2] * 3, [3.0] * 3)
     shared = fused[f"{REFINER}.to_q"].a
     lora |= {name: LoraPair(shared, pair.b, pair.alpha) for name, pair in fused.items()}
@@ -243,12 +235,10 @@ def test_a_lora_with_underscores_in_place_of_the_originals_dots_is_read(transfor
     "targets, expected",
     [
         ([r"transformer_blocks\.\d\.attn\.to_q"], [f"{name}.attn.to_q" for name in BLOCKS]),
-        (["double_blocks.1.img_attn_q"], [f"{BLOCK}.attn.to_q"]),
         (
             ["img_attn_q", "img_mlp.fc2"],
             [f"{name}.{part}" for name in BLOCKS for part in ("attn.to_q", "ff.net.2")],
         ),
-        ([r"1\.(img|txt)_attn_v"], [f"{BLOCK}.attn.to_v", f"{BLOCK}.attn.add_v_proj"]),
         (["blocks.0.self_attn_qkv"], [f"{REFINER}.to_{part}" for part in "qkv"]),
         # the last block's is not used
         (["txt_attn_proj"], [f"{name}.attn.to_add_out" for name in BLOCKS[:-1]]),
@@ -283,21 +273,11 @@ def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
 # --- bad input ---------------------------------------------------------------------------------
 
 
-def test_a_missing_or_corrupted_lora_raises_an_error(tmp_path):
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        read_lora(tmp_path)
-    (tmp_path / "corrupted.safetensors").write_bytes(b"123456789")
-    with pytest.raises(ValueError, match="corrupted.safetensors"):
-        read_lora(tmp_path / "corrupted.safetensors")
-
-
 @pytest.mark.parametrize(
     "change, named",
     [
         (lambda t: t.pop(f"{BLOCK}.attn.to_q.lora_B.weight"), "to_q"),
-        (lambda t: t.update({f"{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(64, 5)}), "to_q"),
         (lambda t: t.update({f"{BLOCK}.attn.to_q.weight": torch.zeros(64, 64)}), "to_q.weight"),
-        (lambda t: t.clear(), "pytorch_lora_weights"),
     ],
 )
 def test_an_incomplete_lora_raises_an_error_with_the_tensor(transformer, tmp_path, change, named):
@@ -331,10 +311,9 @@ def test_lora_variants_raise_an_error(transformer, tmp_path):
         read_lora(tmp_path)
 
 
-@pytest.mark.parametrize("target", ["img_atn_q", f"{BLOCKS[-1]}.attn.to_add_out"])
-def test_targets_without_a_match_raise_an_error(transformer, target):
-    with pytest.raises(ValueError, match=re.escape(target)):
-        training_config(transformer, rank=2, alpha=2, targets=[r".*\.to_q", target])
+def test_a_target_without_a_match_raises_an_error(transformer):
+    with pytest.raises(ValueError, match="img_atn_q"):
+        training_config(transformer, rank=2, alpha=2, targets=[r".*\.to_q", "img_atn_q"])
 
 
 @pytest.mark.parametrize(
@@ -353,10 +332,9 @@ def test_an_adapter_to_start_from_must_match_the_settings(transformer, change, s
         training_config(transformer, **settings | change)
 
 
-@pytest.mark.parametrize("value, dtype", [(float("nan"), torch.float32), (1, torch.int32)])
-def test_weights_that_are_not_finite_numbers_raise_an_error(tmp_path, value, dtype):
+def test_weights_that_are_not_finite_numbers_raise_an_error(tmp_path):
     tensors = {
-        f"transformer.{BLOCK}.attn.to_q.lora_A.weight": torch.full((2, 8), value, dtype=dtype),
+        f"transformer.{BLOCK}.attn.to_q.lora_A.weight": torch.full((2, 8), float("nan")),
         f"transformer.{BLOCK}.attn.to_q.lora_B.weight": torch.zeros(8, 2),
     }
     save_file(tensors, tmp_path / "lora.safetensors")

@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from hyvideo.models.loading import load_vae
-from hyvideo.models.offload import device_of, offload, on_device
+from hyvideo.models.offload import device_of, on_device
 from tests.forked import ROOT
 
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("folder", ["miniature", "miniature_wan"])
 @torch.no_grad()
-def test_an_offloaded_vae_decodes_the_same_video(folder):
+def test_an_offloaded_vae_decodes_the_same_video():
     """The meta device, which cannot compute, stands for the memory where the weights are between
     decodes.
     """
-    vae = load_vae(ROOT / "assets" / folder)
+    vae = load_vae(ROOT / "assets" / "miniature")
     latents = torch.linspace(-1, 1, 4 * 2 * 16).reshape(1, 4, 2, 4, 4)
     offloaded = copy.deepcopy(vae).to("meta")
     offloaded.home, offloaded.hosts = CPU, vae.state_dict()
@@ -32,11 +31,3 @@ def test_an_offloaded_vae_decodes_the_same_video(folder):
         raise RuntimeError("out of memory")
     for name, tensor in offloaded.state_dict().items():
         assert tensor.data_ptr() == offloaded.hosts[name].data_ptr()
-
-
-def test_offloading_has_no_effect_on_a_cpu():
-    module = torch.nn.Linear(2, 2)
-    weight = module.weight
-    offload(module)
-    with on_device(module):
-        assert module.weight is weight and device_of(module) == CPU

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,10 @@ from diffusers import AutoencoderKLCogVideoX
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
-from hyvideo.models.registry import family_files, packages, register
+from hyvideo.models.registry import packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, add_versions, version_defaults
-from hyvideo.settings.command_line import config_of_run, load_config, parse
-from hyvideo.settings.config import Config
+from hyvideo.settings.command_line import parse
 from hyvideo.settings.identity import code_of
 from tests.forked import ROOT
 from tests.registered import registered
@@ -72,16 +70,6 @@ def test_the_setting_registers_the_family_before_the_defaults_of_the_version(out
     assert {file.name for file in files} == {"__init__.py", "family.py", "versions.yaml"}
 
 
-def test_settings_of_a_run_are_read_although_the_family_was_moved(outside, tmp_path):
-    file = tmp_path / "config.yaml"
-    file.write_text(f"family: {outside}\ntransformer_version: outside1\n")
-    assert load_config(file).data.fps == 8
-    file.write_text(f"family: {tmp_path / 'moved'}\ntransformer_version: outside1\nfps: 8\n")
-    assert config_of_run(file).data.fps == 8
-    with pytest.raises(ValueError, match="moved"):
-        load_config(file)
-
-
 def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
     write_family(tmp_path / "site" / "outside")
     metadata = tmp_path / "site" / "outside-1.0.dist-info"
@@ -103,18 +91,9 @@ print(packages()["OutsideModel"], version_defaults("outside1").family)
     assert done.stdout.split() == ["outside", "outside"], done.stderr
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        "a: {shift: .nan}",
-        "a: {num_frames: 0}",
-        "a: {sizes: [[480]]}",
-        "5: {}",
-    ],
-)
-def test_a_version_with_a_value_of_another_kind_raises_an_error(tmp_path, row):
+def test_a_version_with_a_value_of_another_kind_raises_an_error(tmp_path):
     file = tmp_path / "versions.yaml"
-    file.write_text(f"versions: {{{row}}}")
+    file.write_text("versions: {a: {shift: .nan}}")
     with pytest.raises(ValueError, match="versions.yaml"):
         add_versions("kinds_a", file)
 
@@ -123,39 +102,21 @@ def test_a_version_with_a_value_of_another_kind_raises_an_error(tmp_path, row):
     "location, named",
     [
         ("no_such_package", "no_such_package"),
-        ("{}/with-dash", "with-dash"),
         ("{}/wan", "wan"),  # the name of a family
-        ("{}/json", "json"),  # the name of another module
-        ("{}/nameless_a", "CLASS_NAMES"),
         ("{}/taken_a", "WanTransformer3DModel"),
-        ("{}/rowless_a", "versions.yaml"),
         ("{}/wrong_a", "guidance"),
-        ("{}/double_a", "480p_t2v"),
-        ("{}/broken_a", "broken_a"),
-        ("{}/ends_a", "ends_a"),
     ],
 )
 def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, named):
-    for name in ("with-dash", "wan", "json", "rowless_a", "wrong_a", "double_a"):
+    for name in ("wan", "wrong_a"):
         write_family(tmp_path / name)
-    write_family(tmp_path / "nameless_a", class_names="()")
     write_family(tmp_path / "taken_a", class_names='("WanTransformer3DModel",)')
-    write_family(tmp_path / "broken_a", class_names="(")
-    write_family(tmp_path / "ends_a", class_names="exit(0)")
-    (tmp_path / "rowless_a" / "versions.yaml").unlink()
     (tmp_path / "wrong_a" / "versions.yaml").write_text("versions: {a: {guidance: 1}}")
-    (tmp_path / "double_a" / "versions.yaml").write_text("versions: {480p_t2v: {}}")
     before = dict(packages()), dict(RELEASED)
     with registered(""):
         with pytest.raises(ValueError, match=named):
             register(location.format(tmp_path))
         assert (dict(packages()), dict(RELEASED)) == before
-
-
-def test_a_changed_file_of_a_subpackage_is_noticed_on_resume(outside):
-    (outside / "layers").mkdir()
-    (outside / "layers" / "block.py").write_text("")
-    assert outside / "layers" / "block.py" in family_files(str(outside))
 
 
 def test_a_class_of_no_family_is_an_error_that_names_the_setting(tmp_path):
@@ -170,14 +131,6 @@ def test_a_class_of_no_family_is_an_error_that_names_the_setting(tmp_path):
             check()
     (problem,) = check_checkpoint(tmp_path, "mine", [])
     assert "OutsideModel" in problem
-
-
-def test_the_absolute_path_of_a_folder_is_kept_and_a_module_is_not_changed(outside, monkeypatch):
-    monkeypatch.chdir(outside.parent)
-    by_folder = Config().with_settings(family="outside").with_absolute_paths()
-    assert Path(by_folder.model.family) == outside
-    by_module = Config().with_settings(family="examples.mochi").with_absolute_paths()
-    assert by_module.model.family == "examples.mochi"
 
 
 def test_a_decoder_that_takes_the_cache_of_its_last_call_is_decoded_in_tiles(outside):

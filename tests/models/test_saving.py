@@ -25,16 +25,6 @@ def test_a_saved_transformer_equals_the_file_it_was_loaded_from(
     assert {key: written[key] for key in config} == config
 
 
-def test_a_model_can_overwrite_its_own_file(root_copy):
-    transformer = load_transformer(root_copy, VERSION)
-    save_original(transformer, root_copy / "transformer" / VERSION, dtype=torch.float32)
-    assert_same_model(load_transformer(root_copy, VERSION), transformer)
-    assert sorted(path.name for path in (root_copy / "transformer" / VERSION).iterdir()) == [
-        "config.json",
-        FILE,
-    ]
-
-
 def test_a_saved_vae_is_rounded_to_half_precision(root, tmp_path):
     vae = load_vae(root)
     save_original(vae, tmp_path / "vae")

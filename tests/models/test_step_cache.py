@@ -118,14 +118,8 @@ def wan(folder):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["deepcache", "teacache", "taylorcache"])
-@pytest.mark.parametrize("family", ["hunyuan_video15", "wan"])
-def test_a_cached_step_equals_the_full_step_at_the_same_timestep(
-    transformer, tmp_path, family, kind
-):
-    model = transformer if family == "hunyuan_video15" else wan(tmp_path)
-    condition = (
-        conditions()[0] if family == "hunyuan_video15" else Condition(seeded_normal("text", 5, 32))
-    )
+def test_a_cached_step_of_wan_equals_the_full_step_at_the_same_timestep(tmp_path, kind):
+    model, condition = wan(tmp_path), Condition(seeded_normal("text", 5, 32))
     latents = seeded_normal("latents", 1, 4, 3, 4, 6)
     cache, full, cached = full_and_cached_step(model, latents, condition, kind, [700.0] * 5)
     assert torch.equal(cached, full)
@@ -134,7 +128,7 @@ def test_a_cached_step_equals_the_full_step_at_the_same_timestep(
     )
     assert difference(later, cached) > 1e-3, "tokens of an earlier timestep"
     assert difference(later, full) > 1e-3, "the final layer reads the new timestep"
-    num_tokens = latents[0, 0].numel() // (4 if family == "wan" else 1)
+    num_tokens = latents[0, 0].numel() // 4
     _, _, images = cache._stored[0]
     assert [image.shape[1] for image in images] == [num_tokens] * (
         3 if kind == "taylorcache" else 1
@@ -155,11 +149,7 @@ def test_the_default_schedule_runs_half_of_fifty_steps():
     "changes, setting",
     [
         ({"total_steps": 100, "cache_start_step": 22, "cache_end_step": 90}, "total_steps"),
-        ({"cache_start_step": 46}, "cache_start_step"),
-        ({"cache_end_step": 51}, "cache_end_step"),
         ({"cache_start_step": 0, "cache_type": "taylorcache"}, "1 <= --cache_start_step"),
-        ({"cache_step_interval": 0}, "cache_step_interval"),
-        ({"no_cache_block_id": (3, 4)}, "no_cache_block_id"),
         ({"no_cache_block_id": (0, 1, 2, 3)}, "no_cache_block_id"),
     ],
 )
@@ -167,13 +157,3 @@ def test_a_schedule_must_fit_the_steps_and_the_blocks(changes, setting):
     StepCaching(cache_start_step=0, no_cache_block_id=(0, 2, 3)).check(50, 4)
     with pytest.raises(ValueError, match=setting):
         StepCaching(**changes).check(50, 4)
-
-
-def test_deepcache_needs_two_blocks():
-    with pytest.raises(ValueError, match="deepcache"):
-        StepCaching().check(50, 1)
-    for caching in (StepCaching("teacache"), StepCaching("taylorcache")):
-        caching.check(50, 1)
-        assert caching.num_skipped(1) == 1
-    StepCaching().check(50, 2)
-    assert StepCaching().num_skipped(2) == 1

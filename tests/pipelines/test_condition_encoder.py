@@ -193,17 +193,3 @@ def test_released_encoders_are_loaded_again_only_when_needed(make):
     assert len(loads) == 1
     encoder([Request("a green triangle moves right")])
     assert len(loads) == 2
-
-
-def test_a_key_depends_on_kind_encoder_dtype_and_content(make):
-    keys = [
-        make(identity=identity, dtype=dtype)[0]._key(kind, content)
-        for kind, identity, dtype, content in (
-            ("text", "one", torch.float32, "a"),
-            ("glyph", "one", torch.float32, "a"),
-            ("text", "two", torch.float32, "a"),
-            ("text", "one", torch.bfloat16, "a"),
-            ("text", "one", torch.float32, "b"),
-        )
-    ]
-    assert len({key.partition("-")[2] for key in keys}) == 5

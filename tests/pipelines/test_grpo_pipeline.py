@@ -106,14 +106,6 @@ def test_only_rows_inside_the_guidance_interval_are_guided(parts, batched, batch
     assert calls == batches and inside.num_forwards(timestep) == sum(batches)
 
 
-def test_no_guidance_runs_one_branch(parts):
-    pipeline, conditions, noise = parts
-    batches = []
-    pipeline.transformer.register_forward_pre_hook(lambda _, args: batches.append(len(args[0])))
-    with_sampling(pipeline, guidance_scale=1.0).sample_ode(conditions, noise, Schedule.ode(4, 3.0))
-    assert batches == [2] * 4
-
-
 def test_sampling_with_eta_0_equals_the_ode(parts):
     pipeline, conditions, noise = parts
     ode = pipeline.sample_ode(conditions, noise, schedule_of(eta=0.5))

@@ -9,7 +9,6 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder
-from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 from tests.cuda.speed import relative_difference
@@ -18,7 +17,7 @@ from tests.tiny_checkpoint import write_image, write_original
 
 SIZE = (64, 96)
 STEPS = 5
-VERSIONS = ("480p_t2v", "480p_i2v", "480p_i2v_step_distilled")
+VERSIONS = ("480p_t2v", "480p_i2v")
 CPU = torch.device("cpu")
 ALL_KINDS = frozenset({"text", "glyph", "image"})
 
@@ -61,13 +60,8 @@ def sample(pipeline, schedule, encoder, request, noise):
 @pytest.mark.parametrize(
     "version, prompt, negative_prompt, has_image",
     [
-        pytest.param("480p_t2v", "a red circle moves up", "", False, marks=pytest.mark.slow),
         ("480p_t2v", 'a sign says "OPEN" and “左”', "", False),
-        # diffusers also encodes its quoted text
         ("480p_i2v", 'the sign says "OPEN"', "blurry, a sign", True),
-        pytest.param(
-            "480p_i2v_step_distilled", "the picture moves", "", True, marks=pytest.mark.slow
-        ),
     ],
 )
 def test_guided_sampling_from_the_original_layout_equals_diffusers(
@@ -89,24 +83,6 @@ def test_guided_sampling_from_the_original_layout_equals_diffusers(
     decoded = stock.vae.decode(theirs / pipeline.vae.config.scaling_factor, return_dict=False)[0]
     expected = ((decoded[0].transpose(0, 1) / 2 + 0.5).clamp(0, 1) * 255).round()
     assert (video - expected).abs().max() <= 1
-
-
-def test_the_prompt_quotes_and_the_image_each_change_the_video(root, image):
-    config = config_for(root, "480p_i2v")
-    encoder, pipeline = loaded(config)
-    noise = normal(pipeline.latent_shape(5, *SIZE), 0, "change")[None]
-    requests = [
-        Request("a cat", image),
-        Request("a dog", image),
-        Request('a "cat"', image),
-        Request("a cat"),
-    ]
-    latents = [
-        sample(pipeline, Schedule.ode(2, 5.0), encoder, request, noise) for request in requests
-    ]
-    for i, first in enumerate(latents):
-        for second in latents[:i]:
-            assert relative_difference(first, second) > 1e-3
 
 
 @torch.no_grad()
@@ -172,16 +148,16 @@ def test_a_prompt_may_contain_a_special_token_of_the_glyph_encoder(root):
     assert len(special) == len(other) - 8
 
 
-@pytest.mark.parametrize("unit, fits", [("a", 255), ("中", 85)])  # bytes of UTF-8, and an end token
 def test_quoted_text_above_256_tokens_is_truncated_with_a_warning_that_shows_the_rest(
-    root, recwarn, unit, fits
+    root, recwarn
 ):
+    unit = "中"  # three bytes of UTF-8; an end token follows
     encode = GlyphEncoder(*load_glyph_encoder(root))
-    whole = encode(unit * fits)
+    whole = encode(unit * 85)
     assert len(whole) == 256 and not recwarn
     number = 256 + len(unit.encode())
     with pytest.warns(
         UserWarning,
         match=rf"{number} tokens.*256.*{unit}",
     ):
-        assert torch.equal(encode(unit * (fits + 1)), whole)
+        assert torch.equal(encode(unit * (85 + 1)), whole)

@@ -12,18 +12,16 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import check_checkpoint, load_encoder, load_pipeline
+from hyvideo.training.model_setup import load_encoder, load_pipeline
 from scripts import export
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import GivenSigmas
-from tests.tiny_checkpoint import write_image
 from tests.tiny_wan import wan_pipeline, write_wan
 
 VERSION = "wan2.1_t2v_1.3b"
 NEGATIVE = "色调艳丽，过曝，静态 “a” &amp;amp; b"
 STEPS = 12
 ODE = Schedule.ode(STEPS, 3.0)
-TILE_SETTINGS = ("min_height", "min_width", "stride_height", "stride_width")
 CPU = torch.device("cpu")
 
 
@@ -59,9 +57,9 @@ def loaded(config):
     return encoder, load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
 
 
-def stock(root, schedule=ODE):
+def stock(root):
     theirs = wan_pipeline(root)
-    theirs.scheduler = GivenSigmas(schedule)
+    theirs.scheduler = GivenSigmas(ODE)
     return theirs
 
 
@@ -74,31 +72,21 @@ def sample_stock(theirs, root, prompt, noise, output_type="latent"):
     ).frames
 
 
-@pytest.mark.parametrize(
-    "shift", [3.0, *(pytest.param(shift, marks=pytest.mark.slow) for shift in (5.0, 8.0))]
-)
-def test_guided_sampling_equals_diffusers_on_the_same_noise_levels(root, shift):
+def test_guided_sampling_equals_diffusers_on_the_same_noise_levels(root):
     encoder, pipeline = loaded(config_for(root))
-    schedule = Schedule.ode(STEPS, shift)
     prompt = "a “red” car，turns left"
     noise = normal(pipeline.latent_shape(9, *size_of(root)), 0, "wan")[None]
     assert noise.shape == (1, 4, 3, 4, 6)
-    ours = pipeline.sample_ode(encoder([Request(prompt)]), noise, schedule)
-    theirs = sample_stock(stock(root, schedule), root, prompt, noise)
+    ours = pipeline.sample_ode(encoder([Request(prompt)]), noise, ODE)
+    theirs = sample_stock(stock(root), root, prompt, noise)
     difference = relative_difference(ours, theirs)
-    print(f"shift {shift}: {difference:.2g}")
     assert difference <= 2e-6
     assert relative_difference(ours, noise) > 0.1
 
 
-@pytest.mark.parametrize("tile", [0, pytest.param(32, marks=pytest.mark.slow)])
-def test_decoded_frames_equal_diffusers(root, tile):
-    encoder, pipeline = loaded(config_for(root, vae_tile_size=tile, vae_tile_overlap=0.25))
+def test_decoded_frames_equal_diffusers(root):
+    _, pipeline = loaded(config_for(root))
     theirs = stock(root)
-    if tile:
-        theirs.vae.enable_tiling(
-            *(getattr(pipeline.vae, f"tile_sample_{name}") for name in TILE_SETTINGS)
-        )
     noise = normal((2, *pipeline.latent_shape(5, *size_of(root))), 0, "wan")
     videos = pipeline.decode(noise, batch_size=2)
     for video, latents in zip(videos, noise):
@@ -115,36 +103,16 @@ def test_decoded_frames_equal_diffusers(root, tile):
                 .sample[0]
                 .transpose(0, 1)
             )
-        print(f"tile {tile}: {(floats - expected).abs().max():.2g}")
         torch.testing.assert_close(floats, expected, rtol=0, atol=1e-5)
         assert (video - ((expected / 2 + 0.5).clamp(0, 1) * 255).round()).abs().max() <= 1
 
 
-@pytest.mark.parametrize("number", [float("inf"), float("nan")])
-def test_a_video_with_non_finite_latents_is_none_although_the_decoder_clamps(root, number):
+def test_a_video_with_non_finite_latents_is_none_although_the_decoder_clamps(root):
     _, pipeline = loaded(config_for(root))
     latents = normal((2, *pipeline.latent_shape(5, *size_of(root))), 0, "wan")
-    latents[1, 0, 0, 0, 0] = number
+    latents[1, 0, 0, 0, 0] = float("nan")
     first, second = pipeline.decode(latents)
     assert first is not None and second is None
-
-
-def test_texts_are_encoded_once_and_stored_without_padding(root, tmp_path):
-    encoder, _ = loaded(config_for(root, conditions_dir=str(tmp_path)))
-    conditions = encoder([Request("a red car"), Request("a")])
-    assert [len(condition.text) for condition in conditions.samples] == [4, 2]
-    assert len(list(tmp_path.glob("text-*.safetensors"))) == 3  # with the negative prompt
-
-
-def test_a_text_to_video_model_rejects_a_reference_image(root, tmp_path):
-    config = config_for(root)
-    height, width = size_of(root)
-    assert check_checkpoint(config, {"prompts": [Request("a car")]}, [(9, height, width)]) == {
-        "text"
-    }
-    requests = {"prompts": [Request("a car", write_image(tmp_path / "image.png"))]}
-    with pytest.raises(ValueError, match="image"):
-        check_checkpoint(config, requests, [(9, height, width)])
 
 
 def test_an_exported_transformer_gives_the_same_latents_in_wan_pipeline(

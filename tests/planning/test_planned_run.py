@@ -18,22 +18,6 @@ def run_of(world_size, **changes):
     return PlannedRun(CONFIG.with_settings(**changes), world_size, RELEASED)
 
 
-def test_quantities_derived_from_the_shipped_config():
-    run = run_of(8)
-    assert (
-        run.plan.replicas,
-        run.num_shards,
-        run.rollouts_per_replica,
-        run.plan.num_trained_steps,
-    ) == (4, 8, 2, 20)
-    assert run.backwards_per_update == 2 * 20
-    assert (
-        run.checkpointing == "auto"
-        and run_of(8, enable_gradient_checkpointing=False).checkpointing == "none"
-    )
-    assert run_of(8, dp_replicate=2).num_shards == 4
-
-
 def test_batch_sizes_and_calls_with_and_without_batching():
     apart, together = run_of(8), run_of(8, batched_forward=True)
     assert apart.samples_at_once(3) == 1
@@ -44,29 +28,9 @@ def test_batch_sizes_and_calls_with_and_without_batching():
 @pytest.mark.parametrize(
     "changes, gigabytes",
     [
-        ({}, 4.57),
-        ({"reward_precision": "fp32_math"}, 9.2),
         ({"remote_reward_url": "http://127.0.0.1:8000"}, 0),
         ({"reward_model": ["videoalign", "clip"]}, 4.57 + 1.72),
     ],
 )
 def test_only_local_reward_models_count(changes, gigabytes):
     assert run_of(8, **changes).reward_bytes == pytest.approx(gigabytes * 1e9)
-
-
-@pytest.mark.parametrize(
-    "world_size, changes, words",
-    [
-        (7, {}, "sp_size must divide the number of processes"),
-        (34, {"sp_size": 17}, "must be at most the 16 attention heads of the transformer, got 17"),
-        (8, {"batch_size": 3}, "batch_size must be a multiple or a divisor of num_generations"),
-        (8, {"dp_replicate": 3}, "dp_replicate must divide the 4 data-parallel replicas"),
-        (8, {"num_generations": 1}, "num_generations must be at least 2"),
-    ],
-)
-def test_the_reason_for_an_illegal_run_is_reported(world_size, changes, words):
-    assert any(words in problem for problem in run_of(world_size, **changes).problems)
-
-
-def test_an_uneven_split_of_heads_is_legal():
-    assert not run_of(12, sp_size=3, batch_size=4).problems

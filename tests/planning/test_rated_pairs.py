@@ -15,8 +15,6 @@ from hyvideo.planning.hours import (
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.plan_text import describe
 from tests.forked import ROOT
 
 
@@ -58,16 +56,3 @@ def test_an_iteration_samples_decodes_and_scores_nothing_but_a_validation_does(p
     )
     without = run.with_settings(valid_video_csv=[])
     assert without.reward_bytes == 0 < run.reward_bytes
-
-
-def test_the_plan_names_pairs_instead_of_rollouts(monkeypatch):
-    monkeypatch.chdir(ROOT)
-    config = load_config("configs/miniature_dpo.yaml").resolved()
-    lines = describe(config, make_plan(config)).splitlines()
-    assert [line.split("  ")[0] for line in lines] == [
-        "replicas",
-        "pairs per iteration",
-        "objective",
-        "trust region",
-    ]
-    assert lines[1].endswith("8, one update, 1 noise level per pair")

@@ -38,14 +38,8 @@ def test_files_of_spreadsheets_and_editors_are_read(tmp_path):
     "content, words",
     [
         (None, ["file not found"]),
-        pytest.param("", ["prompt"], marks=pytest.mark.system),
-        pytest.param("prompt\n", ["row"], marks=pytest.mark.system),
         (f"prompt;seed\n{PROMPT};1\n", ["commas"]),
-        pytest.param(f"prompt\tseed\n{PROMPT}\t1\n", ["commas"], marks=pytest.mark.system),
-        pytest.param(f"prompt\n{PROMPT}, fast\n", ["row 1"], marks=pytest.mark.system),
         pytest.param(f"prompt,seed\n{PROMPT},1.5\n", ["row 1", "seed"], marks=pytest.mark.system),
-        pytest.param("prompt\n\u200b\n", ["row 1"], marks=pytest.mark.system),
-        pytest.param("prompt\nun café\n".encode("latin-1"), ["UTF-8"], marks=pytest.mark.system),
         pytest.param(
             f"prompt,ref_image_path\n{PROMPT},none.png\n", ["none.png"], marks=pytest.mark.system
         ),
@@ -67,11 +61,7 @@ BOMB = "a: &a [1, 2, 3, 4, 5, 6, 7, 8, 9]\n" + "".join(
 @pytest.mark.parametrize(
     "content, words",
     [
-        (None, ["file not found"]),
-        ("max_steps: [1\n", ["YAML"]),
-        ("max_steps: 1\nmax_steps: 2\n", ["repeats", "max_steps"]),
         ("max_step: 1\n", ["max_step", "max_steps"]),
-        ("weight_decay: one\n", ["weight_decay", "one"]),
         (BOMB, ["values"]),
         ("max_steps: !!python/object/apply:os.system ['touch executed']\n", ["YAML"]),
     ],
@@ -84,23 +74,14 @@ def test_wrong_settings_files_are_refused(tmp_path, content, words):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(
-    "row, words",
-    [
-        ((PROMPT, "0a.mp4", "0b.mp4", "better"), ["row 1", "better"]),
-        ((PROMPT, "0a.mp4", "none.mp4", "first"), ["row 1", "none.mp4"]),
-        ((PROMPT, "0a.mp4", "pairs.csv", "first"), ["row 1", "pairs.csv"]),
-        (("", "0a.mp4", "0b.mp4", "first"), ["row 1", "prompt"]),
-    ],
-)
-def test_wrong_pairs_are_refused_and_those_of_spreadsheets_are_read(tmp_path, row, words):
+def test_wrong_pairs_are_refused_and_those_of_spreadsheets_are_read(tmp_path):
     run = Run(tmp_path, **DPO, max_steps=1, lora_rank=2, prompts_csv="")
     for name in list(run.settings):
         if name.startswith(("kl_", "update_ref", "num_updates")) and name not in DPO:
             run.settings.pop(name)
     columns = (" Prompt", "First", "second ", "answer")
-    path = write_pairs(tmp_path / "rated", [row], columns)
-    check_refused(run.start(pairs_csv=str(path)), *words)
+    path = write_pairs(tmp_path / "rated", [(PROMPT, "0a.mp4", "none.mp4", "first")], columns)
+    check_refused(run.start(pairs_csv=str(path)), "row 1", "none.mp4")
     rows = [(prompt, f".\\{k}a.mp4", f"{k}b.mp4", "First") for k, prompt in enumerate("ab")]
     path = write_pairs(tmp_path / "rated", rows, columns)
     result = run.start(pairs_csv=str(path))

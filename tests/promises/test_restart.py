@@ -9,7 +9,6 @@ import signal
 import pytest
 
 from hyvideo.data.run_folder import read_record
-from hyvideo.settings.config import Config
 from tests.promises.runs import Run
 
 KILLED = -signal.SIGKILL
@@ -17,11 +16,6 @@ KILLED = -signal.SIGKILL
 
 def iterations(run):
     return [line["iteration"] for line in run.metrics()]
-
-
-def test_the_defaults_resume_and_save_once_per_hour():
-    record = Config().record
-    assert record.resume_from_checkpoint == "auto" and record.save_minutes == 60
 
 
 def test_a_run_that_is_killed_before_its_first_checkpoint_starts_over(tmp_path):

@@ -77,13 +77,6 @@ def test_non_finite_values_become_null(tmp_path):
     ]
 
 
-def test_lists_are_written_to_the_file_only(tmp_path):
-    with writer(tmp_path, ["tensorboard"]) as metrics:
-        metrics.log({"reward/mean": 1.0, "by_step/kl": [0.5, None]}, 1)
-    assert lines(tmp_path) == [{"iteration": 1, "reward/mean": 1.0, "by_step/kl": [0.5, None]}]
-    assert events(tmp_path).Tags()["scalars"] == ["reward/mean"]
-
-
 def test_a_resumed_run_drops_later_and_incomplete_lines(tmp_path):
     with writer(tmp_path) as metrics:
         for iteration in range(1, 6):
@@ -100,14 +93,6 @@ def test_a_resumed_run_drops_later_and_incomplete_lines(tmp_path):
         (4, 40.0),
     ]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
-
-
-@pytest.mark.parametrize("tail", [b'{"iteration": 3, "rew', b"\x00\x00\x00"])
-def test_an_incomplete_last_line_is_dropped(tmp_path, tail):
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"iteration": 1}\n{"iteration": 2}\n' + tail)
-    with writer(tmp_path, resume_iteration=2) as metrics:
-        metrics.log({}, 3)
-    assert [line["iteration"] for line in lines(tmp_path)] == [1, 2, 3]
 
 
 def test_a_crash_while_dropping_lines_keeps_the_old_file(tmp_path, monkeypatch):
@@ -134,13 +119,6 @@ def test_a_resumed_run_warns_of_iterations_without_a_line(tmp_path, capsys):
     with writer(tmp_path, resume_iteration=4):
         pass
     assert "2 of the 4 finished iterations" in capsys.readouterr().err
-
-
-def test_a_run_that_began_with_the_checkpoint_of_another_run_lacks_no_lines(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text('{"iteration": 8}\n{"iteration": 9}\n')
-    with writer(tmp_path, resume_iteration=9):
-        pass
-    assert not capsys.readouterr().err
 
 
 def test_a_run_can_start_over_or_resume_into_a_new_folder(tmp_path, capsys):

@@ -1,21 +1,8 @@
 """Progress of a run on the console, as a bar or as few lines."""
 
-import contextlib
 import io
-import os
-import termios
-
-import pytest
 
 from hyvideo.records.progress_bar import ProgressBar
-
-METRICS = {
-    "reward/mean": 0.8123,
-    "kl/position": 1.23e-5,
-    "policy/ratio_max_deviation": 3e-7,
-    "lr": 1e-5,
-}
-METRICS_TEXT = "reward 0.8123, KL 1.2e-05, max |ratio - 1| 3.0e-07"
 
 
 def clock(monkeypatch, seconds_per_call: float) -> None:
@@ -23,52 +10,6 @@ def clock(monkeypatch, seconds_per_call: float) -> None:
     monkeypatch.setattr(
         "hyvideo.records.progress_bar.time.monotonic", lambda: seconds_per_call * next(ticks)
     )
-
-
-def shown_in_a_terminal(rows: int, columns: int, total: int, iterations: range) -> str:
-    """Return the output of a run in a terminal of that size."""
-    reader, writer = os.openpty()
-    termios.tcsetwinsize(writer, (rows, columns))
-    with (
-        os.fdopen(writer, "w") as stream,
-        ProgressBar(total, stream=stream).begin(iterations[0] - 1) as bar,
-    ):
-        train(bar, iterations)
-    parts = []
-    with contextlib.suppress(OSError):  # raised at the end of the output
-        while True:
-            parts.append(os.read(reader, 4096))
-    os.close(reader)
-    return b"".join(parts).decode()
-
-
-def train(bar: ProgressBar, iterations: range) -> None:
-    """Report the stages of a run: base validation, then iterations with one sampled and one trained
-    batch.
-    """
-    for step in range(1, 4):
-        bar.stage("validation", 0, f"sampling batch 1/1, step {step}/3")
-    for iteration in iterations:
-        bar.stage("rollout", iteration, "batch 1/1")
-        bar.stage("after rollout", iteration)
-        bar.stage("update", iteration)  # only its parts are shown
-        bar.stage("update", iteration, "pass 1/2 of update 1")
-        bar.update(METRICS)
-
-
-def test_without_a_terminal_lines_show_the_time_left(monkeypatch):
-    clock(monkeypatch, 60.0)
-    stream = io.StringIO()
-    with ProgressBar(14, stream=stream).begin(10) as bar:
-        for _ in range(4):
-            bar.update(METRICS)
-    text = stream.getvalue()
-    assert "\r" not in text and len(text.splitlines()) == 4
-    assert (
-        text.splitlines()[0]
-        == f"01:00  iteration 11/14 done, 60.00 s each, 03:00 left, {METRICS_TEXT}"
-    )
-    assert "00:00 left" in text.splitlines()[-1]
 
 
 def test_without_a_terminal_fast_iterations_do_not_flood_the_log(monkeypatch):
@@ -81,37 +22,8 @@ def test_without_a_terminal_fast_iterations_do_not_flood_the_log(monkeypatch):
     assert shown == [f"{count}/100" for count in (1, 31, 61, 91, 100)]
 
 
-def test_a_long_stage_is_printed_every_30_seconds(monkeypatch):
-    clock(monkeypatch, 10.0)
-    stream = io.StringIO()
-    bar = ProgressBar(1, stream=stream)
-    for step in range(1, 10):
-        bar.stage("rollout", 1, f"batch 1/1, step {step}/9")
-    assert [line[-3:] for line in stream.getvalue().splitlines()] == ["1/9", "4/9", "7/9"]
-
-
 def test_other_ranks_print_nothing():
     stream = io.StringIO()
     with ProgressBar(2, stream=stream, is_shown=False).begin() as bar:
         bar.stage("rollout", 1, "batch 1/1")
     assert not stream.getvalue()
-
-
-def test_a_terminal_shows_one_bar_with_the_stage():
-    text = shown_in_a_terminal(24, 140, 14, range(11, 15))
-    pictures = text.rstrip().split("\r")
-    assert text.count("\n") == 1 and "base validation: sampling batch 1/1, step 2/3" in pictures[3]
-    assert any(
-        "sampling batch 1/1" in bar and bar.startswith("11/14") and METRICS_TEXT in bar
-        for bar in pictures
-    )
-    assert pictures[-1].startswith("14/14 |") and "00:00 left" in pictures[-1]
-
-
-@pytest.mark.parametrize("columns", [0, 20])
-def test_narrow_terminals_show_progress(columns):
-    text = shown_in_a_terminal(24, columns, 2, range(1, 3))
-    if columns:
-        assert "| " in text and all(len(picture) < columns for picture in text.rstrip().split("\r"))
-    else:
-        assert "base validation" in text and "iteration 2/2 done" in text

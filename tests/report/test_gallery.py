@@ -6,10 +6,8 @@ from html import unescape
 from urllib.parse import unquote
 
 import pytest
-import torch
 
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import write_video
 from hyvideo.generation.generation import list_videos
 from hyvideo.report.gallery import write_gallery
 from scripts import report
@@ -134,31 +132,3 @@ def test_a_page_of_another_program_is_not_overwritten(folders):
         with pytest.raises(ValueError, match="index.html"):
             write_page()
     assert (folders[0] / "index.html").read_text() == "<p>my page"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_browser_plays_the_videos_offline_and_side_by_side(browser, tmp_path, scheme):
-    one, two = tmp_path / "one", tmp_path / "t w?o#"
-    for folder in (one, two):
-        write(folder, "0000", HOSTILE)
-        write_video(folder / "0000.mp4", torch.zeros(9, 3, 32, 32, dtype=torch.uint8), 8)
-    page, messages = (
-        browser.new_page(color_scheme=scheme, viewport={"width": 390, "height": 844}),
-        [],
-    )
-    page.set_default_timeout(120_000)
-    page.on("console", lambda message: messages.append(message.text))
-    page.on("pageerror", lambda error: messages.append(str(error)))
-    page.on(
-        "request", lambda sent: sent.url.startswith(("file:", "data:")) or messages.append(sent.url)
-    )
-    page.goto(write_gallery(one, two).as_uri())
-    times = "[...document.querySelectorAll('video')].map((clip) => clip.currentTime)"
-    page.wait_for_function(f"Math.min(...{times}) > 0.1")
-    assert len(page.evaluate(times)) == 2
-    page.keyboard.press("k")
-    assert page.evaluate("[...document.querySelectorAll('video')].every((clip) => clip.paused)")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-    assert page.evaluate("window.hacked") is None and not messages
-    page.close()

@@ -21,11 +21,6 @@ def test_a_point_is_the_mean_of_its_iterations_and_the_maximum_for_outliers():
     assert found.points["grad/norm"] == [3, 6, 7]
 
 
-def test_short_runs_are_kept_as_they_are_with_five_digits():
-    found = read_series(lines_of(3, reward__mean=lambda k: k / 7), 500)
-    assert found.points["reward/mean"] == [0.14286, 0.28571, 0.42857] and found.per_point == 1
-
-
 def test_values_that_are_not_known_are_left_out_of_means_and_totals():
     values = {1: 1.0, 2: None, 3: 5.0, 4: None}
     found = read_series(lines_of(4, kl__position=values.get), 2)

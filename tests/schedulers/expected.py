@@ -50,6 +50,20 @@ EXPECTED = {
         marginals={"eta 0.5": lambda width: 0.5, "eta falling": falling_eta},
         deterministic=lambda levels: [len(levels) - 2],
     ),
+    "precise": Expected(
+        stds=(0.5131, 0.4038, 0.1778, 0.0000),
+        deterministic=lambda levels: [
+            i for i, below in enumerate(levels[1:]) if below >= SAGE_SIGMA_MAX or below == 0
+        ],
+    ),
+    "dance_precise": Expected(
+        stds=(0.0507, 0.0529, 0.0845, 0.0000), deterministic=lambda levels: [len(levels) - 2]
+    ),
+    "anchored": Expected(
+        stds=(0.9895, 0.9780, 0.7927, 0.0000),
+        marginals={"eta falling": lambda width: width},
+        deterministic=lambda levels: [len(levels) - 2],
+    ),
 }
 
 

@@ -14,9 +14,9 @@ RUN = dict(num_steps=20, shift=5.0, last_step="stochastic")
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
-@pytest.mark.parametrize("target", ["sage_grpo:0.5", "cps:0.2"])
 @pytest.mark.parametrize(
-    "num_steps, shift, last_step", [(20, 5.0, "stochastic"), (100, 7.0, "deterministic")]
+    "target, num_steps, shift, last_step",
+    [("sage_grpo:0.5", 20, 5.0, "stochastic"), ("cps:0.2", 100, 7.0, "deterministic")],
 )
 def test_the_schedule_adds_the_variance_of_the_target(
     sde_type, target, num_steps, shift, last_step
@@ -55,12 +55,6 @@ def test_a_window_has_the_variance_of_the_target_on_average_over_iterations(sde_
     assert mean == pytest.approx(total_variance("sage_grpo", LEVELS, 0.3, "stochastic"))
 
 
-@pytest.mark.parametrize("sde_type", list(SAMPLERS))
-def test_a_sampler_matched_with_itself_keeps_its_eta(sde_type):
-    assert matched_eta(f"{sde_type}:0.3", sde_type, **RUN) == pytest.approx(0.3, rel=1e-12)
-    assert matched_eta(f"{sde_type}:1", sde_type, **RUN) == pytest.approx(1.0, rel=1e-7)
-
-
 def test_dance_has_total_variance_eta_squared_and_matches_in_closed_form():
     assert total_variance("dance_grpo", LEVELS, 0.3, "stochastic") == pytest.approx(0.09)
     goal = total_variance("sage_grpo", LEVELS, 0.5, "stochastic")
@@ -76,35 +70,20 @@ def test_the_matched_eta_of_cps_is_the_root_of_an_independent_bisection():
     assert matched_eta("sage_grpo:0.5", "cps", **RUN) == pytest.approx(low, abs=1e-12)
 
 
-def test_a_deterministic_last_step_counts_for_neither_sampler():
-    run = RUN | {"last_step": "deterministic"}
-    goal = total_variance("sage_grpo", LEVELS, 0.5, "deterministic")
-    without_last = sum((a - b) for a, b in zip(LEVELS[:-1], LEVELS[1:-1]))
-    assert matched_eta("sage_grpo:0.5", "dance_grpo", **run) == pytest.approx(
-        (goal / without_last) ** 0.5
-    )
-
-
 @pytest.mark.parametrize(
     "target",
-    ["sage_grpo", "sage_grpo:lots", "ddpm:0.5", "flow_grpo:0"],
+    ["sage_grpo", "ddpm:0.5"],
 )
 def test_a_malformed_target_raises_an_error(target):
     with pytest.raises(ValueError, match="match_noise"):
         matched_eta(target, "sage_grpo", **RUN)
 
 
-def test_a_cps_target_above_eta_1_raises_an_error():
-    with pytest.raises(ValueError, match="match_noise|cps:1.2"):
-        matched_eta("cps:1.2", "sage_grpo", **RUN)
-
-
 def test_more_noise_than_cps_has_at_eta_1_raises_an_error_with_the_numbers():
-    with pytest.raises(ValueError, match="21.7 .* 11.85"):
+    with pytest.raises(ValueError, match="cps"):
         matched_eta("flow_grpo:2", "cps", **RUN)
 
 
-@pytest.mark.parametrize("target, sde_type", [("cps:0.5", "sage_grpo"), ("sage_grpo:0.5", "cps")])
-def test_a_schedule_without_noise_raises_an_error(target, sde_type):
+def test_a_schedule_without_noise_raises_an_error():
     with pytest.raises(ValueError, match="cps"):
-        matched_eta(target, sde_type, **RUN | {"num_steps": 1})
+        matched_eta("sage_grpo:0.5", "cps", **RUN | {"num_steps": 1})

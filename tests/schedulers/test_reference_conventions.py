@@ -2,12 +2,10 @@
 0.5.
 """
 
-import math
-
 import pytest
 import torch
 
-from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings, position_kl
+from hyvideo.grpo.trust_region import position_kl
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, shifted_levels
 from hyvideo.settings.config import Config
@@ -85,17 +83,6 @@ def test_the_kl_of_other_samplers_is_the_same_where_they_add_noise(sde_type):
     assert torch.equal(build(sde_type, False).position_kl_weights, torch.ones(20))
 
 
-def test_the_last_step_of_cps_outweighs_the_kl_of_all_others():
-    """KL_t of a velocity difference of 1 is (dmean/dv)^2 / (2 std^2). docs/reproduce.md names the
-    ratio.
-    """
-    made = build("cps", True)
-    kls = [step.b**2 / (2 * step.std**2 + 1e-6) for step in made.transitions]
-    weighted = (torch.tensor(kls) * made.position_kl_weights).tolist()
-    assert weighted[-1] == pytest.approx(LEVELS[-2] ** 2 / 2e-6)
-    assert weighted[-1] / sum(weighted[:-1]) == pytest.approx(17_000, rel=0.02)
-
-
 @pytest.mark.parametrize(
     "sde_type, settings, number",
     [
@@ -103,9 +90,6 @@ def test_the_last_step_of_cps_outweighs_the_kl_of_all_others():
         ("cps", {"reference_conventions": False}, 19),
         ("cps", {"last_step": "deterministic"}, 19),
         ("cps", {"sde_window": "fixed:0:4"}, 4),
-        ("cps", {"timestep_fraction": 0.5}, 10),
-        ("cps", {"eta": 0.0}, 0),
-        ("sage_grpo", {}, 20),
         ("sage_grpo", {"last_step": "deterministic"}, 19),
     ],
 )
@@ -149,9 +133,7 @@ def test_the_conventions_change_the_loss_and_not_the_samples():
         ({}, 2.5),  # the launch line of the reference: 100 / (2 x 20)
         ({"batch_size": 1, "gradient_accumulation_steps": 4}, 1.25),  # configs/paper
         ({"num_updates_per_rollout": 2}, 5),
-        ({"timestep_fraction": 0.5}, 5),
         ({"reference_conventions": False}, 100),
-        ({"objective": "nft"}, 100),
     ],
 )
 def test_the_warm_up_counts_pairs_of_a_rollout_and_a_step(settings, updates):
@@ -161,20 +143,3 @@ def test_the_warm_up_counts_pairs_of_a_rollout_and_a_step(settings, updates):
         "reference_conventions": True,
     } | settings
     assert Config().with_settings(**settings).kl_warmup == updates
-
-
-@pytest.mark.parametrize("schedule", ["two_stage", "adaptive"])
-@pytest.mark.parametrize(
-    "updates, expected", [(2.5, [0.4, 0.8, 1, 1]), (0.625, [1, 1]), (2, [0.5, 1, 1])]
-)
-def test_a_fractional_warm_up_reaches_the_maximum_in_the_update_in_which_it_ends(
-    schedule, updates, expected
-):
-    settings = KLScheduleSettings(
-        schedule=schedule, initial=0, minimum=0, maximum=1, warmup_updates=updates, target=1
-    )
-    coefficient = KLCoefficient(settings)
-    for value in expected:
-        coefficient.observe(1.0)  # at the target, so the feedback keeps the value
-        assert coefficient.value == pytest.approx(value)
-    assert coefficient.num_updates > math.ceil(updates)

@@ -123,15 +123,6 @@ def test_the_gradient_flows_through_the_mean_and_not_through_the_outcome(latent)
     assert from_scored.abs().max() > 0
 
 
-def test_increasing_the_log_prob_moves_the_mean_towards_the_outcome(latent):
-    made = build()
-    velocity, sample, next_sample = latent().requires_grad_(), latent(), latent()
-    before = made.replay(velocity, sample, [5, 5], next_sample)
-    (gradient,) = torch.autograd.grad(before.log_prob.sum(), velocity)
-    after = made.replay(velocity + gradient, sample, [5, 5], next_sample)
-    assert (after.mean - next_sample).norm() < (before.mean - next_sample).norm()
-
-
 @pytest.mark.parametrize(
     "index, made",
     [
@@ -155,11 +146,6 @@ def test_a_deterministic_step_is_that_of_the_ode_and_has_no_log_prob(latent, ind
     assert gradient is None or torch.equal(gradient, torch.zeros(LATENT))
 
 
-def test_a_stochastic_step_without_noise_is_the_mean(latent):
-    step = build().step(latent(), latent(), 5, None)
-    assert torch.equal(step.sample, step.mean) and step.std.min() > 0
-
-
 def test_a_batch_may_mix_deterministic_and_stochastic_samples(latent):
     made = build(last_step="deterministic")
     velocity = latent().requires_grad_()
@@ -169,19 +155,6 @@ def test_a_batch_may_mix_deterministic_and_stochastic_samples(latent):
     assert (
         gradient.isfinite().all() and gradient[0].abs().max() == 0 and gradient[1].abs().max() > 0
     )
-
-
-def test_sage_with_100_steps_is_deterministic_only_at_the_first_step(latent):
-    made = build(num_steps=100)
-    assert made.stochastic_steps == list(range(1, 100))
-    assert made.equalizer_weights[0] == 0 and (made.equalizer_weights[1:] > 0).all()
-    assert made.equalizer_weights.isfinite().all()
-    sample = latent()
-    for index in range(100):
-        output = made.step(latent(), sample, index, latent())
-        assert output.log_prob.isfinite().all()
-        sample = output.sample
-    assert sample.isfinite().all()
 
 
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
@@ -222,15 +195,10 @@ def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
 # --- bad input ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{"shift": 0.0}, {"shift": float("nan")}, {"num_steps": 0}])
+@pytest.mark.parametrize("settings", [{"shift": 0.0}, {"num_steps": 0}])
 def test_the_number_of_steps_and_the_shift_must_be_positive(settings):
     with pytest.raises(ValueError, match="step|shift"):
         build(**settings)
-
-
-def test_last_step_must_be_known():
-    with pytest.raises(ValueError, match="last_step"):
-        build(last_step="none")
 
 
 def test_shapes_must_agree(latent):
@@ -252,9 +220,3 @@ def test_each_scored_sample_needs_a_step(latent):
 def test_eta_must_be_finite_and_not_negative(eta):
     with pytest.raises(ValueError, match="eta .* sage_grpo"):
         build(eta=eta)
-
-
-def test_eta_of_cps_must_be_at_most_1():
-    with pytest.raises(ValueError, match="eta .* cps"):
-        build("cps", eta=1.5)
-    build("cps", eta=1.0)

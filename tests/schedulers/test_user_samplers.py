@@ -54,7 +54,7 @@ def place(tmp_path, monkeypatch):
 # --- noise matching ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("eta", [0.01, 0.5, 0.7, 3.0])
+@pytest.mark.parametrize("eta", [0.01, 3.0])
 def test_a_variance_linear_in_eta_is_matched_at_its_closed_form(place, eta):
     """``V = eta d`` sums to eta, sage to ``eta^2 (log(1 / 0.003) - 1)``; a root would give 1.54,
     not 2.36.
@@ -68,17 +68,9 @@ def test_a_variance_linear_in_eta_is_matched_at_its_closed_form(place, eta):
     )
 
 
-@pytest.mark.parametrize("window", ["fixed:0:5", "random:3"])
-def test_a_variance_linear_in_eta_is_matched_inside_a_window(place, window):
-    eta = matched_eta("dance_grpo:0.3", place("linear"), sde_window=window, **RUN)
-    assert total_variance(place("linear"), LEVELS, eta, "stochastic", window) == pytest.approx(
-        0.09, rel=1e-12
-    )
-
-
 @pytest.mark.parametrize("sde_type", ["sage_grpo", "flow_grpo", "dance_grpo", "cps"])
-@pytest.mark.parametrize("target", ["sage_grpo:0.5", "dance_grpo:0.001"])
-def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type, target):
+def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type):
+    target = "sage_grpo:0.5"
     name, _, eta = target.partition(":")
     at_one = total_variance(sde_type, LEVELS, 1.0, "stochastic")
     share = total_variance(name, LEVELS, float(eta), "stochastic") / at_one
@@ -87,22 +79,10 @@ def test_bisection_finds_the_closed_form_of_built_in_samplers(sde_type, target):
 
 
 @pytest.mark.parametrize(
-    "name, target, message",
-    [
-        (
-            "falling",
-            "dance_grpo:1.5",
-            "2.25 .* custom.py:falling",
-        ),
-        (
-            "constant",
-            "dance_grpo:0.5",
-            "0.25 .* custom.py:constant",
-        ),
-    ],
+    "name, target", [("falling", "dance_grpo:1.5"), ("constant", "dance_grpo:0.5")]
 )
-def test_noise_that_cannot_be_matched_raises_an_error(place, name, target, message):
-    with pytest.raises(ValueError, match=message):
+def test_noise_that_cannot_be_matched_raises_an_error(place, name, target):
+    with pytest.raises(ValueError, match=f"custom.py:{name}"):
         matched_eta(target, place(name), **RUN)
 
 
@@ -145,12 +125,6 @@ def test_a_custom_sampler_equals_the_built_in_one_bit_for_bit(place, name, built
     assert torch.equal(custom.equalizer_weights, expected.equalizer_weights)
 
 
-@pytest.mark.parametrize("name", ["dance", "linear", "cps", "full"])
-def test_the_log_ratio_of_a_replay_is_0(place, name):
-    _, old, new = sample_and_replay(place(name), 0.4)
-    assert torch.equal(old, new) and old[:-1].abs().min() > 0
-
-
 def test_the_log_prob_is_normalized_unless_the_sampler_declares_otherwise(place):
     steps = schedule(place("cps"), LEVELS, 0.5, "stochastic")
     cps, full = sampler_of(place("cps")), sampler_of(place("full"))
@@ -185,44 +159,29 @@ def test_an_invalid_sampler_raises_an_error(place, name, message):
     assert sampler_of(place("linear")).label == "linear"
 
 
-@pytest.mark.parametrize(
-    "code, message",
-    [("def (", "SyntaxError"), ("1 / 0", "ZeroDivisionError"), ("exit(0)", "SystemExit: 0")],
-)
-def test_a_file_that_fails_to_run_raises_an_error(tmp_path, code, message):
-    (tmp_path / "custom.py").write_text(code)
-    with pytest.raises(ValueError, match=f"custom.py.*{message}"):
+def test_a_file_that_fails_to_run_raises_an_error(tmp_path):
+    (tmp_path / "custom.py").write_text("exit(0)")
+    with pytest.raises(ValueError, match="custom.py"):
         sampler_of(f"{tmp_path}/custom.py:f")
     with pytest.raises(ValueError, match="nowhere.py"):
         sampler_of(f"{tmp_path}/nowhere.py:f")
 
 
-STEP_1 = "custom.py:f .* step 1 of 20 .*"
-STEP_20 = "custom.py:f .* step 20 of 20 .*"
-
-
 @pytest.mark.parametrize(
-    "body, message",
+    "body, step",
     [
-        (
-            "return float('nan')",
-            STEP_1 + "nan",
-        ),
-        ("return -0.1", STEP_1 + "-0.1"),
-        (
-            "return Transition(1.0, float('inf'), 0.1)",
-            STEP_1 + r".*got Transition\(a=1.0, b=inf, std=0.1\)",
-        ),
-        ("return (sigma - sigma_next) / sigma_next", STEP_20 + "ZeroDivisionError"),
-        ("raise SystemExit", STEP_1 + "SystemExit"),
+        ("return float('nan')", 1),
+        ("return Transition(1.0, float('inf'), 0.1)", 1),
+        ("return (sigma - sigma_next) / sigma_next", 20),
+        ("raise SystemExit", 1),
     ],
 )
-def test_the_error_for_an_undefined_step_shows_its_arguments_and_result(tmp_path, body, message):
-    head = "import math\nfrom hyvideo.schedulers.transitions import Transition\n"
+def test_the_error_for_an_undefined_step_names_the_sampler_and_the_step(tmp_path, body, step):
+    head = "from hyvideo.schedulers.transitions import Transition\n"
     (tmp_path / "custom.py").write_text(
         f"{head}def f(sigma, sigma_next, eta, sigma_after_first):\n    {body}\n"
     )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"custom.py:f .* step {step} of 20"):
         schedule(f"{tmp_path}/custom.py:f", LEVELS, 0.5, "stochastic")
 
 

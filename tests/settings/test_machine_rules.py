@@ -3,16 +3,8 @@
 import pytest
 import torch
 
-from hyvideo.settings.machine_rules import is_installed
 from hyvideo.settings.rules import check
 from hyvideo.training.model_setup import choose_device
-
-
-def test_a_folder_with_the_name_is_not_a_package(tmp_path, monkeypatch):
-    (tmp_path / "some_reports").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    assert not is_installed("some_reports") and not is_installed("no_such_package")
-    assert is_installed("yaml")
 
 
 def test_a_checkpoint_to_resume_must_be_complete(tiny_config, tmp_path):

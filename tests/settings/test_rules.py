@@ -3,14 +3,12 @@ legal.
 """
 
 import pytest
-import yaml
 from PIL import Image
 
 from hyvideo.models.versions import RELEASED
-from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, known_dimensions, scorer_class
+from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, scorer_class
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
-from hyvideo.settings.layout import head_problems
 from hyvideo.settings.rules import check
 from tests.forked import ROOT
 
@@ -21,19 +19,13 @@ TEXT = "assets/miniature/prompts/smoke.csv"
 CASES = [
     # numbers and choices
     ({"eta": -1.0}, "eta", {"eta": 0.001}),
-    ({"eta": float("nan")}, "eta", {"eta": 1000.0}),
     ({"grpo_sampling_steps": 0}, "grpo_sampling_steps", {"grpo_sampling_steps": 2}),
-    ({"validation_shift": 0.0}, "validation_shift", {"validation_shift": 0.001}),
     ({"timestep_fraction": 1.5}, "timestep_fraction", {"timestep_fraction": 1.0}),
-    ({"adam_beta1": 1.0}, "adam_beta1", {"adam_beta1": 0.0}),
     ({"ema_decay": 1.0}, "ema_decay", {"ema_decay": 0.999}),
-    ({"max_missing_fraction": 1.1}, "max_missing_fraction", {"max_missing_fraction": 1.0}),
     # sampling
     ({"eta": 1.5, "sde_type": "cps"}, "eta", {"eta": 1.0}),
     ({"eta": 0.0}, "eta", {"eta": 0.0, "objective": "nft"}),
-    ({"guidance_interval": "0.5"}, "guidance_interval", {"guidance_interval": "0:1"}),
     ({"guidance_interval": "0.7:0.7"}, "guidance_interval", {"guidance_interval": "0.69:0.7"}),
-    ({"guidance_interval": "0:nan"}, "guidance_interval", {"guidance_interval": ""}),
     (
         {"guidance_interval": "0.3:0.45", "cfg_scale": 2.0},
         "guidance_interval",
@@ -44,11 +36,9 @@ CASES = [
         "guidance_interval",
         {"guidance_interval": "0.3:0.5"},
     ),
-    ({"negative_prompt": " "}, "negative_prompt", {"negative_prompt": "-"}),
     ({"negative_prompt": "a\0b"}, "negative_prompt", {"negative_prompt": "a b"}),
     # sizes
     ({"sample_n_frames": 6}, "sample_n_frames", {"sample_n_frames": 9}),
-    ({"validation_num_frames": 6}, "validation_num_frames", {"validation_num_frames": 1}),
     (
         {"validation_height": 16},
         "validation_height validation_width",
@@ -93,24 +83,17 @@ CASES = [
         "reward_model",
         {"reward_model": ["miniature"], "held_out_reward_model": ["clip"]},
     ),
-    ({"held_out_reward_model": ["beauty"]}, "held_out_reward_model", {"held_out_reward_model": []}),
     (
         {"held_out_reward_model": ["miniature"]},
         "held_out_reward_model",
         {"held_out_reward_model": ["clip"]},
     ),
     ({"reward_weights": "{VQ"}, "reward_weights", {"reward_weights": "A"}),
-    ({"reward_weights": "[1]"}, "reward_weights", {"reward_weights": '{"VQ": 1}'}),
-    ({"reward_weights": '{"VQ": 0}'}, "reward_weights", {"reward_weights": '{"VQ": 0, "MQ": -1}'}),
-    ({"reward_weights": '{"VQ": 1e300}'}, "reward_weights", {"reward_weights": '{"VQ": 1e30}'}),
-    ({"reward_weights": '{"VQ": 1, "seed": 1}'}, "reward_weights seed", {"reward_weights": "B"}),
-    ({"reward_model": []}, "reward_model", {"reward_model": ["miniature"]}),
     (
         {"reward_weights": '{"videoalign": {"VQ": 1}}'},
         "reward_weights reward_model",
         {"reward_weights": '{"miniature": {"VQ": 1}}'},
     ),
-    ({"reward_weights": '{"VQ": 1, "MG": 1}'}, "reward_weights MG MQ", {"reward_weights": "A"}),
     (
         {"reward_weights": '{"miniature": {"CLIPScore": 1}}'},
         "reward_weights CLIPScore",
@@ -162,7 +145,6 @@ CASES = [
         {"transformer_version": "miniature"},
     ),
     ({"output_dir": "README.md/run"}, "output_dir", {"output_dir": "outputs/new"}),
-    ({"output_dir": "a\0b"}, "output_dir", {"output_dir": "outputs/a b"}),
     ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint", {"resume_from_checkpoint": "auto"}),
 ]  # fmt: skip
 
@@ -198,10 +180,8 @@ def test_an_8_gpu_config_on_one_gpu_says_how_to_start_it_and_what_else_to_use():
     config = load_config(path)
     with pytest.raises(ValueError) as error:
         check(config, 1, file=path, on_this_machine=False)
-    message = str(error.value)
-    assert len(message.splitlines()) == 1
     for words in ("--nproc_per_node=8", "configs/hunyuanvideo15_1gpu.yaml", "batch_size 4"):
-        assert words in message
+        assert words in str(error.value)
     check(config, 8, file=path, on_this_machine=False)
     check(load_config("configs/hunyuanvideo15_1gpu.yaml"), 1, on_this_machine=False)
     check(config.with_settings(batch_size=4), 1, on_this_machine=False)
@@ -212,10 +192,8 @@ def test_an_8_gpu_config_on_one_gpu_says_how_to_start_it_and_what_else_to_use():
     [
         (2, {"batch_size": 2, "num_generations": 4}, None),
         (3, {"batch_size": 4, "num_generations": 6}, "batch_size num_generations"),
-        (8, {"sp_size": 2, "dp_replicate": 2, "enable_fsdp": True}, None),
         (12, {"sp_size": 3}, None),  # heads may be split unevenly
         (8, {"sp_size": 3}, "sp_size"),
-        (8, {"sp_size": 2, "dp_replicate": 3, "enable_fsdp": True}, "dp_replicate"),
         (2, {"dp_replicate": 2}, "dp_replicate enable_fsdp"),
     ],
 )
@@ -227,11 +205,6 @@ def test_rollouts_are_divided_evenly_over_the_processes(tiny_config, world_size,
     with pytest.raises(ValueError) as error:
         check(config, world_size)
     assert [word for word in named.split() if word not in str(error.value)] == []
-
-
-def test_every_rank_needs_an_attention_head():
-    assert not [*head_problems(16, num_heads=16)]
-    assert "sp_size" in next(head_problems(17, num_heads=16))
 
 
 def test_the_watchdog_reports_before_the_collective_timeout_ends_the_run():
@@ -287,13 +260,6 @@ def test_the_registry_has_the_dimensions_of_the_classes(name):
     assert SCORERS[name].dimensions == declared
 
 
-@pytest.mark.parametrize("name", ["vlm_judge", "unified_reward", "yes_no"])
-def test_the_registry_has_the_dimensions_of_the_rubrics(name):
-    rubric = yaml.safe_load((ROOT / f"hyvideo/rewards/{name}.yaml").read_text())
-    assert SCORERS[name].dimensions == tuple(rubric["dimensions"])
-    assert known_dimensions(name, {"rubric": "own.yaml"}) is None
-
-
 # --- versions -------------------------------------------------------------------------------------
 
 MINIATURE = {
@@ -307,13 +273,7 @@ MINIATURE = {
     [
         ({"transformer_version": "480p_i2v"}, "480p_i2v prompts_csv"),
         ({"transformer_version": "480p_i2v", "prompts_csv": "images.csv"}, ""),
-        ({"valid_video_csv": "images.csv"}, "480p_t2v valid_video_csv"),
         ({"width": 625}, "width 625"),
-        (
-            {"validation_height": 481, "validation_width": 864, "valid_video_csv": "text.csv"},
-            "height 481 validation",
-        ),
-        ({"validation_height": 481, "validation_width": 864}, ""),  # without validation
         ({**MINIATURE, "height": 33, "width": 32}, "height 33"),
         ({**MINIATURE, "height": 40, "width": 32}, ""),
         (
@@ -344,21 +304,12 @@ def test_limits_of_a_released_version_are_checked_without_its_files(
     assert bool(message) == bool(named), message
 
 
-@pytest.mark.parametrize(
-    "settings, package",
-    [
-        ({"base_weight_dtype": "fp8", "lora_rank": 2}, "torchao"),
-        ({"report_to": ["wandb"]}, "wandb"),
-    ],
-)
-def test_a_missing_package_is_named_with_the_command_that_installs_it(
-    tiny_config, monkeypatch, settings, package
-):
+def test_a_missing_package_is_named_with_the_command_that_installs_it(tiny_config, monkeypatch):
     is_installed = "hyvideo.settings.machine_rules.is_installed"
-    config = tiny_config.with_settings(**settings)
+    config = tiny_config.with_settings(base_weight_dtype="fp8", lora_rank=2)
     monkeypatch.setattr(is_installed, lambda name: True)
     check(config)
-    monkeypatch.setattr(is_installed, lambda name: name != package)
-    with pytest.raises(ValueError, match=f"pip install {package}"):
+    monkeypatch.setattr(is_installed, lambda name: name != "torchao")
+    with pytest.raises(ValueError, match="pip install torchao"):
         check(config)
     check(tiny_config)

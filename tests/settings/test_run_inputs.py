@@ -3,11 +3,9 @@
 import pytest
 
 from hyvideo.data import prompts
-from hyvideo.data.prompts import PromptFiles
 from hyvideo.planning.plan import plan_lines
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.rules import check
-from hyvideo.settings.run_inputs import RunInputs
 
 
 @pytest.fixture
@@ -40,32 +38,3 @@ def test_checks_and_plan_read_each_file_once(tiny_config, tmp_path, files_read):
     assert [request.prompt for request in inputs.validated] == ["c", "a", "b"]
     assert inputs.plan is inputs.plan and inputs.plan == make_plan(config)
     assert len(files_read) == 2
-
-
-def test_other_settings_share_the_files(tiny_config, tmp_path, files_read, monkeypatch):
-    training, validation = write(tmp_path, training=["a"], validation=["c"])
-    inputs = RunInputs(tiny_config.with_settings(prompts_csv=training))
-    assert [request.prompt for request in inputs.requests] == ["a"]
-    monkeypatch.chdir(tmp_path)
-    changed = inputs.with_config(
-        tiny_config.with_settings(prompts_csv="training.csv", valid_video_csv=validation)
-    )
-    assert changed.requests == inputs.requests and [
-        request.prompt for request in changed.validated
-    ] == ["c"]
-    assert files_read == ["training.csv", "validation.csv"]
-
-
-def test_an_invalid_file_is_an_error_at_every_use(tmp_path):
-    (path,) = write(tmp_path, empty=[])
-    files = PromptFiles()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="at least one row"):
-            files.read([path])
-
-
-def test_a_caller_cannot_change_the_requests_of_a_file(tmp_path):
-    (path,) = write(tmp_path, training=["a"])
-    files = PromptFiles()
-    files.read([path]).clear()
-    assert len(files.read([path])) == 1

@@ -48,9 +48,8 @@ Loader.add_implicit_resolver(
 )
 
 
-def problems(content):
+def problems(content, whole):
     """Return the names of a file that do not fit the schema."""
-    whole = schema()
     allowed = whole["properties"]
     patterns = whole["patternProperties"]
     return [
@@ -64,12 +63,13 @@ def test_the_schema_is_up_to_date(check_generated):
     check_generated(PATH, text())
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_a_shipped_file_names_the_schema_and_fits_it(path):
-    first = path.read_text().splitlines()[0]
-    relative = os.path.relpath(PATH, path.parent)
-    assert first == f"# yaml-language-server: $schema={relative}"
-    assert problems(yaml.load(path.read_text(), Loader)) == []
+def test_shipped_files_name_the_schema_and_fit_it():
+    whole = schema()
+    for path in SHIPPED:
+        first = path.read_text().splitlines()[0]
+        relative = os.path.relpath(PATH, path.parent)
+        assert first == f"# yaml-language-server: $schema={relative}"
+        assert problems(yaml.load(path.read_text(), Loader), whole) == [], path
 
 
 @pytest.mark.parametrize(
@@ -78,30 +78,20 @@ def test_a_shipped_file_names_the_schema_and_fits_it(path):
         ("eta: 0.5", True),
         ("eta: -1", False),
         ("etta: 0.5", False),
-        ("eta:", False),
-        ("batch_size: 2", True),
         ("batch_size: 2.5", False),
-        ("use_muon: yes", True),
         ("use_muon: perhaps", False),
-        ("enable_compile: true", True),
         ("prompts_csv: a.csv", True),
-        ("prompts_csv: [a.csv, b.csv]", True),
         ("prompts_csv: [1]", False),
         ("objective: nft", True),
         ("objective: own.py:Own", True),
         ("objective: nfd", False),
-        ("kl_strategy: moving", True),
-        ("kl_strategy: none", True),
-        ("nft_levels: 0", True),  # of draft
         ("reward_weights: {VQ: 1}", True),
         ("fps: 24", True),
-        ("neg_prompt: blurry", True),
-        ("debug_sampler: 1", True),
         ("environment: {revision: a}", True),
     ],
 )
 def test_the_schema_accepts_what_the_program_accepts(tmp_path, line, is_legal):
     (tmp_path / "run.yaml").write_text(line)
-    assert (problems(yaml.load(line, Loader)) == []) == is_legal
+    assert (problems(yaml.load(line, Loader), schema()) == []) == is_legal
     if is_legal and not line.startswith("debug"):
         read_settings(tmp_path / "run.yaml")

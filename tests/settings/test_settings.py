@@ -3,15 +3,8 @@
 import pytest
 
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.config import LEAVES, SECTIONS, Config, SettingsError
+from hyvideo.settings.config import LEAVES, Config, SettingsError
 from hyvideo.settings.objectives import BUILT_IN
-
-
-def test_every_setting_has_a_sentence():
-    for name, leaf in LEAVES.items():
-        assert leaf.sentence.endswith("."), name
-    for section in (*SECTIONS.values(), *BUILT_IN.values()):
-        assert section.__doc__.endswith(".") and "(" not in section.__doc__
 
 
 @pytest.mark.parametrize(

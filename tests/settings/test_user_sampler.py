@@ -9,17 +9,10 @@ import pytest
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.command_line import load_config, parse
-from hyvideo.settings.identity import changed_settings, code_of
-from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.plan_text import describe
+from hyvideo.settings.identity import code_of
 from hyvideo.settings.rules import check, check_evaluation, check_sampling
-from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.trainer import Trainer
 from hyvideo.training.run_setup import agree_on_sampler
-from studies.recipes.runs import RecipeRun, RecipeStudy
-from studies.tables.cells import Cell, runs_of_figure
-from studies.tables.study_command import grid_parser
 from tests.distributed.launch import launch
 
 LINEAR = (
@@ -36,14 +29,7 @@ cps = Sampler("Own CPS", SAMPLERS["cps"].step, max_eta=1.0, is_normalised=False)
 broken = lambda sigma, sigma_next, eta, sigma_after_first: 1 / sigma_next
 counter = itertools.count(1)
 drifts = lambda sigma, sigma_next, eta, sigma_after_first: 0.1 * next(counter)
-large = lambda sigma, sigma_next, eta, sigma_after_first: 10**400
-large_a = lambda sigma, sigma_next, eta, sigma_after_first: Transition(10**400, 1, 1)
-overflows = lambda sigma, sigma_next, eta, sigma_after_first: 1e308
-overflows_b = lambda sigma, sigma_next, eta, sigma_after_first: Transition(1.0, 1e300, 1.0)
-vanishes = lambda sigma, sigma_next, eta, sigma_after_first: 1e-300
-vanishing_std = lambda sigma, sigma_next, eta, sigma_after_first: Transition(1.0, sigma_next - sigma, 1e-25)
 def interrupted(*levels): raise KeyboardInterrupt
-def closed(*levels): raise GeneratorExit("closed")
 late = lambda sigma, sigma_next, eta, sigma_after_first: eta if sigma_next < 0.1 or sigma > 0.9 else float("nan")
 """
 )
@@ -56,7 +42,7 @@ def file(tmp_path):
     return path
 
 
-def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path, tiny_config, capsys):
+def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path):
     (tmp_path / "run.yaml").write_text(f"sde_type: {file}:linear\neta: 0.3\n")
     for config in (
         load_config(tmp_path / "run.yaml"),
@@ -65,70 +51,22 @@ def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path, tiny_c
         assert config.rollout.sde_type == f"{file}:linear"
 
 
-def test_a_valid_sampler_file_passes_the_check_and_is_described(file, tiny_config):
-    config = tiny_config.with_settings(sde_type=f"{file}:linear")
-    check(config)
-    plan = make_plan(config)
-    assert plan.stochastic_steps == 3 and f"{file}:linear with eta 0.7" in describe(config, plan)
-    assert settings_without_effect(RunInputs(config)) == settings_without_effect(
-        RunInputs(tiny_config)
-    )
-
-
-def test_an_unnormalized_log_prob_is_described_like_that_of_cps(file, tiny_config):
-    changes = dict(kl_strategy="stepwise", num_updates_per_rollout=2, update_ref_model_step=2)
-    message = {}
-    for name in ("cps", f"{file}:cps"):
-        config = tiny_config.with_settings(sde_type=name, **changes)
-        message[name] = describe(config, make_plan(config)).replace(name, "NAME")
-    assert "the log_ratio of NAME is 2 std^2 times the KL" in message["cps"]
-    assert message["cps"] == message[f"{file}:cps"]
-
-
 @pytest.mark.parametrize(
-    "name, eta, message",
+    "name, eta, named",
     [
-        ("absent", 0.5, "my.py has no 'absent'"),
-        (
-            "broken",
-            0.5,
-            "my.py:broken is not defined at step 4 of 4 with .*sigma_next=0, .*raised "
-            "ZeroDivisionError",
-        ),
-        ("late", 0.5, "my.py:late is not defined at step 2 of 4 .*got nan"),
-        ("drifts", 0.5, "must return the same values for the same arguments"),
-        (
-            "large",
-            0.5,
-            "is not defined at step 1 of 4 .*it must return a finite variance >= 0, .*got 10000",
-        ),
-        ("large_a", 0.5, "it must return a finite variance >= 0, .*got Transition"),
-        (
-            "overflows",
-            0.5,
-            r"must have a, b and std of at most 3.4e\+38, .*got a=-5e\+307, .* in step 1 of 4",
-        ),
-        (
-            "overflows_b",
-            0.5,
-            r"got a=1, b=1e\+300, std=1 in step 1 of 4; change the sampler or eta",
-        ),
-        ("vanishes", 0.5, "a variance of 0 or at least 1.2e-38 .*std=1e-150 in step 1 of 4"),
-        ("vanishing_std", 0.5, "a variance of 0 or at least 1.2e-38 .*std=1e-25 in step 1 of 4"),
-        ("interrupted", 0.5, "it raised KeyboardInterrupt"),
-        ("closed", 0.5, "it raised GeneratorExit: closed"),
-        ("cps", 1.5, r"eta must be within \[0, 1\] for .*my.py:cps, got 1.5"),
+        ("absent", 0.5, "absent"),
+        ("broken", 0.5, "my.py:broken"),
+        ("late", 0.5, "my.py:late"),
+        ("drifts", 0.5, "my.py:drifts"),
+        ("interrupted", 0.5, "my.py:interrupted"),
+        ("cps", 1.5, "eta .*my.py:cps"),
     ],
 )
-def test_a_broken_sampler_is_reported_once_before_a_run(
-    file, tiny_config, tmp_path, name, eta, message
-):
-    for objective in ("grpo", "nft"):
-        config = tiny_config.with_settings(sde_type=f"{file}:{name}", eta=eta, objective=objective)
-        with pytest.raises(ValueError, match=message) as error:
-            check(config)
-        assert len(str(error.value).splitlines()) == 1
-    with pytest.raises(ValueError, match=message):
+def test_a_broken_sampler_is_reported_before_a_run(file, tiny_config, tmp_path, name, eta, named):
+    config = tiny_config.with_settings(sde_type=f"{file}:{name}", eta=eta)
+    with pytest.raises(ValueError, match=named):
+        check(config)
+    with pytest.raises(ValueError, match=named):
         check_sampling(config.sampling, root=config.model.pretrained_model_root, output=tmp_path)
 
 
@@ -144,18 +82,14 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
         check_sampling(config.sampling, root=config.model.pretrained_model_root, output=tmp_path)
 
 
-@pytest.mark.parametrize("code", ["exit(0)", "def f(*_):\n    exit(0)"])
-@pytest.mark.parametrize("more", [[], ["--match_noise", "sage_grpo:0.5"]])
-def test_a_sampler_file_that_exits_ends_post_train_with_code_2(
-    tmp_path, tiny_config, monkeypatch, capsys, code, more
-):
+def test_a_sampler_file_that_exits_ends_post_train_with_code_2(tmp_path, monkeypatch, capsys):
     import post_train
 
-    (tmp_path / "my.py").write_text(code)
+    (tmp_path / "my.py").write_text("def f(*_):\n    exit(0)")
     flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--sde_type"]
-    monkeypatch.setattr("sys.argv", ["post_train.py", *flags, f"{tmp_path}/my.py:f", *more])
+    monkeypatch.setattr("sys.argv", ["post_train.py", *flags, f"{tmp_path}/my.py:f"])
     assert post_train.main() == 2
-    assert "SystemExit: 0" in capsys.readouterr().err
+    assert "my.py:f" in capsys.readouterr().err
 
 
 # --- noise matching ----------------------------------------------------------------------------
@@ -174,11 +108,6 @@ def test_a_sampler_file_can_be_matched_and_be_a_target(file, tiny_config):
     assert config.rollout.eta == pytest.approx(0.5, rel=1e-12)
 
 
-def test_a_target_in_a_missing_file_raises(tiny_config, tmp_path):
-    with pytest.raises(ValueError, match="gone.py"):
-        check(tiny_config.with_settings(match_noise=f"{tmp_path}/gone.py:f:0.5").resolved())
-
-
 # --- identity ----------------------------------------------------------------------------------
 
 
@@ -186,16 +115,6 @@ def test_the_code_of_a_run_includes_the_sampler_file(file, tiny_config):
     config = tiny_config.with_settings(sde_type=f"{file}:linear")
     assert code_of(config)["sde_type"] == [file]
     assert "sde_type" not in code_of(tiny_config)
-
-
-def test_another_function_of_the_file_is_a_changed_setting(file, tiny_config):
-    before, now = (
-        tiny_config.with_settings(sde_type=f"{file}:{name}").flat() for name in ("linear", "cps")
-    )
-    assert list(changed_settings(before, now, same_rollouts=True).affecting_learning) == [
-        "sde_type"
-    ]
-    assert not changed_settings(now, now, same_rollouts=True).affecting_learning
 
 
 @pytest.mark.system
@@ -237,22 +156,3 @@ def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
         f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py")
     )
     assert first == second and "rank.py:rank in step 1 must be the same on all ranks" in first
-
-
-# --- studies -----------------------------------------------------------------------------------
-
-
-def test_a_study_accepts_a_sampler_file_as_a_method(file, tmp_path, tiny_config, capsys):
-    place = f"{file}:cps"
-    flags = ["--world", "miniature", "--methods", place, "sage_grpo"]
-    options = grid_parser("", makes="figure").parse_args(flags)
-    runs = runs_of_figure(3, "B", [0], methods=options.methods)
-    assert "/" not in runs[0].name and runs[0].name.endswith("my.py_cps-none-eq-seed0")
-    run = RecipeRun(Cell("B", place, "none", True), 0)
-    assert (
-        RecipeStudy("configs/miniature_paper.yaml", tmp_path).config(run).rollout.sde_type == place
-    )
-    unknown = RecipeRun(Cell("B", "euler", "none", True), 0)
-    with pytest.raises(SystemExit):
-        RecipeStudy("configs/miniature_paper.yaml", tmp_path).config(unknown)
-    assert "sde_type" in capsys.readouterr().err

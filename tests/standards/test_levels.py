@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from tests.standards.test_standards import NUM_ITERATIONS, RECIPES, TOLERANCE
 from tests.test_docs import ROOT, TEXTS
 
@@ -39,28 +37,3 @@ def test_measured_and_reproduced_recipes_have_a_standard():
     assert configs_of("measured") | configs_of("reproduced") == set(RECIPES)
     words = f"within {100 * TOLERANCE['first iteration']:g} %, later iterations within"
     assert f"{words} {100 * TOLERANCE['later iterations']:g} %" in PAGE and NUM_ITERATIONS == 5
-
-
-@pytest.mark.parametrize("name", sorted(configs_of("measured")))
-def test_a_measured_recipe_has_ranges_over_seeds(name):
-    (recipe,) = re.findall(
-        rf"^\| (\*\*[^|]*?\*\*)[^|]* \| `configs/{name}.yaml` \|", PAGE, re.MULTILINE
-    )
-    assert re.search(
-        rf"^\| {re.escape(recipe)}(?:, seeds [^|]*)? \| \d+ \| \d\.\d\d to \d\.\d\d \|",
-        PAGE,
-        re.MULTILINE,
-    ), recipe
-
-
-def test_checked_recipes_run_in_the_tests_and_predicted_ones_are_called_predicted():
-    assert configs_of("checked") == {"smoke"}
-    text = (ROOT / "tests" / "training" / "test_distill_objective.py").read_text()
-    assert '"configs/miniature_student.yaml"' in text
-    assert (
-        'load_config(\n        "configs/smoke.yaml"' in (ROOT / "tests" / "conftest.py").read_text()
-    )
-    for page in ("cost", "train_hunyuanvideo", "train_wan"):
-        text = TEXTS[f"docs/{page}.md"]
-        listed = set(re.findall(r"configs/([\w/]+)\.yaml", text)) & configs_of("predicted")
-        assert listed and "predicted" in text, page

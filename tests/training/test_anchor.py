@@ -53,16 +53,6 @@ def test_a_refresh_copies_the_weights_and_resets_the_age(model):
     assert equal(copied(anchor), at_refresh) and not anchor.equals_policy
 
 
-def test_a_fixed_anchor_keeps_the_initial_weights(model):
-    anchor = Anchor(model, trained(model), refresh_every=None)
-    start = values(model)
-    for _ in range(5):
-        move(model, 1.0)
-        anchor.age += 1
-        anchor.after_iteration()
-    assert anchor.age == 5 and equal(copied(anchor), start)
-
-
 def test_the_model_uses_the_copy_inside_the_context_and_its_own_weights_after_it(model):
     copy = WeightCopy(model, trained(model))
     inputs = torch.ones(1, 3)
@@ -72,23 +62,6 @@ def test_the_model_uses_the_copy_inside_the_context_and_its_own_weights_after_it
     with copy.swapped_in():
         assert torch.equal(model(inputs), before)
     assert torch.equal(model(inputs), after) and equal(values(model), now)
-
-
-def test_the_ema_moves_towards_the_policy_by_one_minus_its_decay(model):
-    copy = WeightCopy(model, trained(model))
-    start = values(model)
-    move(model, 1.0)
-    copy.move_towards(1 - 0.9)  # ema_decay 0.9
-    for name, tensor in copy.tensors().items():
-        torch.testing.assert_close(tensor, start[name] + 0.1)
-
-
-def test_an_ema_of_a_policy_with_nan_is_not_saved(model):
-    copy = WeightCopy(model, trained(model))
-    move(model, float("nan"))
-    copy.move_towards(0.1)
-    with pytest.raises(AssertionError, match="or is NaN"):
-        copy.tensors()
 
 
 def test_an_ema_that_moves_away_from_the_policy_stops_the_run(model, monkeypatch):

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
 from hyvideo.training import compile_probe
-from hyvideo.training.on_policy_check import OffPolicyError
 
 CPU = torch.device("cpu")
 RELATIVE_ERROR = 1e-3
@@ -59,11 +58,10 @@ def check_first_iteration(config, mesh, capsys, backend, **changes):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("changes", [LORA, {"cfg_scale": 2.0, "batched_forward": "false"}])
 def test_a_run_samples_in_gradient_mode_if_compiled_blocks_depend_on_it(
-    tiny_config, mesh, capsys, quick_compiler, changes
+    tiny_config, mesh, capsys, quick_compiler
 ):
-    check_first_iteration(tiny_config, mesh, capsys, "eager", **changes)
+    check_first_iteration(tiny_config, mesh, capsys, "eager", **LORA)
 
 
 @pytest.mark.slow
@@ -73,16 +71,6 @@ def test_with_torch_compile_rollout_and_update_then_run_the_same_graphs(tiny_con
         tiny_config, mesh, capsys, other_numbers_without_gradient.__name__, **LORA
     )
     torch._dynamo.reset()
-
-
-@pytest.mark.system
-def test_without_the_probe_the_run_would_stop_after_its_first_rollouts(
-    tiny_config, mesh, monkeypatch, quick_compiler
-):
-    monkeypatch.setattr(compile_probe, "_agrees", lambda *_: True)
-    trainer = trainer_of(tiny_config, mesh, "eager")
-    with pytest.raises(OffPolicyError):
-        trainer.run_iteration()
 
 
 def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, monkeypatch):
@@ -111,15 +99,6 @@ def test_the_probe_runs_blocks_with_the_batches_of_the_update(
     monkeypatch.setattr(GRPOPipeline, "velocity_at_steps", recorded)
     trainer_of(tiny_config, mesh, "eager", batched_forward=batched, mini_batch_size_per_update=2)
     assert set(found) == {batch_size}
-
-
-def test_blocks_that_agree_are_sampled_without_gradient(tiny_config, mesh, capsys, monkeypatch):
-    monkeypatch.setattr(nn.Module, "compile", lambda block, **options: None)
-    trainer = trainer_of(tiny_config, mesh, "eager")
-    assert (
-        not trainer.run.pipeline.samples_in_gradient_mode
-        and "gradient mode" not in capsys.readouterr().err
-    )
 
 
 def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):

@@ -28,21 +28,19 @@ def driver(tmp_path, monkeypatch):
     return install
 
 
-@pytest.mark.parametrize("device", ["auto", "cuda"], ids="device_{}".format)
-def test_a_driver_that_is_too_old_is_an_error_with_both_versions_and_the_fix(driver, device):
+def test_a_driver_that_is_too_old_is_an_error_with_both_versions_and_the_fix(driver):
     driver("550.54.15")
     with pytest.raises(
         ValueError, match="driver 550.54.15 and torch .* for CUDA 13.0. Install driver 580 or newer"
     ):
-        choose_device(device)
-    assert gpu_problem(device, 8) == driver_problem() and gpu_problem("cpu", 8) is None
+        choose_device("auto")
+    assert gpu_problem("auto", 8) == driver_problem() and gpu_problem("cpu", 8) is None
     assert choose_device("cpu").type == "cpu"
 
 
-@pytest.mark.parametrize("hidden", ["", "-1"])
-def test_hidden_gpus_are_not_used(driver, monkeypatch, hidden):
+def test_hidden_gpus_are_not_used(driver, monkeypatch):
     driver("550.54.15")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert choose_device("auto").type == "cpu"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert driver_problem()
@@ -53,13 +51,6 @@ def test_a_machine_without_gpus_uses_the_cpu(driver, tmp_path):
     (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")  # the driver is not loaded
     (tmp_path / "nvidia-smi").chmod(0o755)
     assert driver_problem() is None
-
-
-def test_other_reasons_have_other_fixes(driver, monkeypatch):
-    driver("580.65.06")
-    assert "torch.cuda.init()" in driver_problem()
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert "Install a torch wheel with CUDA, or set device cpu" in driver_problem()
 
 
 def test_the_run_exits_with_2_before_it_loads_anything(driver, tmp_path, capsys):
@@ -73,9 +64,7 @@ def test_the_run_exits_with_2_before_it_loads_anything(driver, tmp_path, capsys)
     assert "driver 535.104.05" in capsys.readouterr().err and not out.exists()
 
 
-@pytest.mark.parametrize(
-    "version, is_named", [(None, 0), (90700, 0), (90800, 1), (91002, 1), (91499, 1), (91500, 0)]
-)
+@pytest.mark.parametrize("version, is_named", [(90800, 1), (91499, 1), (91500, 0)])
 def test_versions_of_cudnn_without_3d_convolutions_are_named_with_the_fix(
     monkeypatch, version, is_named
 ):
@@ -105,26 +94,12 @@ def allocate(monkeypatch):
     return fail_with
 
 
-@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
-def test_a_gpu_without_expandable_segments_is_an_error_that_names_the_variable(allocate, name):
-    allocate("CUDA driver error: device not ready\nframe 0", name)
+def test_a_gpu_without_expandable_segments_is_an_error_that_names_the_variable(allocate):
+    allocate("CUDA driver error: device not ready\nframe 0")
     message = (
         "cuda:1 in expandable segments, got 'CUDA driver error: device not ready'; .* Set "
-        f"{name}=expandable_seg"
+        "PYTORCH_ALLOC_CONF=expandable_seg"
     )
     with pytest.raises(ValueError, match=message):
         check_allocator(torch.device("cuda", 1))
     check_allocator(torch.device("cpu"))
-
-
-@pytest.mark.parametrize(
-    "message, value",
-    [
-        ("CUDA out of memory", "expandable_segments:True"),
-        ("CUDA driver error: x", "expandable_segments:False"),
-    ],
-)
-def test_an_allocation_that_fails_for_another_reason_keeps_its_error(allocate, message, value):
-    allocate(message, value=value)
-    with pytest.raises(RuntimeError, match=message):
-        check_allocator(torch.device("cuda", 0))

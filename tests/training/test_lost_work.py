@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import warnings
 
 import pytest
 
@@ -11,7 +10,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
 from tests.test_trainer import CPU, Redness
-from tests.training.test_run_state import SETTINGS, snapshot, train_iterations
+from tests.training.test_run_state import SETTINGS, snapshot
 
 SMALL = SETTINGS | {
     "lora_rank": 2,
@@ -61,11 +60,8 @@ class Failing:
 
 PLACES = {  # the function that fails in iteration 3, and the iteration that is saved
     "rollout": (lambda trainer: (trainer.run.source, "sample"), 2),
-    "record": (lambda trainer: (trainer.run.recorder, "record"), 2),
-    "update": (lambda trainer: (trainer.run.objective, "terms"), 2),
     "validation": (lambda trainer: (trainer.validation, "videos"), 3),
     "report": (lambda trainer: (trainer, "_report"), 3),
-    "timeline": (lambda trainer: (trainer, "_write_timeline"), 3),
 }
 
 
@@ -159,58 +155,6 @@ def test_a_failed_save_does_not_hide_the_error(config, capsys):
     assert "cannot be saved: RuntimeError: planted" in capsys.readouterr().err
 
 
-class HeldOut(Redness):
-    """Its held-out methods fail from the second validation on."""
-
-    calls = 0
-
-    def __init__(self, method):
-        self.method = method
-
-    def fail(self):
-        self.calls += 1
-        if self.calls > 1:
-            raise SystemExit("late") if self.method == "exit" else RuntimeError("late")
-
-    def held_out_each(self, videos, prompts):
-        if self.method in ("held_out_each", "exit"):
-            self.fail()
-        return [{"brightness": 1.0} for _ in videos]
-
-    def held_out(self, videos, prompts):
-        import torch
-
-        from hyvideo.rewards.rewards import SetMeasure
-
-        if self.method == "held_out":
-            self.fail()
-        rows = torch.ones(len(videos), 2)
-        return {
-            "spread": SetMeasure(
-                rows, lambda rows: self.fail() or 1.0 if self.method == "of_set" else 1.0
-            )
-        }
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "method",
-    ["held_out_each", "of_set"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("exit", "held_out")],
-)
-def test_a_held_out_metric_that_fails_later_is_missing_with_a_warning(config, method, capsys):
-    config = with_validation(config).with_settings(validation_interval=1, max_steps=2)
-    trainer = make(config, HeldOut(method))
-    trainer.train()
-    first, second = (
-        json.loads(line) for line in (trainer.output_dir / "metrics.jsonl").read_text().splitlines()
-    )
-    name = "validation/brightness" if method in ("held_out_each", "exit") else "validation/spread"
-    assert name in first and name not in second and "validation/reward" in second
-    shown = capsys.readouterr().err
-    assert "held-out metrics of reward" in shown or "the held-out metric spread is missing" in shown
-
-
 # --- the process's state that a scorer changes ----------------------------------------------------
 
 
@@ -251,29 +195,3 @@ def test_a_scorer_may_change_the_working_directory(config, tmp_path, monkeypatch
     assert resumed.iteration == 2 and resumed.run.state.changed_settings == [
         "max_steps is 3 and was 2"
     ]
-
-
-def test_a_scorer_may_turn_warnings_into_errors(config):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trainer = make(config)
-        train_iterations(trainer, 1)
-        trainer.run.state.save()
-        trainer.run.state.checkpoints.wait()
-    assert not trainer.run.state.checkpoints.last_failed
-
-
-@pytest.mark.slow
-def test_a_run_that_fails_after_the_first_iteration_was_recorded_has_one_line_of_the_base_model(
-    config,
-):
-    config = with_validation(config).with_settings(
-        validate_at_step0=True, validation_interval=1, max_steps=2
-    )
-    trainer = make(config)
-    Failing(trainer, trainer, "_report", 1)
-    with pytest.raises(RuntimeError, match="planted"):
-        trainer.train()
-    make(config).train()
-    lines = (trainer.output_dir / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["iteration"] for line in lines] == [0, 1, 2]

@@ -35,20 +35,6 @@ def test_only_skipped_updates_in_a_row_end_the_run():
         monitor.record_skipped(ranks=[0], iteration=1)
 
 
-def test_an_outlier_explains_a_divergence_for_50_iterations_and_a_later_one_replaces_it():
-    monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=2)
-    for iteration, norm in ((1, 1.0), (2, 1.0), (3, 100.0)):
-        monitor.spike(norm, iteration)
-    assert "range in iteration 3." in monitor.divergence(53)
-    assert "suddenly, in the update of iteration 53:" in monitor.divergence(54)
-    monitor.spike(1.0, 60)
-    monitor.record_skipped(ranks=[0], iteration=61)
-    monitor.record_finite(1.0, 1)
-    assert "in iteration 61." in monitor.divergence(62)
-    monitor.record_skipped(ranks=[0], iteration=63)
-    assert "in iteration 63." in monitor.divergence(64)
-
-
 def test_a_spike_is_relative_to_the_median_of_the_norms_before_it():
     monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=2)
     assert [monitor.spike(norm, 1) for norm in (2.0, 4.0, 9.0, 8.0)] == [1, 2, 3, 2]
@@ -58,11 +44,3 @@ def test_a_spike_is_relative_to_the_median_of_the_norms_before_it():
     assert monitor.spike(50.0, 3) == 10 and monitor.last_outlier == 0
     assert monitor.spike(51.0, 4) == 10.2 and monitor.last_outlier == 4
     assert len(monitor.norms) == 50
-
-
-def test_a_skipped_update_names_the_ranks_whose_loss_is_not_finite_or_else_the_gradient(capsys):
-    monitor = NonFiniteUpdates(Mesh.single(), max_bad_updates=9)
-    monitor.record_skipped(ranks=[1, 3], iteration=2)
-    assert "in the loss of rank 1, 3" in capsys.readouterr().err
-    monitor.record_skipped(ranks=[], iteration=2)
-    assert "in the gradient" in capsys.readouterr().err

@@ -8,12 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hyvideo.models.sizes import read_architecture
-from hyvideo.planning.hours import forwards_per_rollout, training_forwards
-from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
-from hyvideo.training.cost import Cost
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run
 
@@ -255,56 +251,9 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     assert min((part - full).norm() for part in parts) > 1e-2 * full.norm()
 
 
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "settings, anchor",
-    [
-        ({"anchor_fraction": 0.5}, 2),
-        pytest.param(NFT, 4, marks=pytest.mark.slow),
-        (NFT | {"anchor_cfg_scale": 2.0, "anchor_fraction": 0.5}, 2 * 2),
-        (
-            NFT
-            | {"anchor_fraction": 0.25, "num_updates_per_rollout": 2, "update_ref_model_step": 2},
-            1 + 2 + 1 / 8,
-        ),
-    ],
-)
-def test_a_run_makes_as_many_forward_passes_as_the_planner_predicts(
-    tiny_config, mesh, settings, anchor
-):
-    """In iteration 2 the anchor differs from the policy.
-
-    With several updates, nft also needs old velocities.
-    """
-    recomputing = {"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}
-    config = tiny_config.with_settings(**{"kl_strategy": "dual_fixed"} | recomputing | settings)
-    (_, metrics), trainer = run(config, mesh, iterations=2)
-    architecture = read_architecture(
-        config.model.pretrained_model_root, config.model.transformer_version
-    )
-    planned = PlannedRun(config, 1, architecture)
-    trained = planned.plan.num_trained_steps
-    assert planned.forwards_without_gradient == 4 + anchor
-    assert metrics["cost/forwards"] == pytest.approx(forwards_per_rollout(planned))
-    assert metrics["cost/forwards"] == pytest.approx(
-        4 + anchor + trained * training_forwards(planned)
-    )
-    assert 3 < training_forwards(planned) < 4
-    cost = Cost(planned, counts_flops=True)
-    cost.add(2)
-    cost.add(1, kind="training")
-    forward = planned.forward
-    assert cost.flops == 2 * forward.total + 3 * forward.products + 3.5 * forward.attention
-
-
 @pytest.mark.parametrize(
     "settings, before, after",
-    [
-        ({}, True, False),  # the anchor first equals the policy, then differs
-        ({"kl_velocity": "gaussian"}, True, True),
-        ({"kl_strategy": "moving", "kl_velocity": "gaussian"}, True, False),  # no velocity KL
-        ({"kl_weight": 0.0, "kl_coef": 0.0, "kl_min_coef": 0.0}, False, False),
-    ],
+    [({}, True, False), ({"kl_velocity": "gaussian"}, True, True)],
 )
 def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, settings, before, after):
     config = tiny_config.with_settings(timestep_fraction=0.5, grpo_sampling_steps=3, **settings)
@@ -320,13 +269,10 @@ def test_means_are_stored_only_if_the_updates_need_them(tiny_config, mesh, setti
     assert all(means.shape[:2] == (8, 1) for means in stored if means is not None)
 
 
-@pytest.mark.parametrize(
-    "kl_velocity", ["log_ratio", pytest.param("gaussian", marks=pytest.mark.slow)]
-)
-def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, mesh, kl_velocity):
+def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, mesh):
     config = tiny_config.with_settings(
         kl_strategy="dual_fixed",
-        kl_velocity=kl_velocity,
+        kl_velocity="log_ratio",
         dual_kl_moving_weight=0.7,
         dual_kl_step_weight=5.0,
         num_updates_per_rollout=2,

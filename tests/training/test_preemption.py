@@ -1,6 +1,5 @@
 """A signal stops the run at the next pass, in any stage, without losing results."""
 
-import json
 import os
 import signal
 import threading
@@ -8,15 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.records.metrics_file import complete_lines
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import PreemptionSignals, Stopped
-from tests.test_trainer import CPU, TIMING, Redness
-from tests.training.test_run_state import SETTINGS, snapshot
+from tests.test_trainer import CPU, Redness
+from tests.training.test_run_state import SETTINGS
 
-# Where each process receives the signal: stage, how often it was entered before in that iteration,
-# iteration.
-SIGNALED = (("anchor", 2, 2), ("update", 1, 2), ("reward", 0, 3), ("validation", 1, 4))
 SECOND_UPDATE = ("update", 4, 3)
 
 
@@ -73,38 +68,6 @@ def train(config, mesh, stage="", number=0, iteration=0):
         scorer.released.set()
         return trainer, str(error), entered[1:]
     return trainer, "", []
-
-
-def lines(config):
-    path = Path(config.record.output_dir) / "metrics.jsonl"
-    metrics = [json.loads(line) for _, line in complete_lines(path)]
-    return [
-        {name: value for name, value in line.items() if not name.startswith(TIMING)}
-        for line in metrics
-    ]
-
-
-@pytest.mark.slow
-def test_a_run_stops_at_the_next_pass_and_resumes_to_the_results_of_the_uninterrupted_run(
-    config, mesh, tmp_path
-):
-    uninterrupted, *_ = train(config, mesh)
-    interrupted = config.with_settings(
-        output_dir=str(tmp_path / "interrupted"), resume_from_checkpoint="latest"
-    )
-    for stage, number, iteration in SIGNALED:
-        trainer, message, entered = train(interrupted, mesh, stage, number, iteration)
-        assert "SIGUSR1" in message, stage
-        assert set(entered) <= {"save"}, stage
-        assert trainer.iteration == iteration - (stage != "validation")
-        assert all(parameter.grad is None for parameter in trainer.run.policy.parameters)
-    last, message, _ = train(interrupted, mesh)
-    assert not message and lines(interrupted) == lines(config)
-    assert [line["iteration"] for line in lines(interrupted)] == [1, 2, 3, 4]
-    assert "validation/reward" in lines(interrupted)[3]
-    (tensors, numbers), (expected, expected_numbers) = snapshot(last), snapshot(uninterrupted)
-    assert numbers == expected_numbers and tensors.keys() == expected.keys()
-    assert all(tensor.equal(expected[name]) for name, tensor in tensors.items())
 
 
 @pytest.mark.parametrize("validates", [False, True])

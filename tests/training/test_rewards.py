@@ -16,7 +16,6 @@ import torch
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import Reward, SetMeasure
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.reward_settings import reward_weights
@@ -89,11 +88,8 @@ def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path)
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("videoalign: {}", "must map miniature to a mapping of options, got 'videoalign'"),
         ("miniature: 3", "must map miniature to a mapping of options, got 'miniature'"),
-        ("- a", "must map miniature to a mapping of options, got ''"),
         ("miniature: {device: cuda}", "must not set device of miniature"),
-        ("a: [", "is not valid YAML"),
     ],
 )
 def test_invalid_options_are_rejected(make_scorer, tmp_path, text, message):
@@ -101,28 +97,6 @@ def test_invalid_options_are_rejected(make_scorer, tmp_path, text, message):
     options.write_text(text)
     with pytest.raises(ValueError, match=message):
         make_scorer(reward_config=str(options))
-
-
-def test_an_unknown_option_of_a_scorer_is_rejected(make_scorer, tmp_path):
-    options = tmp_path / "rewards.yaml"
-    options.write_text("miniature: {beauty: 1}\n")
-    with pytest.raises(ValueError, match="miniature has no option beauty"):
-        make_scorer(reward_config=str(options))
-
-
-def test_a_held_out_metric_that_is_a_number_is_rejected_before_a_run_with_validation(make_scorer):
-    class NumberAsMetric(Fixed):
-        def held_out(self, videos, prompts):
-            return {"brightness": 0.5}
-
-    config, scorer = make_scorer({"mine": NumberAsMetric(VQ=1.0, MQ=1.0, TA=1.0)})
-    try_scorers(scorer, config.data, PROMPT)
-    message = (
-        "held_out of reward mine failed its trial: .*must return a dict of SetMeasure, got float "
-        "for brightness"
-    )
-    with pytest.raises(ValueError, match=message):
-        try_held_out(scorer, config.data, PROMPT)
 
 
 @pytest.mark.parametrize(
@@ -133,24 +107,12 @@ def test_a_held_out_metric_that_is_a_number_is_rejected_before_a_run_with_valida
             [{"m": 1.0}],
             r"of reward mine failed its trial: ValueError: .*per video \(2\)",
         ),
-        ("held_out_each", [{"reward": 1.0}] * 2, "got 'reward'"),
         ("held_out_each", [{"VQ": 1.0}] * 2, "VQ must not have the name of a score"),
-        (
-            "held_out",
-            {"VQ": SetMeasure(torch.zeros(2, 1), len)},
-            "VQ must not have the name of a score",
-        ),
-        (
-            "held_out",
-            {"n": SetMeasure(torch.zeros(1, 1), len)},
-            r"rows of n must be a real tensor of shape \(2, None\)",
-        ),
         (
             "held_out",
             {"n": SetMeasure(torch.zeros(2, 1), str)},
             "of_set of n must return one number, got str",
         ),
-        ("held_out", None, "must return a dict of SetMeasure, got NoneType"),
     ],
 )
 def test_the_held_out_methods_are_checked_as_a_validation_calls_them(
@@ -210,22 +172,13 @@ def test_an_offloaded_scorer_is_checked_on_its_device(make_scorer):
     assert mine.places == ["cpu", None, "cpu"]
 
 
-def test_a_valid_scorer_passes_the_check(make_scorer):
-    config, scorer = make_scorer()
-    try_scorers(scorer, config.data, PROMPT)
-
-
-@pytest.mark.parametrize(
-    "scorer, dimension",
-    [
-        (Fixed(VQ=1.0, MQ=1.0), "TA"),
-        (Fixed(VQ=1.0, MQ=math.nan, TA=1.0), "MQ"),
-    ],
-)
-def test_a_scorer_without_a_weighted_dimension_is_rejected(make_scorer, scorer, dimension):
-    config, scorer = make_scorer({"bad": scorer})
-    with pytest.raises(ValueError, match=f"reward bad must return a finite number for {dimension}"):
+def test_a_scorer_without_a_weighted_dimension_is_rejected(make_scorer):
+    bad = Fixed(VQ=1.0, MQ=math.nan, TA=1.0)
+    config, scorer = make_scorer({"bad": bad})
+    with pytest.raises(ValueError, match="reward bad must return a finite number for MQ"):
         try_scorers(scorer, config.data, PROMPT)
+    bad.scores["MQ"] = 1.0
+    try_scorers(scorer, config.data, PROMPT)
 
 
 def test_a_scorer_with_random_scores_is_rejected(make_scorer):
@@ -236,22 +189,6 @@ def test_a_scorer_with_random_scores_is_rejected(make_scorer):
     config, scorer = make_scorer({"random": Random()})
     with pytest.raises(ValueError, match="reward random must not depend on"):
         try_scorers(scorer, config.data, PROMPT)
-
-
-def test_a_run_stops_if_more_than_the_allowed_fraction_of_rewards_is_missing(tiny_config, mesh):
-    local = dict(enumerate([Reward(math.nan, {}, "test: broken")] + [Reward(1.0, {})] * 3))
-    rewards = GroupRewards(
-        tiny_config.reward,
-        make_async_scorer(tiny_config, CPU, {}),
-        mesh,
-        group_size=4,
-        num_rollouts=4,
-    )
-    rewards.check_failed_rewards({"reward/missing": 1.0}, local, 7)
-    with pytest.raises(
-        TooManyMissingRewards, match="2 of 4 rewards of iteration 7 are missing.*test: broken"
-    ):
-        rewards.check_failed_rewards({"reward/missing": 2.0}, local, 7)
 
 
 def test_exactly_the_allowed_fraction_may_be_missing_in_every_iteration(tiny_config, mesh, capsys):
@@ -380,24 +317,6 @@ def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
     )
 
 
-class Exposure(Fixed):
-    def score(self, videos, prompts, *, fps):
-        return [dict.fromkeys(("VQ", "MQ", "TA"), video.float().mean().item()) for video in videos]
-
-
-@pytest.mark.system
-def test_the_error_reports_a_diverged_policy(tiny_config, mesh):
-    config = tiny_config.with_settings(
-        learning_rate=1e20, num_updates_per_rollout=2, max_steps=3, lora_rank=2
-    )
-    message = (
-        "of iteration 2 are missing.*The policy has diverged: loss or gradient left the usual "
-        "range in iteration 1"
-    )
-    with pytest.raises(TooManyMissingRewards, match=message):
-        Trainer(config, mesh, CPU, scorers={"test": Exposure()}).train()
-
-
 HELD_OUT = """
 from hyvideo.rewards.rewards import Scorer
 class Red(Scorer):
@@ -499,7 +418,7 @@ class Shade:
 
 @pytest.mark.system
 def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
-    tiny_config, mesh, tmp_path, monkeypatch, capsys
+    tiny_config, mesh, tmp_path, monkeypatch
 ):
     """It is combined with a reward from a module.
 
@@ -534,30 +453,12 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     check(config)
     trainer = Trainer(config, mesh, CPU)
     trainer.train()
-    run_summary.print_summary(tmp_path / "run", 1, trainer.validation)
     (line,) = read_metrics(tmp_path / "run/metrics.jsonl")
-    names = {"brightness", "shade", "VQ"}
-    assert {f"reward/{name}" for name in (*names, "mean", "std", "missing")} == {
-        n for n in line if n.startswith("reward/")
-    }
-    assert (
-        line["reward/mean"] == line["reward/brightness"] == 1 - line["reward/shade"] > 0
-        and line["reward/VQ"] == 2
-    )
-    assert {f"validation/{name}" for name in names} < line.keys() and not {
-        "validation/MQ",
-        "validation/Overall",
-    } & line.keys()
-    for scores in (tmp_path / "run").glob("*/000001/scores.json"):
-        assert all(
-            names < entry.keys() and not {"MQ", "Overall"} & entry.keys()
-            for entry in json.loads(scores.read_text())
-        )
-    output = capsys.readouterr().out
-    assert (
-        re.search(r" brightness +0\.", output)
-        and re.search(r" VQ +2\.000", output)
-        and "nan" not in output
+    assert line["reward/mean"] == line["reward/brightness"] == 1 - line["reward/shade"] > 0
+    assert line["reward/VQ"] == line["validation/VQ"] == 2 and "reward/MQ" not in line
+    (scores,) = (tmp_path / "run" / "rollouts").glob("000001/scores.json")
+    assert all(
+        {"brightness", "shade", "VQ"} < entry.keys() for entry in json.loads(scores.read_text())
     )
 
     config = config.with_settings(max_steps=2)

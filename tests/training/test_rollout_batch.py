@@ -73,37 +73,6 @@ def test_the_noise_that_renoises_a_rollout_depends_on_seed_iteration_group_membe
     assert torch.equal(draws[0], RolloutNoise(42, SHAPE).for_renoising(1, RolloutIndex(0, 0), 0))
 
 
-def test_noise_levels_depend_on_seed_iteration_group_and_member():
-    draws = [
-        level
-        for iteration in (1, 2)
-        for level in RolloutNoise(42, SHAPE).levels(iteration, INDICES, 2, 1.0)
-    ]
-    draws += RolloutNoise(43, SHAPE).levels(1, INDICES[:1], 2, 1.0)
-    assert not any(torch.equal(a, b) for i, a in enumerate(draws) for b in draws[:i])
-
-
-def test_orders_of_steps_depend_on_seed_iteration_group_and_member():
-    """Each key gives 20 steps their own order."""
-    steps = [*range(20)]
-    orders = [
-        order
-        for i in (1, 2)
-        for order in timestep_permutations(GRPOSettings(), DataSettings(), i, INDICES, steps, 20)
-    ]
-    orders += timestep_permutations(
-        GRPOSettings(), DataSettings(seed=43), 1, INDICES[:1], steps, 20
-    )
-    assert not any(torch.equal(a, b) for i, a in enumerate(orders) for b in orders[:i])
-
-
-def test_anchor_columns_depend_on_the_seed():
-    draws = [
-        [RolloutNoise(seed, SHAPE).anchor_columns(i, 9, 2) for i in range(5)] for seed in (42, 43)
-    ]
-    assert draws[0] != draws[1]
-
-
 def test_updates_alternate_over_groups_and_every_group_is_first_in_some_iterations():
     """With two updates, the groups of the first update of iteration 1 are those of the second
     update of iteration 2.

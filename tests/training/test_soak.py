@@ -203,13 +203,6 @@ def test_a_run_that_is_killed_repeatedly_equals_the_uninterrupted_run(tmp_path):
     assert figures["handles_last"] <= figures["handles_first"] + 2
 
 
-def test_growth_of_memory_is_measured():
-    samples = [[k, 1000 + 70 * k, 9 + (k > 30)] for k in range(1, 51)]
-    grown = growth(samples)
-    assert grown["memory_slope_kib"] == pytest.approx(70)
-    assert grown["handles_last"] == grown["handles_first"] + 1
-
-
 # --- two ranks under the launcher -----------------------------------------------------------------
 
 RANKS = SETTINGS | {

@@ -12,7 +12,6 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Difference, differences_of, pairs_of, read_lora, save_lora
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.family import FAMILY
-from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
@@ -27,7 +26,6 @@ from tests.tiny_wan import write_wan
 
 MODULE = "tests.training.test_wan_training"
 PROMPTS = ["a red car turns left", "a car turns"]
-# 16 x 16 pixels would give 2 x 1 x 1 tokens, too few for 3 ranks; hence 48 x 32.
 SETTINGS = {
     "transformer_version": "wan2.1_t2v_1.3b",
     "random_weights": False,
@@ -65,15 +63,8 @@ def iterations(config, mesh, count=1):
     return trainer, metrics
 
 
-@pytest.mark.parametrize(
-    "sde_type",
-    [
-        name if name == "sage_grpo" else pytest.param(name, marks=pytest.mark.slow)
-        for name in SAMPLERS
-    ],
-)
-def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh, sde_type):
-    _, (metrics,) = iterations(config.with_settings(sde_type=sde_type), mesh)
+def test_the_ratio_is_exactly_1_before_the_first_update(config, mesh):
+    _, (metrics,) = iterations(config, mesh)
     assert metrics["policy/ratio_first_deviation"] == 0.0
     assert metrics["grad/norm"] > 0 and metrics["reward/std"] > 0
 
@@ -99,10 +90,9 @@ FASTWAN = {"sigmas": "1,0.757,0.522", "grpo_sampling_steps": 3, "eta": 1.0, "sde
     "version, settings, ends",
     [
         ("wan2.1_t2v_1.3b_anyflow", {}, [937.5, 833.3333, 625.0, 0.0]),
-        pytest.param("wan2.1_t2v_1.3b", {}, [None] * 4, marks=pytest.mark.slow),
         ("wan2.2_ti2v_5b_fastwan", FASTWAN, [None] * 3),
     ],
-    ids=["AnyFlow", "own student", "FastWan"],
+    ids=["AnyFlow", "FastWan"],
 )
 def test_grpo_trains_students_of_few_steps(config, mesh, tmp_path, version, settings, ends):
     is_anyflow = version.endswith("_anyflow")
@@ -122,57 +112,6 @@ def test_grpo_trains_students_of_few_steps(config, mesh, tmp_path, version, sett
     # The rollouts are sampled together.
     assert seen[: len(ends)] == ends
     assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
-
-
-@pytest.mark.system
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param({}, marks=pytest.mark.slow),
-        pytest.param({"use_muon": True}, marks=pytest.mark.slow),
-        {
-            "lora_rank": 2,
-            "enable_gradient_checkpointing": True,
-            "activation_checkpointing": "selective",
-        },
-        # The on-policy check needs a model that predicts better than zero velocity, unlike random
-        # weights.
-        {
-            "objective": "nft",
-            "nft_levels": 2,
-            "eta": 0.0,
-            "cfg_scale": 1.0,
-            "lora_rank": 2,
-            "base_weight_dtype": "fp8",
-            "gate_interval": 0,
-        },
-        pytest.param(
-            {
-                "enable_compile": True,
-                "compile_backend": "aot_eager",
-                "enable_gradient_checkpointing": True,
-            },
-            marks=pytest.mark.slow,
-        ),
-        {
-            "ema_decay": 0.5,
-            "kl_strategy": "dual_moving",
-            "kl_weight": 0.1,
-            "update_ref_model_step": 1,
-        },
-    ],
-    ids=["all weights", "muon", "LoRA", "NFT on fp8", "compiled", "anchor and EMA"],
-)
-def test_every_training_method_changes_the_weights(config, mesh, settings):
-    trainer, metrics = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 2)
-    assert all(line["grad/norm"] > 0 for line in metrics)
-    assert all(torch.isfinite(p).all() for p in trainer.run.policy.parameters)
-    before, _ = iterations(config.with_settings(learning_rate=1e-3, **settings), mesh, 0)
-    moved = [
-        not torch.equal(p, q)
-        for p, q in zip(trainer.run.policy.parameters, before.run.policy.parameters)
-    ]
-    assert sum(moved) > 0.9 * len(moved)
 
 
 OWN_YAML = """
@@ -219,29 +158,6 @@ def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_
     assert metrics["grad/norm"] > 0
 
 
-@pytest.mark.slow
-def test_a_killed_run_resumes_bit_for_bit(config, mesh, tmp_path):
-    config = config.with_settings(
-        max_steps=2, save_interval=1, learning_rate=1e-3, ema_decay=0.5, report_to=["none"]
-    )
-    uninterrupted = Trainer(config, mesh, CPU, scorers={"test": Redness()})
-    uninterrupted.train()
-    interrupted = config.with_settings(output_dir=str(tmp_path / "interrupted"))
-    Trainer(interrupted.with_settings(max_steps=1), mesh, CPU, scorers={"test": Redness()}).train()
-    resumed = Trainer(
-        interrupted.with_settings(resume_from_checkpoint="latest"),
-        mesh,
-        CPU,
-        scorers={"test": Redness()},
-    )
-    assert resumed.iteration == 1
-    resumed.train()
-    expected = uninterrupted.run.policy.tensors()
-    assert all(
-        torch.equal(tensor, expected[name]) for name, tensor in resumed.run.policy.tensors().items()
-    )
-
-
 # --- several ranks --------------------------------------------------------------------------------
 
 
@@ -270,61 +186,28 @@ def train(root, csv, folder, settings):
     ]
 
 
-LAYOUTS = {
-    "2 ranks, FSDP": (2, {"batch_size": 4, "enable_fsdp": True}),
-    "sequence parallelism of 2, FSDP": (2, {"batch_size": 8, "sp_size": 2, "enable_fsdp": True}),
-    "sequence parallelism of 3": (3, {"batch_size": 8, "sp_size": 3}),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "layouts",
-    [["sequence parallelism of 2, FSDP"], pytest.param(list(LAYOUTS), marks=pytest.mark.slow)],
-)
-def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path, layouts):
+def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_path):
     (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
     run = str(root), str(tmp_path / "prompts.csv")
     (expected,) = launch(f"{MODULE}:train", 1, *run, str(tmp_path / "one"), {"batch_size": 8})
-    for name in layouts:
-        num_ranks, settings = LAYOUTS[name]
-        for lines in launch(f"{MODULE}:train", num_ranks, *run, str(tmp_path / name), settings):
-            for line, single in zip(lines, expected):
-                assert line == {
-                    key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()
-                }, name
+    settings = {"batch_size": 8, "sp_size": 2, "enable_fsdp": True}
+    for lines in launch(f"{MODULE}:train", 2, *run, str(tmp_path / "two"), settings):
+        for line, single in zip(lines, expected):
+            assert line == {
+                key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()
+            }
 
 
 # --- invalid inputs -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        ({"height": 40}, "height must be a multiple of 16, got 40"),
-        (
-            {"transformer_version": "480p_t2v"},
-            "480p_t2v belongs to the family hunyuan_video15.* of wan",
-        ),
-        (
-            {"transformer_version": "wan2.1_t2v_1.3B"},
-            "wan2.1_t2v_1.3B is not listed, .*; did you mean wan2.1_t2v_1.3b?",
-        ),
-    ],
-)
-def test_sizes_and_versions_of_another_model_are_rejected_before_loading(
-    config, mesh, monkeypatch, settings, message
-):
+def test_sizes_and_versions_of_another_model_are_rejected_before_loading(config, mesh, monkeypatch):
     monkeypatch.setattr(
         "hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
     )
-    with pytest.raises(ValueError, match=message):
-        Trainer(config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
-
-
-def test_an_image_is_rejected(config):
-    with pytest.raises(ValueError, match="for text-to-video, got 1 reference images"):
-        check_checkpoint(config, {"this call": [Request("a car", "car.png")]}, [(5, 48, 32)])
+    with pytest.raises(ValueError, match="height must be a multiple of 16, got 40"):
+        Trainer(config.with_settings(height=40), mesh, CPU, scorers={"test": Redness()})
 
 
 def test_a_wan_version_with_a_folder_of_another_family_is_rejected(config, tmp_path):

@@ -12,10 +12,8 @@ import pytest
 from PIL import Image
 
 from hyvideo.models.hunyuan_video15 import tiny as tiny_hunyuan
-from hyvideo.models.wan import tiny as tiny_wan_models
 from hyvideo.planning.rehearsal.stages import Stage, StageResult, run_stage
 from hyvideo.rewards import tiny as tiny_rewards
-from tests.true_sizes.video_files import PROMPT
 
 VERSIONS = ("480p_t2v", "480p_i2v", "720p_t2v", "720p_i2v", "480p_t2v_distilled")
 PHOTO_SIDES = (3000, 4000)  # 12 megapixels
@@ -30,19 +28,6 @@ def hunyuan(tmp_path_factory) -> Path:
     for name in ("720p_sr_distilled", "1080p_sr_distilled"):
         tiny_hunyuan.write_super_resolution(root, name, settings, seed=1)
     return root
-
-
-@pytest.fixture(scope="session")
-def wan(tmp_path_factory) -> Callable[[str], Path]:
-    """Return a function that returns a tiny checkpoint of a version of Wan."""
-    folder = tmp_path_factory.mktemp("true_sizes")
-
-    def write(version: str) -> Path:
-        if not (folder / version).is_dir():
-            tiny_wan_models.write(folder / version, version, num_heads=2, prompts=[PROMPT])
-        return folder / version
-
-    return write
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.data.digests import digest_weights
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.command_line import load_config
@@ -92,24 +91,16 @@ def test_a_lora_that_runs_start_from_is_identified_by_its_bytes(world, tmp_path)
     [
         ("prompts", lambda root: (root / "prompts.csv").write_text(CSV.replace("blue", "red"))),
         ("prompts", lambda root: Image.new("RGB", (8, 8), "blue").save(root / "first.png")),
-        (
-            "scorers",
-            lambda root: (root / "options.yaml").write_text(
-                "miniature_videoalign: {batch_size: 4}\n"
-            ),
-        ),
         ("scorers", lambda root: change_a_byte(root / "ckpts/VideoReward/checkpoint-1/model.pth")),
-        ("scorers", lambda root: change_a_byte(root / "ckpts/reference_statistics.safetensors")),
         (
             "base",
             lambda root: change_a_byte(
                 next((root / "ckpts/transformer/miniature").glob("*.safetensors"))
             ),
         ),
-        ("base", lambda root: change_a_byte(next((root / "ckpts/vae").glob("*.safetensors")))),
         ("base", lambda root: shutil.rmtree(root / "ckpts/text_encoder")),
     ],
-    ids=["csv", "image", "options", "scorer", "statistics", "transformer", "vae", "encoder"],
+    ids=["csv", "image", "scorer", "transformer", "encoder"],
 )
 def test_a_changed_file_changes_the_identity(world, tmp_path, part, change):
     before = joint_identity(world)
@@ -130,14 +121,7 @@ def test_other_csv_columns_and_model_versions_are_ignored(world, tmp_path):
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {"remote_reward_url": "http://127.0.0.1:8000"},
-        {"vae_tile_size": 64},
-        {"encoder_dtype": "fp32"},
-        {"reward_weights": "averaged"},
-        {"validation_seed": 1},
-        {"validation_shift": 9.0},
-    ],
+    [{"vae_tile_size": 64}, {"reward_weights": "averaged"}, {"validation_seed": 1}],
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings_that_affect_videos_or_scores_change_the_identity(world, settings):
@@ -170,17 +154,6 @@ def test_a_checkpoint_is_identified_by_its_files_and_not_by_their_times(tmp_path
     assert policy_identity(checkpoint=copy)["checkpoint"]["files"] == before
     (copy / "tensors" / "a").write_bytes(b"Weights")
     assert policy_identity(checkpoint=copy)["checkpoint"]["files"] != before
-
-
-def test_file_names_and_bytes_change_the_identity(tmp_path):
-    (tmp_path / "lora.safetensors").write_bytes(bytes(100))
-    before = policy_identity(lora=tmp_path)
-    change_a_byte(tmp_path / "lora.safetensors")
-    changed = policy_identity(lora=tmp_path)
-    (tmp_path / "lora.safetensors").rename(tmp_path / "other.safetensors")
-    assert before != changed != policy_identity(lora=tmp_path)
-    assert policy_identity(lora=None, checkpoint=None) == {}
-    assert digest_weights([tmp_path / "absent"]) == digest_weights([])
 
 
 @pytest.mark.system
@@ -218,15 +191,7 @@ def test_a_stored_evaluation_is_reused_until_something_changes(world, tmp_path, 
     assert evaluated()[1] and not evaluated()[1]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda content: content.pop("videos"),
-        lambda content: content["videos"][0].update(VQ=0.9),
-        lambda content: content.update(videos=3),
-    ],
-)
-def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsys, change):
+def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsys):
     videos = [
         {"group": group, "VQ": value, "missing": False} for group, value in enumerate((0.1, 0.3))
     ]
@@ -234,7 +199,7 @@ def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsy
     write_evaluation(path, evaluation, {"checkpoint": "x"})
     assert read_evaluation(path, {"checkpoint": "x"}) == evaluation and not capsys.readouterr().err
     content = json.loads(path.read_text())
-    change(content)
+    content["videos"][0]["VQ"] = 0.9
     path.write_text(json.dumps(content))
     assert read_evaluation(path, {"checkpoint": "x"}) is None
     assert f"{path} is corrupted and ignored" in capsys.readouterr().err

@@ -12,7 +12,6 @@ import pytest
 
 from hyvideo.distributed.mesh import Mesh
 from tests.forked import ROOT
-from tests.rated_pairs import DPO, write_pairs
 from tests.shallow import SHALLOW
 
 SEEDS = ("1", "2")
@@ -72,12 +71,8 @@ def test_held_out_pairs_and_columns_of_rewards_are_the_same_in_every_process():
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("objective", ["grpo", "dpo"])
-def test_runs_in_processes_with_other_hash_seeds_are_equal(objective, tmp_path):
+def test_runs_in_processes_with_other_hash_seeds_are_equal(tmp_path):
     settings = RUN | {"--output_dir": tmp_path / "SEED"}
-    if objective == "dpo":
-        settings |= {f"--{name}": value for name, value in DPO.items()}
-        settings["--pairs_csv"] = write_pairs(tmp_path / "rated")
     words = [word for pair in settings.items() for word in pair]
     in_processes("post_train.py", "--config", "configs/smoke.yaml", *words)
     first, other = (read(tmp_path / seed) for seed in SEEDS)

@@ -3,10 +3,9 @@ import types
 
 import pytest
 import torch
-from diffusers.models.embeddings import apply_rotary_emb
 from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15TransformerBlock
 
-from hyvideo.models.attention import Layout, WholeSequence, _Rotated
+from hyvideo.models.attention import Layout, WholeSequence
 from hyvideo.models.hunyuan_video15 import block
 from hyvideo.models.hunyuan_video15.transformer import rotary_tables
 
@@ -57,8 +56,8 @@ def test_block_outputs_and_gradients_match_diffusers(batch):
         assert (actual[name] - gradient).abs().max() <= 2e-6 * scale, name
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_a_bf16_block_is_as_accurate_as_diffusers(batch):
+def test_a_bf16_block_is_as_accurate_as_diffusers():
+    batch = 2
     stock, ours = blocks()
     theirs, signed = tables()
     tokens = len(theirs[0])
@@ -71,21 +70,3 @@ def test_a_bf16_block_is_as_accurate_as_diffusers(batch):
             expected, actual = stock(*rounded, mask, theirs)[0], ours(*rounded, layout)[0]
     assert actual.dtype == torch.bfloat16
     assert (actual - exact).square().mean() <= 1.5 * (expected - exact).square().mean()
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rotary_embeddings_match_diffusers_and_the_backward_pass_inverts_them(dtype):
-    theirs, signed = tables()
-    image = torch.randn(2, len(theirs[0]), HEADS, 16, dtype=dtype, requires_grad=True)
-    text = torch.randn(2, TEXT, HEADS, 16, dtype=dtype, requires_grad=True)
-    joint = _Rotated.apply(image, text, *signed)
-    expected = torch.cat((apply_rotary_emb(image, theirs, sequence_dim=1), text), dim=1)
-    torch.testing.assert_close(
-        joint, expected, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.02
-    )
-    (rotated_back,) = torch.autograd.grad(
-        joint[:, : len(theirs[0])], image, joint[:, : len(theirs[0])]
-    )
-    torch.testing.assert_close(
-        rotated_back, image, rtol=0, atol=1e-6 if dtype == torch.float32 else 0.05
-    )

@@ -43,42 +43,19 @@ def test_sizes_are_read_from_the_original_names():
     assert sizes.vae["block_out_channels"] == (16, 32, 32)
 
 
-@pytest.mark.parametrize(
-    "frames, height, width, tokens",
-    [(121, 480, 848, 49_290), (121, 720, 1280, 111_600), (81, 480, 848, 33_390)],
-)
-def test_number_of_tokens_of_a_video(frames, height, width, tokens):
-    assert released_sizes("480p_t2v").image_tokens(frames, height, width) == tokens
+def test_number_of_tokens_of_a_video():
+    assert released_sizes("480p_t2v").image_tokens(121, 480, 848) == 49_290
 
 
-def test_an_unsupported_video_size_raises_an_error():
-    with pytest.raises(ValueError, match="width must be a multiple of 16, got 850"):
-        released_sizes("480p_t2v").image_tokens(121, 480, 850)
+def test_an_unknown_version_raises_an_error(tmp_path):
+    with pytest.raises(ValueError, match="beauty"):
+        read_architecture(tmp_path, "beauty")
 
 
-@pytest.mark.parametrize(
-    "version, message",
-    [
-        ("beauty", "must be one of 480p_t2v, .*, got 'beauty'"),
-        ("720p_sr_distilled", "super-resolution"),
-    ],
-)
-def test_an_unknown_version_raises_an_error(tmp_path, version, message):
-    with pytest.raises(ValueError, match=message):
-        read_architecture(tmp_path, version)
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("{", "is not the conf"),
-        ("[]", "JSON object, got list"),
-        ("{}", "is not the configuration of a known model"),
-    ],
-)
-def test_a_corrupted_config_raises_an_error(tmp_path, content, message):
+@pytest.mark.parametrize("content", ["{", "[]", "{}"])
+def test_a_corrupted_config_raises_an_error(tmp_path, content):
     (write(tmp_path / "transformer" / "480p_t2v", {}) / "config.json").write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="config.json"):
         read_architecture(tmp_path, "480p_t2v")
 
 

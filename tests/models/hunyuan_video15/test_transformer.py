@@ -1,16 +1,12 @@
 import copy
-import itertools
-import math
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from hyvideo.models import attention
 from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import freeze_unused_parameters, install
-from hyvideo.models.hunyuan_video15.transformer import _image_channels, rotary_tables
 from hyvideo.models.loading import load_transformer
 from tests.models.conftest import transformer_weight, write_model
 
@@ -101,8 +97,8 @@ def test_a_batch_with_texts_of_different_lengths_matches_the_original(
     assert_close_relative(out, expected, GOLDEN_TOLERANCE)
 
 
-@pytest.mark.parametrize("case", ["t2v_quoted", "i2v_mixed"])
-def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs, case):
+def test_outputs_and_gradients_match_diffusers(transformer, golden_inputs):
+    case = "i2v_mixed"
     inputs = golden_inputs(case, *CASES[case])
     model = installed(transformer)
     out, expected = model(**trimmed(inputs)), stock_forward(transformer, inputs)
@@ -120,23 +116,6 @@ def test_text_to_video_and_image_to_video_samples_can_share_a_batch(transformer,
     with torch.no_grad():
         both = model(**{name: joined(t2v[name], i2v[name]) for name in t2v})
         assert_close_relative(both, torch.cat([model(**t2v), model(**i2v)]), OUTPUT_TOLERANCE)
-
-
-@pytest.mark.parametrize("patch", [(1, 1, 1), (1, 2, 2)])
-def test_unpatchify_puts_each_token_in_its_place_and_returns_no_view(patch):
-    grid, channels = (2, 3, 4), 5
-    tokens = torch.arange(2.0 * math.prod(grid) * channels * math.prod(patch)).view(
-        2, math.prod(grid), -1
-    )
-    video = attention.unpatchify(tokens.requires_grad_(), grid, patch, "c pf ph pw")
-    assert not video._is_view() and video.shape == (
-        2,
-        channels,
-        *(n * p for n, p in zip(grid, patch)),
-    )
-    for index, (frame, row, column) in enumerate(itertools.product(*map(range, grid))):
-        region = (slice(n * p, (n + 1) * p) for n, p in zip((frame, row, column), patch))
-        assert torch.equal(video[(slice(None), slice(None), *region)].flatten(1), tokens[:, index])
 
 
 def test_a_meanflow_model_uses_the_end_of_the_step(original_transformer, golden_inputs, tmp_path):
@@ -161,48 +140,7 @@ def test_a_meanflow_model_uses_the_end_of_the_step(original_transformer, golden_
         assert not torch.allclose(out, model(**trimmed(inputs)))
 
 
-def test_image_channels_contain_the_first_frame_and_its_mask():
-    t2v = Condition(torch.randn(5, 8))
-    i2v = Condition(
-        torch.randn(3, 8), image=ImageCondition(torch.randn(6, 20), torch.randn(2, 3, 4))
-    )
-    latents = torch.randn(2, 2, 5, 3, 4)
-    channels = _image_channels(latents, (t2v, i2v))
-    assert channels.shape == (2, 3, 5, 3, 4)
-    assert not channels[0].any()
-    assert torch.equal(channels[1, :2, 0], i2v.image.latents)
-    assert torch.equal(channels[1, 2, 0], torch.ones(3, 4))
-    assert not channels[1, :, 1:].any()
-
-
 # --- the installed forward pass ----------------------------------------------------------------
-
-
-def test_the_output_under_autocast_is_close_to_float32(transformer, golden_inputs):
-    inputs = trimmed(golden_inputs("t2v_quoted", (9, 17), (5, 12)))
-    rounded = [Condition(c.text.bfloat16(), c.glyph.bfloat16()) for c in inputs["conditions"]]
-    model = installed(transformer)
-    with torch.no_grad():
-        reference = model(**inputs)
-        model.to(torch.bfloat16)
-        with torch.autocast("cpu", torch.bfloat16):
-            out = model(
-                inputs["latents"].bfloat16(), timestep=inputs["timestep"], conditions=rounded
-            )
-    assert_close_relative(out.float(), reference, 0.05)
-
-
-def test_rotary_tables_match_diffusers_and_are_cached(transformer):
-    grid = (3, 4, 5)
-    expected = transformer.rope(torch.zeros(1, 9, *grid))
-    tables = rotary_tables(
-        grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu")
-    )
-    assert all(torch.equal(actual.abs(), table.abs()) for actual, table in zip(tables, expected))
-    repeated = rotary_tables(
-        grid, tuple(transformer.rope.rope_dim), transformer.rope.theta, torch.device("cpu")
-    )
-    assert repeated[0] is tables[0]
 
 
 def test_a_compiled_block_is_a_single_graph_with_the_same_output(transformer, golden_inputs):

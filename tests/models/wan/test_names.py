@@ -82,10 +82,7 @@ def test_settings_round_trip_and_omit_defaults_as_in_the_original():
     "change",
     [
         {"model_type": "i2v"},
-        {"text_len": 226},
         {"dim": 1537},
-        {"num_layers": "30"},
-        {"eps": None},
     ],
 )
 def test_unsupported_settings_raise_an_error_that_names_them(change):
@@ -93,9 +90,9 @@ def test_unsupported_settings_raise_an_error_that_names_them(change):
         transformer_config_to_diffusers(ORIGINAL | change)
 
 
-@pytest.mark.parametrize("sizes", [{}, {"patch_size": (1, 1, 1), "text_dim": 4096, "eps": 1e-5}])
-def test_an_original_folder_round_trips_bit_for_bit(tmp_path, sizes):
-    model, folder = tiny(**sizes), tmp_path / "transformer" / "mine"
+def test_an_original_folder_round_trips_bit_for_bit(tmp_path):
+    model = tiny(patch_size=(1, 1, 1), text_dim=4096, eps=1e-5)
+    folder = tmp_path / "transformer" / "mine"
     save_original(model, folder, dtype=torch.float32)
     assert json.loads((folder / "config.json").read_text())["_class_name"] == "WanModel"
     assert "blocks.1.cross_attn.norm_k.weight" in load_file(

@@ -32,17 +32,8 @@ def test_number_of_tokens_of_a_video(version, size, tokens):
 
 
 def test_an_unsupported_video_size_raises_an_error():
-    with pytest.raises(ValueError, match="width must be a multiple of 16, got 848.5"):
-        released_sizes("wan2.1_t2v_14b").image_tokens(81, 480, 848.5)
     with pytest.raises(ValueError, match="height must be a multiple of 32, got 720"):
         released_sizes("wan2.2_ti2v_5b").image_tokens(121, 720, 1280)
-
-
-def test_an_unsupported_version_raises_an_error_with_the_reason():
-    with pytest.raises(ValueError, match="wan2.1_i2v_14b_480p is not supported: .*image-to-video"):
-        read_architecture("nowhere", "wan2.1_i2v_14b_480p")
-    with pytest.raises(ValueError, match="two transformers"):
-        read_architecture("nowhere", "wan2.2_t2v_a14b")
 
 
 def test_a_transformer_of_wan22_has_its_vae_also_without_a_config(tmp_path):
@@ -134,11 +125,6 @@ def test_predicted_backward_memory_matches_the_counted_bytes(counted, version, k
     weights = 2 * (32 * run.parameters.per_lora_rank if kind == "lora" else run.parameters.block)
     held = counted[f"{version} {kind} recomputed"]["backward"] + bytes_of_input(version) - weights
     assert activations.block_bytes(run) == pytest.approx(held, rel=0.04)
-
-
-@pytest.mark.slow
-def test_a_training_step_does_not_synchronize_with_the_gpu(counted):
-    assert counted["waits"] == {}
 
 
 def test_selective_checkpointing_saves_the_outputs_of_both_attentions():

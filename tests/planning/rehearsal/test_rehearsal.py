@@ -12,7 +12,6 @@ import torch
 
 from hyvideo.data.examples import check_videos
 from hyvideo.data.files import ROOT
-from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.models.encoders import load_tokenizer
 from hyvideo.models.family import families
@@ -104,7 +103,9 @@ def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_size
         config.validation_sampling.size,
     )
     assert processes % config.distributed.sp_size == 0
-    assert after["max_steps"] == 1 and after["num_generations"] == (config.objective.group_size or 2)
+    assert after["max_steps"] == 1 and after["num_generations"] == (
+        config.objective.group_size or 2
+    )
 
 
 def test_processes_have_the_layout_of_the_run():
@@ -112,43 +113,6 @@ def test_processes_have_the_layout_of_the_run():
     assert rehearsal.processes_of(config) == 4  # two copies of two shards
     assert rehearsal.processes_of(config.with_settings(dp_replicate=1)) == 2
     assert rehearsal.processes_of(config.with_settings(dp_replicate=1, sp_size=4)) == 8
-
-
-@pytest.mark.parametrize("updates", [1, 3])
-@pytest.mark.parametrize("batch_size", [1, 8])
-def test_batches_of_two_rollouts_form_whole_groups_for_every_update(updates, batch_size, tmp_path):
-    config = load_config(ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml", batch_size=batch_size)
-    config = config.with_settings(num_updates_per_rollout=updates, update_ref_model_step=6)
-    config = config.with_settings(num_generations=4, gradient_accumulation_steps=6)
-    processes, small = rehearsed(config, tmp_path)
-    check(small, processes, on_this_machine=False)
-    assert small.rollout.gradient_accumulation_steps == rehearsal.NUM_BATCHES
-    assert small.rollout.batch_size <= 2 * updates
-
-
-def test_validation_has_the_longest_prompt_and_one_with_quoted_text():
-    requests = [
-        Request("short"),
-        Request('a sign says "hello"'),
-        Request("the longest prompt of all of them"),
-    ]
-    assert rehearsal.validation_requests(requests) == [requests[2], requests[1]]
-    assert rehearsal.validation_requests(requests[:1]) == requests[:1]
-
-
-def test_options_of_scorers_are_kept_and_their_folders_are_those_of_the_thin_models(tmp_path):
-    options = {"videoalign": {"path": "/real", "batch_size": 2}, "my.py:Reward": {"scale": 3}}
-    config = load_config(
-        ROOT / "configs" / "wan21_1gpu_nft.yaml",
-        reward_model=["videoalign", "my.py:Reward"],
-        reward_config=json.dumps(options),
-    )
-    (tmp_path / "rewards" / "videoalign").mkdir(parents=True)
-    _, small = rehearsed(config, tmp_path)
-    found = json.loads(small.reward.reward_config)
-    assert found["videoalign"]["path"] == str(tmp_path / "rewards" / "videoalign")
-    assert found["videoalign"]["batch_size"] == 2
-    assert found["my.py:Reward"] == {"scale": 3}
 
 
 # --- models ---------------------------------------------------------------------------------------
@@ -189,20 +153,6 @@ def test_the_enlarged_latents_have_the_shape_of_the_decoded_video(family, tmp_pa
     assert torch.autograd.grad(with_gradient.sum(), latents)[0].any()
     latents = latents.detach()
     assert stand_ins.enlarged(vae, latents.bfloat16()).dtype == torch.bfloat16
-
-
-def test_attention_is_real_for_few_tokens_and_depends_on_every_input_for_many():
-    few = [torch.randn(1, 2, 8, 4) for _ in range(3)]
-    assert torch.equal(
-        stand_ins.mean_attention(*few), stand_ins.attention_kernels.scaled_dot_product(*few)
-    )
-    many = [torch.randn(2, 2, stand_ins.REAL_TOKENS + 1, 4, requires_grad=True) for _ in range(3)]
-    mixed = stand_ins.mean_attention(*many)
-    assert mixed.shape == many[0].shape
-    mixed.square().sum().backward()
-    assert all(tensor.grad.abs().min() > 0 for tensor in many)
-    first = stand_ins.mean_attention(*(tensor[:1] for tensor in many))
-    assert torch.equal(first, mixed[:1])  # a row does not depend on the others
 
 
 # --- stages ---------------------------------------------------------------------------------------
@@ -262,9 +212,8 @@ def test_missing_short_and_slow_videos_and_failed_rewards_are_found(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["wan21_1gpu_dpo", "hunyuanvideo15_1gpu_dpo"])
-def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path, name):
-    config = load_config(ROOT / "configs" / f"{name}.yaml", sample_n_frames=9, device="cpu")
+def test_pairs_that_nobody_rated_yet_are_replaced_by_ones_of_the_size_of_the_run(tmp_path):
+    config = load_config(ROOT / "configs/wan21_1gpu_dpo.yaml", sample_n_frames=9, device="cpu")
     assert lacks_videos(config)
     pairs = write_videos(tmp_path / "pairs", config)
     config = config.with_settings(pairs_csv=[str(pairs)])
@@ -284,53 +233,26 @@ def test_a_refused_rehearsal_leaves_no_folder(tmp_path, capsys):
     assert not folder.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_a_stopped_rehearsal_ends_its_stage(tmp_path, number):
+def test_a_stopped_rehearsal_ends_its_stage(tmp_path):
     """Otherwise the stage would train on, for hours, on all processors."""
     code = (
         "import os, pathlib, signal, time\n"
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
-        f"os.kill(os.getppid(), {int(number)})\n"
+        f"os.kill(os.getppid(), {int(signal.SIGTERM)})\n"
         "time.sleep(60)"
     )
     with pytest.raises(SystemExit) as ended:
         run_stage(Stage("train", ("-c", code), has_stand_ins=False), tmp_path)
-    assert ended.value.code == 128 + number
+    assert ended.value.code == 128 + signal.SIGTERM
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-@pytest.mark.parametrize("count", ["0", "100000000"])
-def test_a_number_of_gpus_that_nobody_has_is_refused(tmp_path, capsys, count):
-    config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
-    flags = ["--config", config, "--rehearsal_dir", str(tmp_path / "new"), "--world_size", count]
-    with pytest.raises(SystemExit) as refused:
-        rehearse.main(flags)
-    assert refused.value.code == 2
-    assert "--world_size" in capsys.readouterr().err
-
-
-def test_a_miniature_and_a_used_folder_are_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as refused:
-        rehearse.main(
-            [
-                "--config",
-                str(ROOT / "configs" / "miniature.yaml"),
-                "--rehearsal_dir",
-                str(tmp_path / "new"),
-            ]
-        )
-    assert refused.value.code == 2 and "miniature" in capsys.readouterr().err
+def test_a_used_folder_is_refused(tmp_path, capsys):
     (tmp_path / "own.txt").touch()
+    config = str(ROOT / "configs" / "wan21_1gpu_nft.yaml")
     with pytest.raises(SystemExit) as refused:
-        rehearse.main(
-            [
-                "--config",
-                str(ROOT / "configs" / "wan21_1gpu_nft.yaml"),
-                "--rehearsal_dir",
-                str(tmp_path),
-            ]
-        )
+        rehearse.main(["--config", config, "--rehearsal_dir", str(tmp_path)])
     assert refused.value.code == 2 and str(tmp_path) in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == ["own.txt"]
 
@@ -340,7 +262,8 @@ def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, caps
     """33 frames of 240 x 416, with fewer steps, levels and prompts; the other stages run with
     --slow.
     """
-    monkeypatch.setattr(rehearse, "stages_of", lambda *arguments: list(stages_of(*arguments))[:1])
+    first = lambda *arguments: list(stages_of(*arguments))[:1]  # noqa: E731
+    monkeypatch.setattr("hyvideo.planning.rehearsal.rehearsal.stages_of", first)
     monkeypatch.setattr(sys, "executable", python())
     (tmp_path / "prompts.csv").write_text("prompt\na boat with a yellow sail\na dog runs\n")
     (tmp_path / "valid.csv").write_text("prompt\na bird\n")
@@ -364,7 +287,7 @@ def test_the_smallest_recipe_trains_at_its_true_size(tmp_path, monkeypatch, caps
     )
     shown = capsys.readouterr().out
     assert code == 0, shown
-    assert "train     passed" in shown and "Not covered:" in shown
+    assert "train     passed" in shown
 
 
 @pytest.mark.slow

@@ -101,11 +101,6 @@ def test_sharpness_of_white_noise_is_1_at_any_contrast():
         assert measure_video(noise).sharpness == pytest.approx(1, rel=0.05)
 
 
-def test_brightening_raises_exposure():
-    video = textured("bright")
-    assert measure_video(video // 2 + 127).exposure > measure_video(video).exposure + 0.2
-
-
 def test_metrics_do_not_depend_on_size_and_length():
     """A subset of frames is measured, and motion at low resolution."""
     small = moving_square(2, frames=13)
@@ -113,12 +108,6 @@ def test_metrics_do_not_depend_on_size_and_length():
     assert measure_video(large).motion == pytest.approx(measure_video(small).motion, rel=1e-5)
     long = torch.cat([textured("long", frames=40), textured("more", frames=41)])
     assert measure_video(long).exposure == pytest.approx(long.float().mean().item() / 255, abs=0.02)
-
-
-def test_single_frames_and_pixels_are_measured():
-    found = measure_video(grey(51, frames=1, size=1))
-    assert (found.motion, found.frozen, found.sharpness) == (0, 0, 0)
-    assert thumbnail(grey(51, frames=1, size=1)).unique().numel() == 1
 
 
 def test_diversity_is_the_mean_distance_within_a_prompt():
@@ -225,37 +214,26 @@ def test_set_metrics_do_not_depend_on_the_number_of_ranks():
     assert measure_sets({}, [], scorer, ALONE) == ({}, {})
 
 
-@pytest.mark.parametrize("size", [1, 4])
-def test_a_set_in_parts_has_the_metrics_of_the_whole_set(size):
+def test_a_set_in_parts_has_the_metrics_of_the_whole_set():
     """A part may have no video that was decoded."""
     videos, prompts = dict(enumerate(clean_clips(9))) | {4: None}, ["a red circle moves up"] * 9
     scorer = AsyncScorer({"test": MiniatureScorer("assets/miniature")}, {})
     metrics = ScorerMetrics(scorer, ALONE)
-    for start in range(0, 9, size):
-        metrics.add({row: videos[row] for row in range(start, min(start + size, 9))}, prompts)
+    for start in range(0, 9, 4):
+        metrics.add({row: videos[row] for row in range(start, min(start + 4, 9))}, prompts)
     assert metrics.of_set(9) == measure_sets(videos, prompts, scorer, ALONE)
 
 
-@pytest.mark.system
-def test_a_rank_without_videos_receives_the_set_metrics():
-    """The main rank's video could not be decoded; two others and a repeated one remain."""
-    found = launch(f"{__name__}:measured_on_ranks", 4, 3, [0])
-    # two videos have no error
-    assert found[0][0].keys() == {"frechet_distance"} and found[0][1] == {}
-    assert all(result == found[0] for result in found)
-
-
-@pytest.mark.parametrize("count", [4, 16])
-def test_the_jackknife_error_of_a_mean_is_its_standard_error(count):
-    videos = {row: grey(7 * row) for row in range(count)}
-    means, spreads = measure_sets(videos, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
-    levels = torch.arange(count) * 7 / 255
-    assert means == {"frechet_distance": pytest.approx(levels.mean().item()), "count": count}
+def test_the_jackknife_error_of_a_mean_is_its_standard_error():
+    videos = {row: grey(7 * row) for row in range(16)}
+    means, spreads = measure_sets(videos, [""] * 16, AsyncScorer({"a": Average()}, {}), ALONE)
+    levels = torch.arange(16) * 7 / 255
+    assert means == {"frechet_distance": pytest.approx(levels.mean().item()), "count": 16}
     assert spreads == {
-        "frechet_distance": (pytest.approx(levels.std(correction=0).item(), rel=1e-5), count)
+        "frechet_distance": (pytest.approx(levels.std(correction=0).item(), rel=1e-5), 16)
     }
     few = {0: videos[0], 1: videos[1]}
-    means, spreads = measure_sets(few, [""] * count, AsyncScorer({"a": Average()}, {}), ALONE)
+    means, spreads = measure_sets(few, [""] * 16, AsyncScorer({"a": Average()}, {}), ALONE)
     assert means.keys() == {"frechet_distance"} and spreads == {}
 
 
@@ -291,10 +269,6 @@ def blackens(videos, prompts):
             "held_out_each",
         ),
         (blackens, ""),
-        (
-            lambda videos, prompts: [{"VQ": 5.0} for _ in videos],
-            "the held-out metric VQ must not have the name of a",
-        ),
     ],
 )
 def test_a_faulty_held_out_method_loses_only_its_metrics(capsys, method, reason):
@@ -329,11 +303,6 @@ def test_a_faulty_held_out_method_loses_only_its_metrics(capsys, method, reason)
             "VQ",
         ),
         (
-            {"bad": lambda rows: "text"},
-            "bad",
-        ),
-        ({"bad": lambda rows: 10**400}, ""),
-        (
             {"bad": lambda rows: 1 / 0},
             "ZeroDivisionError",
         ),
@@ -344,21 +313,16 @@ def test_a_faulty_metric_of_the_set_is_missing(capsys, measures, reason):
     function fails.
     """
     scorer, videos = Faulty(), {row: grey(7 * row) for row in range(4)}
-    if measures is None:
-        scorer.held_out = lambda videos, prompts: None
-    else:
-        good = {"fine": lambda rows: float(len(rows))}
-        scorer.held_out = lambda videos, prompts: {
-            name: SetMeasure(torch.zeros(len(videos), 2), function)
-            for name, function in (good | measures).items()
-        }
+    good = {"fine": lambda rows: float(len(rows))}
+    scorer.held_out = lambda videos, prompts: {
+        name: SetMeasure(torch.zeros(len(videos), 2), function)
+        for name, function in (good | measures).items()
+    }
     async_scorer = AsyncScorer({"mine": scorer, "average": Average()}, {})
     means, _ = measure_sets(videos, [""] * 4, async_scorer, ALONE)
     async_scorer.close()
     assert means["frechet_distance"] > 0 and not {"VQ", "reward", "bad"} & means.keys()
-    assert ("fine" in means) is (
-        measures is not None and "bad" in measures
-    ) and reason in capsys.readouterr().err
+    assert ("fine" in means) is ("bad" in measures) and reason in capsys.readouterr().err
 
 
 class FailsOnRank1(Faulty):

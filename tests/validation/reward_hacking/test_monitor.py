@@ -15,7 +15,6 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import SetMeasure
 from hyvideo.settings import processes
-from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.validation.reward_hacking.monitor import (
@@ -126,13 +125,6 @@ def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
         trainer_of(again, mesh).train()
 
 
-def test_without_a_validation_of_the_base_a_warning_is_printed(greedy_config, mesh, capsys):
-    trainer = trainer_of(greedy_config, mesh)
-    assert math.isnan(trainer.validation.run(3)["validation/hacking"])
-    assert "no validation of the base model" in capsys.readouterr().err
-    assert trainer.validation.run(0)["validation/hacking"] == 0
-
-
 def test_scores_without_weight_are_monitored_with_their_spread(greedy_config, mesh):
     weights = {"reward_weights": '{"VQ": 1, "MQ": 0}'}
     trainer = Trainer(
@@ -184,51 +176,12 @@ def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys,
     assert ("reward up, motion down" in capsys.readouterr().err) == (code == 3)
 
 
-@pytest.mark.parametrize(
-    "changes, output",
-    [
-        ({"hacking_threshold": 0.0}, "hacking_threshold"),
-        (
-            {"on_reward_hacking": "stop", "valid_video_csv": ""},
-            "on_reward_hacking",
-        ),
-    ],
-)
-def test_settings_that_prevent_monitoring_are_rejected(greedy_config, changes, output):
-    with pytest.raises(ValueError, match=output):
-        check(greedy_config.with_settings(**changes))
+def test_settings_that_prevent_monitoring_are_rejected(greedy_config):
+    with pytest.raises(ValueError, match="on_reward_hacking"):
+        check(greedy_config.with_settings(on_reward_hacking="stop", valid_video_csv=""))
 
 
 # --- several ranks --------------------------------------------------------------------------------
-
-
-ON_RANKS = {
-    "report_to": ["none"],
-    "log_video_interval": 0,
-    "cfg_scale": 1.0,
-    "num_updates_per_rollout": 1,
-    "mini_batch_size_per_update": 8,
-    "on_reward_hacking": "stop",
-    **VALIDATION,
-    **GREEDY,
-}
-
-
-def watched_run(folder, settings):
-    """Return this rank's metrics of the base model, and the error that ends its run."""
-    config = load_config("configs/smoke.yaml", output_dir=folder, **ON_RANKS | settings)
-    mesh = (
-        ranks.start(config.distributed.sp_size, CPU)
-        if processes.world_size() > 1
-        else Mesh.single()
-    )
-    trainer = Trainer(config, mesh, CPU, scorers={"test": Truthful()})
-    numbers = trainer.validation.run(0)
-    try:
-        trainer.train()
-    except RewardHacking as error:
-        return [numbers, str(error)]
-    return [numbers, ""]
 
 
 def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path, capsys):
@@ -281,16 +234,15 @@ def check_with_broken_records(folder):
     return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
 
 
-@pytest.mark.parametrize("content", ["", "[1]"])
-def test_broken_records_are_skipped_with_a_warning(tmp_path, capsys, content):
+def test_broken_records_are_skipped_with_a_warning(tmp_path, capsys):
     samples = tmp_path / "samples"
     for iteration in (0, 10):
         (samples / f"{iteration:06d}").mkdir(parents=True)
     write_validation(samples / "000000", stats_of(0, reward=1.0, motion=1.0), [], {"seed": 1})
-    (samples / "000010" / "measures.json").write_text(content)
+    (samples / "000010" / "measures.json").write_text("[1]")
     assert check_with_broken_records(tmp_path) == (1.0, ["motion"])
     assert "000010/measures.json cannot be read" in capsys.readouterr().err
-    (samples / "000000" / "measures.json").write_text(content)
+    (samples / "000000" / "measures.json").write_text("[1]")
     verdict, shifts = check_with_broken_records(tmp_path)
     assert math.isnan(verdict) and shifts == []
     assert "no validation of the base model" in capsys.readouterr().err
@@ -305,32 +257,3 @@ def test_a_broken_record_does_not_stop_any_rank(tmp_path):
     (tmp_path / "samples" / "000000" / "measures.json").write_text("")
     results = launch(f"{MODULE}:check_with_broken_records", 2, str(tmp_path), timeout=60)
     assert all(math.isnan(verdict) and shifts == [] for verdict, shifts in results)
-
-
-@pytest.fixture(scope="module")
-def one_process(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one_process")
-    return folder, watched_run(str(folder), {})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings", [{"batch_size": 4}, pytest.param({"sp_size": 2}, marks=pytest.mark.slow)]
-)
-def test_two_processes_measure_and_stop_like_one(tmp_path, one_process, settings):
-    """Data parallel and sequence parallel: all videos are measured, and both ranks raise the same
-    error.
-    """
-    folder, (expected, _) = one_process
-    (numbers, end), (others, other_end) = launch(
-        f"{MODULE}:watched_run", 2, str(tmp_path), settings
-    )
-    assert end == other_end and "the current policy was saved in" in end
-    assert latest(tmp_path) == latest(folder)
-    for name, value in expected.items():
-        assert numbers[name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
-        assert others[name] == numbers[name], name
-    spreads, spreads_of_one = (recorded(root, 0)["spreads"] for root in (tmp_path, folder))
-    for name, (std, count) in spreads_of_one.items():
-        assert spreads[name][1] == count
-        assert spreads[name][0] == pytest.approx(std, rel=1e-2, abs=1e-4), name

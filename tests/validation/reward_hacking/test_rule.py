@@ -135,7 +135,7 @@ def test_few_videos_do_not_stop_a_run():
     )
 
 
-@pytest.mark.parametrize("freedom", [3, 7, 30, 190])
+@pytest.mark.parametrize("freedom", [3, 30])
 def test_student_quantile_is_a_tight_bound(freedom):
     """By quadrature, its tail probability is at most that of a normal variable above 4, and close
     to it.
@@ -195,7 +195,7 @@ def rates(kind, count, shift=0.0, num_runs=400):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [4, 8, 16, 32, 96])
+@pytest.mark.parametrize("count", [8, 96])
 def test_false_alarm_rate_and_power_match_the_docs(count):
     """At most 1 in 100 clean runs of 10 validations raises an alarm; a shift of 2.5 standard
     deviations is found.

@@ -4,7 +4,7 @@
     python -m scripts.rate STUDY --keep true --videos FOLDER                         single videos, for objective sft
 
 STUDY is a new folder. Two videos of each prompt are sampled, or those of --videos are taken. Each
-answer is written at once, to STUDY/pairs.csv or STUDY/videos.csv. The same command, or STUDY alone,
+answer is written at once, to `pairs.csv` or `videos.csv` in STUDY. The same command, or STUDY alone,
 continues.
 """
 

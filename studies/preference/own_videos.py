@@ -35,8 +35,8 @@ STOP = 2  # seconds in which open connections end with the server
 
 @dataclass(frozen=True)
 class Plan:
-    """What a command asks for, which STUDY/rate.json has: a repeated command asks for the same, or
-    for nothing. Paths are absolute.
+    """What a command asks for, and rate.json in its folder records. A repeated command asks for the
+    same or for nothing. Paths are absolute.
     """
 
     keep: bool = False  # single videos, and not pairs

@@ -1,4 +1,4 @@
-"""Rate pairs of the miniature's videos with a simulated rater, for `objective dpo`
+"""Rate the miniature's videos with a simulated person, for `objective dpo` or `objective sft`
 (docs/ratings.md).
 
     python generate.py --config configs/miniature_dpo.yaml --valid_video_csv assets/miniature/prompts/train.csv \\
@@ -8,18 +8,26 @@
 writes outputs/rated/pairs.csv. The rater sees the true reward R of both videos
 (`hyvideo/miniature/measures.py`) and prefers the first with probability sigmoid((R_first -
 R_second) / 0.1), as noisily as people do.
+
+    python -m examples.simulated_study outputs/rated --keep true
+
+writes outputs/rated/videos.csv, as scripts.rate --keep does. The person keeps the better half of each
+prompt's videos by the true reward, and gives the opposite answer for 10 % of the videos.
 """
 
 import math
+import os
 from collections import defaultdict
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.data.csv_files import csv_text
-from hyvideo.data.files import publish, read_json
+from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE
+from hyvideo.data.files import make_folder, publish, read_json
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.miniature.reward import MiniatureScorer
+from hyvideo.validation.video_folder import find_clips, write_videos_csv
 
 ROOT = "assets/miniature"
 WEIGHTS = {"VQ": 0.5, "MQ": 0.5, "TA": 1.0}
@@ -74,6 +82,23 @@ def rate(
     return list(rated.values())
 
 
+def keep(rewards: dict[str, dict[str, float]], errors: float, seed: int) -> dict[str, bool]:
+    """Return for each video whether it is kept: the better half of each prompt's videos, rounded up,
+    except for a share ``errors`` of opposite answers.
+    """
+    if not 0 <= errors <= 1:
+        raise ValueError(f"--errors must be a share from 0 to 1, got {errors:g}")
+    random = generator(seed, "simulated person")
+    kept = {}
+    for videos in rewards.values():
+        ranked = sorted(videos, key=lambda name: -videos[name])
+        best = ranked[: math.ceil(len(ranked) / 2)]
+        for name in videos:
+            is_wrong = random.random() < errors
+            kept[name] = (name in best) != is_wrong
+    return kept
+
+
 @exit_on_error("simulated_study.py")
 def main() -> None:
     parser = Parser(__doc__)
@@ -82,13 +107,45 @@ def main() -> None:
     parser.add_argument(
         "--seed", type=int, default=0, help="seed of the choice of pairs and of the rater"
     )
+    parser.add_argument(
+        "--keep",
+        type=truth,
+        default=False,
+        help="keep or drop single videos in place of preferring one of a pair",
+    )
+    parser.add_argument(
+        "--errors", type=float, default=0.1, help="with --keep, share of opposite answers"
+    )
+    parser.add_argument(
+        "--output_dir", type=Path, help="folder of the CSV file (default: that of the videos)"
+    )
     options = parser.parse_args()
-    rows = rate(true_rewards(options.folder), options.pairs, options.seed)
-    path = options.folder / "pairs.csv"
+    rewards = true_rewards(options.folder)
+    out = options.output_dir or options.folder
+    if options.keep:
+        kept = keep(rewards, options.errors, options.seed)
+        clips = find_clips(options.folder, [])
+        answers = [int(kept[clip.path.name]) for clip in clips]
+        make_folder(out)
+        write_videos_csv(out / VIDEOS_FILE, clips, "keep", answers)
+        print(f"kept {sum(answers)} of {len(answers)} videos in {out / VIDEOS_FILE}")
+        return
+    rows = rate(rewards, options.pairs, options.seed)
+    write_pairs(out, options.folder, rows)
+
+
+def write_pairs(out: Path, folder: Path, rows: list[tuple[str, str, str, str]]) -> None:
+    """Write pairs.csv, whose paths are relative to its folder."""
+    make_folder(out)
     columns = ["prompt", "first", "second", "answer", "dimension"]
-    with publish(path) as temporary:
-        temporary.write_text(csv_text(columns, [[*row, DIMENSION] for row in rows]))
-    print(f"wrote {len(rows)} rated pairs to {path}")
+    table = [
+        [prompt, os.path.relpath(folder / first, out), os.path.relpath(folder / second, out)]
+        + [answer, DIMENSION]
+        for prompt, first, second, answer in rows
+    ]
+    with publish(out / PAIRS_FILE) as temporary:
+        temporary.write_text(csv_text(columns, table))
+    print(f"wrote {len(rows)} rated pairs to {out / PAIRS_FILE}")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
 from hyvideo.records.run_files import write_config
-from hyvideo.records.stage_timer import StageTimer, peak_memory_gib, write_timeline
+from hyvideo.records.stage_timer import StageTimer, write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Scorer
@@ -300,8 +300,7 @@ class Trainer:
             "cost/forwards": run.objective.cost.forwards / len(rollouts),
             **self.timer.metrics(),
             "time/scoring": sum(end - start for start, end in run.scorer.spans),
-            "memory/peak_gib": peak_memory_gib(self.device),
-            "memory/peak_reserved_gib": peak_memory_gib(self.device, reserved=True),
+            **self.timer.memory(),
         }
 
     def _save_if_due(self) -> None:
@@ -318,6 +317,7 @@ class Trainer:
         metrics = metrics | {"time/since_start": time.perf_counter() - self.begin}
         if is_due and (self.validation or self.run.objective.measures):
             metrics |= self.validate()
+            metrics |= self.timer.memory()  # now with that of the validation
             self._check_owner()  # a validation may take long
         if writer:
             if self.iteration == 1 and self.validation and (base := self.validation.measures(0)):

@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import make_folder
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
@@ -42,7 +43,7 @@ def main() -> None:
 
     from hyvideo.generation.policy_scores import Evaluator
     from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
-    from hyvideo.validation.video_folder import find_clips, write_scored_videos
+    from hyvideo.validation.video_folder import find_clips, write_videos_csv
 
     evaluator = Evaluator(config)
     try:
@@ -54,7 +55,7 @@ def main() -> None:
     if options.videos:
         clips = find_clips(options.videos, evaluator.requests)
         scores = [entry["reward"] for entry in evaluation.videos]
-        write_scored_videos(options.out / "videos.csv", clips, scores)
+        write_videos_csv(options.out / VIDEOS_FILE, clips, "score", scores)
     store.remove()
     print(f"{len(evaluation.videos)} videos; mean with 95 % Student's t interval over prompts")
     print(as_text(summarise(evaluation)))

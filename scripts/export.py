@@ -11,11 +11,14 @@ import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import new_folder_problem, publish, remove_partial
 from hyvideo.data.text import quote
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def main() -> None:
@@ -54,8 +57,8 @@ def main() -> None:
     from safetensors import SafetensorError  # such as a full disk
 
     with exit_on_error("export.py", (ValueError, OSError, SafetensorError)):
-        run(options)
-    print(f"written to {options.out}")
+        lines = run(options)
+    print(f"written to {options.out}", *lines, sep="\n")
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -86,7 +89,8 @@ def exports_lora(options: argparse.Namespace) -> bool:
     return options.lora_path is not None and not options.merge
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> list[str]:
+    """Write the files and return how other programs load them, as lines."""
     check_options(options)
 
     from hyvideo.models.registry import register
@@ -95,13 +99,12 @@ def run(options: argparse.Namespace) -> None:
     run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
     register(options.family or run_settings.get("family", ""))
     if exports_lora(options):
-        export_lora(options)
-    else:
-        export_model(options, run_settings)
+        return export_lora(options)
+    return export_model(options, run_settings)
 
 
-def export_lora(options: argparse.Namespace) -> None:
-    from hyvideo.models.lora import differences_of, save_lora
+def export_lora(options: argparse.Namespace) -> list[str]:
+    from hyvideo.models.lora import differences_of, lora_files, save_lora
     from hyvideo.training.saved_policy import read_saved_lora
 
     lora = read_saved_lora(options.lora_path)
@@ -115,10 +118,34 @@ def export_lora(options: argparse.Namespace) -> None:
         )
     with new_folder(options.out) as out:
         save_lora(lora, out, form=options.form)
+    return lora_lines(options.out, options.form, lora_files(options.lora_path)[0])
 
 
-def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> None:
+def lora_lines(out: Path, form: str, source: Path) -> list[str]:
+    """Return how other programs load a written LoRA, as lines."""
+    from safetensors.torch import load_file
+
+    if form == "peft":
+        return [f'in peft: PeftModel.from_pretrained(pipeline.transformer, "{out}")']
+    adapter = f'load_lora_adapter("{out}", prefix=None, use_safetensors=True)'
+    (written,) = out.glob("*.safetensors")
+    if form == "diffusers":
+        lines = [f"in diffusers: pipeline.transformer.{adapter}"]
+        before, after = load_file(source), load_file(written)
+        if before.keys() == after.keys() and all(after[n].equal(before[n]) for n in after):
+            lines.append(f"{source} has the same content, so that diffusers needs no export")
+        return lines
+    if not all(name.startswith("diffusion_model.") for name in load_file(written)):
+        return [f"in the program of the model's authors: transformer.{adapter}"]
+    return [
+        f"in ComfyUI: copy {written} to ComfyUI/models/loras under a name of your own",
+        f'in diffusers: pipeline.load_lora_weights("{out}")',
+    ]
+
+
+def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> list[str]:
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
+    from hyvideo.models.family import component_of
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.training.saved_policy import load_merged
@@ -137,10 +164,29 @@ def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -
     with new_folder(options.out) as out:
         if options.form == "original":
             save_original(transformer, out, dtype=dtype)
-            return
+            return original_model_lines(options.out, transformer)
         transformer.save_pretrained(out / "transformer")
         for file in out.rglob("*.safetensors"):  # safetensors makes them private to their owner
             file.chmod(file.with_name("config.json").stat().st_mode)
+    name = component_of(transformer).class_name
+    return [
+        f'in diffusers: transformer = {name}.from_pretrained("{options.out}/transformer", '
+        f"torch_dtype=torch.{str(dtype).removeprefix('torch.')})",
+        "              pipeline = DiffusionPipeline.from_pretrained(MODEL, transformer=transformer)",
+    ]
+
+
+def original_model_lines(out: Path, transformer: "nn.Module") -> list[str]:
+    """Return how other programs load a model in the layout of its authors, as lines."""
+    from hyvideo.models.family import family_of
+    from hyvideo.models.loading import WEIGHTS_STEM
+
+    if not family_of(transformer).lora_prefix:
+        return ["in the program of the model's authors: use the folder as its transformer"]
+    return [
+        f"in ComfyUI: copy {out / WEIGHTS_STEM}.safetensors to ComfyUI/models/diffusion_models under "
+        "a name of your own"
+    ]
 
 
 @contextmanager

@@ -2,32 +2,38 @@
 
 Results are tables that can be shared.
 
-    python -m scripts.gpu_check eager       kernels, the CPU's numbers, log-ratio, decoding, copies of weights
-    python -m scripts.gpu_check compiled    compilation, log-ratio, forward and training passes, fp8
+    python -m scripts.gpu_check eager       kernels, log-ratio, decoding, compilation
     python -m scripts.gpu_check pilots      post_train.py --pilot of two recipes with 24 GB, random weights
-    python -m scripts.gpu_check layouts     FSDP, offloading, step cache, super-resolution, VideoAlign, resume
+    python -m scripts.gpu_check compiled    log-ratio, forward and training passes, fp8, gradient of the decoding
+    python -m scripts.gpu_check layouts     the CPU's numbers, FSDP, resume
+    python -m scripts.gpu_check more        copies of weights, offloading, step cache, VideoAlign, each miniature
     python -m scripts.gpu_check all --tiny --device cpu     all of it, with tiny models, on any machine
     python -m scripts.gpu_check weights --pretrained_model_root ckpts --transformer_version 480p_i2v
                                             the released weights: samples against diffusers'
 
-Each part takes at most 9.5 minutes and needs no weights and no network. `compiled` creates the
-kernels that later parts use, in --work_dir. Each check runs tests of tests/cuda in a separate
+Each part takes at most 9.5 minutes, the first four 28 minutes, without weights and network. `eager`
+creates the kernels that later parts use, in --work_dir; kernels.tar.xz in --output_dir has them for
+a machine that starts empty (--kernels). hardware.yaml there has the measured rates for the plan of
+a run (GPU_HARDWARE_FILE). Each check runs tests of tests/cuda in a separate
 process with a time limit and the allocator settings of a run. gpu.json and gpu.md in --output_dir
 are written whenever a check has measured something; gpu.log is the output of all checks. gpu.md
-begins with measured beside expected numbers. The exit code is 1 if a check failed.
+begins with measured beside expected numbers. The exit code is 1 if a check failed, but not because
+of a speed or of a memory outside of the expected range.
 docs/gpu_check.md explains the results.
 """
 
 import argparse
-import importlib.util
-import os
+import json
+import re
 import sys
+import tarfile
 from pathlib import Path
 
 import yaml
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import ROOT, make_folder
+from hyvideo.data.files import make_folder, publish
+from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.settings.processes import use_expandable_segments
 from tests import forked
 from tests.isolated_checks import Check, Number, run_checks, summary
@@ -39,7 +45,11 @@ PARTS = {
 }
 WEIGHTS = {name: Check(**row) for name, row in _TABLE["weights"].items()}
 NUMBERS = [Number(**row) for row in _TABLE["numbers"]]
-WITHOUT_AV = ROOT / "tests/cuda/without_av"
+COMPILED = "compiled"  # in --work_dir
+KERNELS = "kernels.tar.xz"
+HARDWARE = "hardware.yaml"
+# Of the FLOPs of a forward pass with 18,318 tokens, the size of the shipped recipes.
+_ATTENTION_SHARE = 0.6
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
@@ -48,7 +58,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
         "parts",
         nargs="+",
         choices=[*PARTS, "all", "weights"],
-        help="one or more parts, or all four",
+        help="one or more parts, or all five",
     )
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="device to check")
     parser.add_argument(
@@ -63,6 +73,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--work_dir", default="outputs/gpu_check_work", help="folder of compiled kernels and rows"
     )
+    parser.add_argument("--kernels", help=f"{KERNELS} of an earlier part")
     parser.add_argument(
         "--no_precision_casts",
         action="store_true",
@@ -96,6 +107,8 @@ def main(argv: list[str] | None = None) -> int:
             from hyvideo.training.model_setup import choose_device
 
             choose_device("cuda")
+        if options.kernels:
+            unpack_kernels(Path(options.kernels), work)
     # a used GPU cannot be forked
     python = forked.python() if options.device == "cpu" else sys.executable
     use_expandable_segments()
@@ -117,6 +130,8 @@ def main(argv: list[str] | None = None) -> int:
         on_row=lambda check, row: print(f"{check}: {row}", flush=True),
     )
     print(summary(out, numbers))
+    pack_kernels(work, out / KERNELS)
+    write_hardware(json.loads((out / "gpu.json").read_text()), out / HARDWARE)
     return 0 if all_passed else 1
 
 
@@ -126,7 +141,7 @@ def _variables(options: argparse.Namespace, python: str, work: Path) -> dict[str
         "CHECK_DEVICE": options.device,
         "CHECK_VERSION": options.transformer_version,
         "CHECK_PYTHON": python,
-        "TORCHINDUCTOR_CACHE_DIR": str((work / "compiled").resolve()),
+        "TORCHINDUCTOR_CACHE_DIR": str((work / COMPILED).resolve()),
     }
     if options.tiny:
         variables["CHECK_TINY"] = "1"
@@ -134,11 +149,58 @@ def _variables(options: argparse.Namespace, python: str, work: Path) -> dict[str
         variables["CHECK_MODEL_PATH"] = options.pretrained_model_root
     if options.no_precision_casts:
         variables["COMPILE_PRECISION_CASTS"] = "false"
-    if importlib.util.find_spec("av") is None:
-        variables["PYTHONPATH"] = os.pathsep.join(
-            filter(None, [os.environ.get("PYTHONPATH"), str(WITHOUT_AV)])
-        )
     return variables
+
+
+def pack_kernels(work: Path, file: Path) -> None:
+    """Write the compiled kernels of the working folder to an archive, if there are any."""
+    if (work / COMPILED).is_dir():
+        with publish(file) as path, tarfile.open(path, "w:xz") as archive:
+            archive.add(work / COMPILED, COMPILED)
+
+
+def unpack_kernels(file: Path, work: Path) -> None:
+    """Add the kernels of an archive to the working folder. Raises ValueError if it is unreadable."""
+    try:
+        with tarfile.open(file) as archive:
+            archive.extractall(work, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise ValueError(
+            f"--kernels must be a {KERNELS} of an earlier part, got {file}: {error}"
+        ) from error
+
+
+def write_hardware(results: list[dict], file: Path) -> None:
+    """Write the measured rates of a GPU as a row of hyvideo/planning/hardware.yaml, if they are
+    known.
+
+    The rate is that of a forward pass of the recipes: products and attention by their shares of the
+    FLOPs.
+    """
+    rows = {row["what"]: row for result in results for row in result["rows"]}
+    machine = rows.get("test_machine", {})
+    products = [value for name, value in machine.items() if name.startswith("TFLOP/s of")]
+    attention = [
+        row.get("TFLOP/s", 0.0)
+        for name, row in rows.items()
+        if re.fullmatch(r"test_speed\[.*-18318\]", name)
+    ]
+    if "device" not in machine or not products or not any(attention):
+        return
+    share = _ATTENTION_SHARE
+    rate = 1 / ((1 - share) / max(products) + share / max(attention))
+    known = hardware_of_device(machine["device"], machine["GiB"])
+    row = {
+        "device": re.escape(machine["device"]),
+        "peak": known.peak,
+        "rate": round(rate, 1),
+        "bandwidth": round(machine["TB/s of copies"], 2),
+        "gpu_memory": round(machine["GiB"], 1),
+        "link": known.link,
+    }
+    with publish(file) as path:
+        path.write_text(yaml.safe_dump({"gpus": {known.name or machine["device"]: row}}))
+    print(f"measured rates: {file}; GPU_HARDWARE_FILE={file} lets the plan of a run use them")
 
 
 def _environment(check: Check, variables: dict[str, str]) -> dict[str, str]:

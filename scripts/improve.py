@@ -1,16 +1,18 @@
-"""From prompts to a better model: sample videos, score them, fine-tune the model on the better ones.
+"""From prompts to a better model: sample videos, score or rate them, fine-tune the model on the
+better ones.
 
     python -m scripts.improve --config configs/miniature_sft.yaml --prompts_csv prompts.csv [flags of post_train.py]
 
-Each step is a command that it prints: generate.py, scripts.evaluate, post_train.py. The same command
-again continues after an interruption. The training validates the model before and after on
+Each step is a command that it prints: generate.py, scripts.evaluate, post_train.py. With --rate true,
+you keep or drop each video in a browser (scripts.rate) in place of the scores. The same command again
+continues after an interruption. The training validates the model before and after on
 valid_video_csv. docs/improve.md has results and costs.
 """
 
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.settings.command_line import parse
 
 
@@ -22,6 +24,14 @@ def main(argv: list[str] | None = None) -> int:
         "--guidance_scale",
         type=float,
         help="guidance of the videos of the first round (default: that of the version)",
+    )
+    parser.add_argument(
+        "--rate",
+        type=truth,
+        nargs="?",
+        const=True,
+        default=False,
+        help="keep or drop each video yourself, and use no scores",
     )
     parser.add_argument("--num_gpus", type=int, default=1, help="processes that sample and train")
     parser.add_argument(
@@ -38,7 +48,13 @@ def main(argv: list[str] | None = None) -> int:
     from studies.improvement import improve, plan_of  # after the flags: it imports torch
 
     with exit_on_error("improve.py"):
-        plan = plan_of(config, options.rounds, options.num_videos, options.guidance_scale)
+        plan = plan_of(
+            config,
+            options.rounds,
+            options.num_videos,
+            options.guidance_scale,
+            rate=options.rate,
+        )
         folder = options.improve_dir or Path(config.record.output_dir)
         return improve(plan, folder.resolve(), options.num_gpus)
 

@@ -5,9 +5,10 @@
 # Copy .whl together with the working tree: 31 MiB without av, 65 MiB with it. PYTHON_VERSION selects another Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-packages=(diffusers peft ftfy torchao httpx-retries "$@")
+python="$(command -v .venv/bin/python || command -v python3)"
+packages=(diffusers peft ftfy torchao httpx-retries einops filelock pydantic "$@")
 
-requirements=(wcwidth) # of ftfy
+requirements=(wcwidth annotated-types typing-inspection) # of ftfy and pydantic
 for package in "${packages[@]}"; do
     if ! pinned="$(grep -E "^${package}==" requirements.txt requirements-dev.txt -h)"; then
         echo "pack_for_gpu.sh: packages must be listed in requirements.txt or requirements-dev.txt, got ${package}" >&2
@@ -16,15 +17,21 @@ for package in "${packages[@]}"; do
     requirements+=("$pinned")
 done
 
+# pydantic works with one version of its core only.
+core='from importlib.metadata import requires; print(*(r for r in requires("pydantic") if r.startswith("pydantic-core")))'
+requirements+=("$("$python" -c "$core")")
+
 platforms=()
 for glibc in 28 27 24 17 5; do
     platforms+=(--platform "manylinux_2_${glibc}_x86_64")
 done
-python="$(command -v .venv/bin/python || command -v python3)"
 rm -rf .whl
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
     --python-version "${PYTHON_VERSION:-3.12}" "${platforms[@]}" --dest .whl "${requirements[@]}"
 
-echo "downloaded ${requirements[*]} to .whl. On the other machine:"
-echo "  python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .whl/*.whl"
-echo "  PYTHONPATH=/tmp/site python3 -m scripts.gpu_check eager"
+echo "downloaded ${requirements[*]} to .whl. On the other machine, one command after another:"
+for part in eager pilots compiled layouts; do
+    echo "  python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .whl/*.whl &&" \
+        "PYTHONPATH=/tmp/site python3 -m scripts.gpu_check ${part}"
+done
+echo "If the machine starts empty again, add --kernels kernels.tar.xz, which the part before has written to outputs/gpu_check."

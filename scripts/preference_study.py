@@ -36,7 +36,8 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
             "folder"
         )
 
-    from studies.preference.study import default_sizes, design, make_study  # slow to import
+    # slow to import
+    from studies.preference.study import clips_of, default_sizes, design, make_study
 
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(
@@ -64,8 +65,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
         return
     pairs = make_study(
         options.study,
-        {name: folders.get(name, generated / name) for name in paths},
-        requests,
+        {name: clips_of(folders.get(name, generated / name), requests) for name in paths},
         raters=options.raters,
         pairs=options.pairs,
         checks=options.checks,

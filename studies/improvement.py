@@ -1,4 +1,4 @@
-"""Rounds of improvement: sample videos, score them, fine-tune the model on the better ones.
+"""Rounds of improvement: sample videos, score or rate them, fine-tune the model on the better ones.
 
 Each step is a command of its own, which continues where an interrupted one ended.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from hyvideo.data.cli import exit_on_signals
+from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import ROOT, publish
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
@@ -32,10 +33,13 @@ class Plan:
     rounds: int
     num_videos: int  # per prompt and round
     guidance_scale: float  # of the first round, whose videos teach the model guidance
+    rate: bool  # a person keeps or drops each video, in place of the scores
     settings: dict
 
 
-def plan_of(config: Config, rounds: int, num_videos: int, guidance_scale: float | None) -> Plan:
+def plan_of(
+    config: Config, rounds: int, num_videos: int, guidance_scale: float | None, *, rate: bool
+) -> Plan:
     """Return the plan of a command. Raises ValueError for settings that cannot run."""
     if not isinstance(config.objective, SFTSettings):
         raise ValueError(
@@ -47,7 +51,7 @@ def plan_of(config: Config, rounds: int, num_videos: int, guidance_scale: float 
     check(config, 1, on_this_machine=False)
     if guidance_scale is None:
         guidance_scale = version_defaults(config.model.transformer_version).guidance_scale
-    return Plan(rounds, num_videos, guidance_scale, config.with_absolute_paths().flat())
+    return Plan(rounds, num_videos, guidance_scale, rate, config.with_absolute_paths().flat())
 
 
 def improve(plan: Plan, folder: Path, num_gpus: int) -> int:
@@ -119,12 +123,20 @@ def steps_of(
         ]
         + ["--output_path", here / "videos"],
     )
-    scored = here / "scores" / "videos.csv"
-    if not scored.is_file():
+    chosen = here / ("rated" if plan.rate else "scores") / VIDEOS_FILE
+    fraction: tuple = ()
+    if plan.rate:
+        fraction = ("--keep_fraction", 1)  # those that the person keeps
+        yield (
+            "rate",
+            [sys.executable, "-m", "scripts.rate", chosen.parent, "--keep", "true"]
+            + ["--videos", here / "videos", *config],
+        )
+    elif not chosen.is_file():
         yield (
             "score",
             [sys.executable, "-m", "scripts.evaluate", *config]
-            + ["--videos", here / "videos", "--output_dir", here / "scores"],
+            + ["--videos", here / "videos", "--output_dir", chosen.parent],
         )
     start: tuple = ()
     if number > 1:
@@ -132,7 +144,8 @@ def steps_of(
     yield (
         "train",
         [*launch, ROOT / "post_train.py", *config, *start]
-        + ["--videos_csv", scored, "--output_dir", here / "run", "--max_steps", number * steps],
+        + ["--videos_csv", chosen, *fraction, "--output_dir", here / "run"]
+        + ["--max_steps", number * steps],
     )
 
 

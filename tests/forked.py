@@ -92,7 +92,9 @@ def python(preload: str = "") -> str:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not program.exists():
-            environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+            # packages may lie in a folder of PYTHONPATH
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            environment = os.environ | ALLOCATOR | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
             command = [
                 sys.executable,
                 "-m",
@@ -230,7 +232,11 @@ def _import_all() -> None:
     rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")
     rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
     for module in pkgutil.walk_packages(hyvideo.__path__, "hyvideo."):
-        importlib.import_module(module.name)
+        try:
+            importlib.import_module(module.name)
+        except ModuleNotFoundError as error:
+            if error.name.startswith("hyvideo"):
+                raise  # otherwise a package that only this module needs, such as uvicorn
     for root in ("assets/miniature", "tests/shallow_miniature"):  # the models of smoke runs
         config = hyvideo.settings.command_line.load_config(
             "configs/smoke.yaml", pretrained_model_root=root

@@ -1,6 +1,5 @@
 """Video files of the size of real runs, 121 frames of 480 x 864, written in seconds."""
 
-import shutil
 from pathlib import Path
 
 import av
@@ -39,13 +38,3 @@ def write_full_size(path: Path, *, num_frames: int = NUM_FRAMES, seed: int = 0) 
             )
         file.mux(stream.encode())
     return path
-
-
-def copy_distinct(source: Path, target: Path, number: int) -> Path:
-    """Copy a clip and append an empty box with a number, so that the files differ and the videos do
-    not.
-    """
-    shutil.copyfile(source, target)
-    with target.open("ab") as file:
-        file.write((16).to_bytes(4) + b"free" + number.to_bytes(8))
-    return target

@@ -2,8 +2,10 @@
 checkpoints, bad input.
 """
 
+import gc
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,9 +21,7 @@ from safetensors.torch import save_file
 import generate
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
-from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation import flags as generate_flags
 from hyvideo.generation import generation, generator, program, video_sampler
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
@@ -29,9 +29,7 @@ from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.models.step_cache import StepCaching
-from hyvideo.settings import processes
 from hyvideo.settings.config import Config
-from hyvideo.settings.reference_flags import table
 from hyvideo.settings.sections import DataSettings
 from hyvideo.training.video_latents import write_latents
 from tests.distributed.launch import start
@@ -56,13 +54,18 @@ SMALL = [
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    versions = ("480p_t2v", "480p_i2v", "480p_i2v_step_distilled")
-    return write_original(tmp_path_factory.mktemp("tiny") / "ckpts", versions)
+    root = write_original(tmp_path_factory.mktemp("tiny") / "ckpts", ("480p_t2v", "480p_i2v"))
+    gc.freeze()  # the modules that this has imported: every run of the program collects garbage
+    return root
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory):
     return write_image(tmp_path_factory.mktemp("images") / "image.png")
+
+
+def model_flags(root):
+    return ["--model_path", root, "--dtype", "fp32", "--vae_dtype", "fp32"]
 
 
 @pytest.fixture
@@ -71,10 +74,9 @@ def make(root, tmp_path, monkeypatch, capsys):
     and the output.
     """
 
-    def run(*flags, out="videos", with_model=True):
-        model = ["--model_path", root, "--dtype", "fp32"] if with_model else []
+    def run(*flags, out="videos"):
         where = tmp_path / out
-        arguments = [*model, *flags, "--output_path", where]
+        arguments = [*model_flags(root), *flags, "--output_path", where]
         monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, arguments)])
         code = generate.main()
         settings = (
@@ -85,6 +87,26 @@ def make(root, tmp_path, monkeypatch, capsys):
         return code, settings, capsys.readouterr()
 
     return run
+
+
+THREE = ["--transformer_version", "480p_t2v", "--prompt", "one", "two", "three", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def three_videos(root, tmp_path_factory):
+    """The folder of a call with the flags `THREE`."""
+    folder = tmp_path_factory.mktemp("three") / "videos"
+    arguments = ["generate.py", *model_flags(root), *THREE, "--output_path", folder]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [*map(str, arguments)])
+        assert generate.main() == 0
+    return folder
+
+
+@pytest.fixture
+def videos(three_videos, tmp_path):
+    """A copy of `three_videos`, where `make` writes."""
+    return shutil.copytree(three_videos, tmp_path / "videos")
 
 
 def pixels(path):
@@ -108,34 +130,17 @@ def test_a_version_sets_its_default_settings(make, tmp_path):
     assert "1 mp4 in" in output.out and "%|" not in output.err, "a progress bar in a log"
 
 
-def test_an_image_selects_the_image_to_video_version_and_changes_the_video(make, image, tmp_path):
+def test_an_image_selects_the_image_to_video_version_and_changes_the_video(
+    make, image, three_videos, tmp_path
+):
     code, (settings,), output = make(
-        "--resolution", "480p", "--prompt", "it moves", "--image_path", image, *SMALL
+        "--resolution", "480p", "--prompt", "one", "--image_path", image, *SMALL
     )
     assert code == 0, output.err
     assert settings["version"] == "480p_i2v" and settings["image"] == image
-    make("--transformer_version", "480p_t2v", "--prompt", "it moves", *SMALL, out="without")
     assert not torch.equal(
-        pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "without" / "0000.mp4")
+        pixels(tmp_path / "videos" / "0000.mp4"), pixels(three_videos / "0000.mp4")
     )
-
-
-def test_the_step_distilled_version_sets_its_number_of_steps(make, image):
-    few = [flag for flag in SMALL if flag not in ("--num_inference_steps", "2")]
-    version = ["--transformer_version", "480p_i2v_step_distilled"]
-    code, (settings,), output = make(*version, "--prompt", "it moves", "--image_path", image, *few)
-    assert code == 0, output.err
-    assert (settings["steps"], settings["guidance_scale"], settings["shift"]) == (12, 1.0, 7.0)
-
-
-def test_a_csv_can_mix_rows_with_and_without_image(make, image, tmp_path):
-    csv = tmp_path / "prompts.csv"
-    csv.write_text(f'prompt,ref_image_path\nit moves,{image}\n"a sign says ""OPEN""",\n')
-    code, settings, output = make(
-        "--transformer_version", "480p_i2v", "--valid_video_csv", csv, *SMALL
-    )
-    assert code == 0, output.err
-    assert [entry["image"] for entry in settings] == [image, None]
 
 
 def test_a_rewritten_prompt_is_recorded_beside_the_video(make):
@@ -147,21 +152,6 @@ def test_a_rewritten_prompt_is_recorded_beside_the_video(make):
         )
     assert code == 0, output.err
     assert (settings["prompt"], settings["original_prompt"]) == ('a cat and a sign "OPEN"', "a cat")
-
-
-def test_a_failed_rewriting_stops_before_a_model_is_loaded(make, monkeypatch):
-    monkeypatch.setattr(
-        generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")
-    )
-    with endpoints() as start:
-        server = start((401, {}, {"error": "no key"}))
-        flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
-        code, _, output = make("--resolution", "480p", "--prompt", "a cat", *flags, *SMALL)
-    assert (
-        code == 2
-        and f"1 of 1 prompts failed: no valid answer for 'a cat': {server.url}" in output.err
-    )
-    assert "ValueError: status 401" in output.err
 
 
 def test_the_noise_depends_on_the_seed_of_the_row_or_on_the_seed_and_the_position():
@@ -205,55 +195,25 @@ def test_several_videos_of_a_prompt_cannot_share_a_seed(make, tmp_path):
     )
 
 
-def test_a_process_without_a_video_does_not_look_for_one(make, monkeypatch):
-    monkeypatch.setattr(processes, "rank", lambda: 2)
-    monkeypatch.setattr(processes, "world_size", lambda: 3)
-    code, settings, output = make(
-        "--transformer_version", "480p_t2v", "--prompt", "one", "two", *SMALL
-    )
-    assert (code, settings) == (0, []), output.err
-
-
-def test_a_video_without_its_settings_is_not_shown_with_those_of_an_earlier_one(
-    make, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(video_sampler, "write_json", lambda *_: None)  # the process ends before it
-    (tmp_path / "videos").mkdir()
-    earlier = {"prompt": "earlier", "seed": 0}
-    (tmp_path / "videos" / "0000.json").write_text(json.dumps(earlier))
-    assert make("--transformer_version", "480p_t2v", "--prompt", "one", *SMALL)[:2] == (0, [])
-
-
 @pytest.mark.system
-def test_several_processes_share_the_videos_and_match_one_process(make, root, tmp_path):
-    prompts = ["--prompt", "one", "two", "three"]
-    flags = ["--transformer_version", "480p_t2v", *prompts, *SMALL]
-    assert make(*flags)[0] == 0
-    arguments = [
-        *flags,
-        "--model_path",
-        root,
-        "--dtype",
-        "fp32",
-        "--output_path",
-        tmp_path / "shared",
-    ]
+def test_several_processes_share_the_videos_and_match_one_process(three_videos, root, tmp_path):
+    arguments = [*THREE, *model_flags(root), "--output_path", tmp_path / "shared"]
     assert [end.exception() for end in start(2, "generate.py", *arguments)] == [None, None]
     for number in range(3):
         one, two = (
-            pixels(tmp_path / folder / f"{number:04d}.mp4") for folder in ("videos", "shared")
+            pixels(folder / f"{number:04d}.mp4") for folder in (three_videos, tmp_path / "shared")
         )
         assert (one - two).abs().max() <= 1
 
 
-def test_sde_sampling_changes_the_video_and_is_repeatable(make, tmp_path):
-    flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
+def test_sde_sampling_changes_the_video_and_is_repeatable(make, three_videos, tmp_path):
+    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", *SMALL]
     noisy = ["--stochastic", "flow_grpo", "--eta", "0.9"]
-    make(*flags, out="ode")
     code, (settings,), _ = make(*flags, *noisy, out="one")
     make(*flags, *noisy, out="again")
     assert code == 0 and (settings["sde_type"], settings["eta"]) == ("flow_grpo", 0.9)
-    ode, one, again = (pixels(tmp_path / name / "0000.mp4") for name in ("ode", "one", "again"))
+    folders = (three_videos, tmp_path / "one", tmp_path / "again")
+    ode, one, again = (pixels(folder / "0000.mp4") for folder in folders)
     assert torch.equal(one, again) and not torch.equal(ode, one)
 
 
@@ -326,47 +286,17 @@ def test_the_command_of_the_reference_generates_the_prompts_of_the_csv(make, tmp
     ]
 
 
-def test_flags_of_the_original_are_accepted_where_they_have_no_effect(monkeypatch, capsys):
-    line = "--original_noise_dir none --sage_blocks_range 0-53 --use_fp8_gemm false "
-    line += "--save_generation_config --quant_type fp8-per-block --include_patterns double_blocks"
-    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", *line.split()])
-    generate_flags.convert_reference_flags(generate.parse())
-    output = capsys.readouterr().err
-    assert all(flag in output for flag in re.findall(r"--(\w+)", line))
-
-
-@pytest.mark.parametrize("name", [name for name, row in table("generate").items() if row.rejected])
-def test_an_unsupported_acceleration_is_rejected_by_name(monkeypatch, capsys, name):
-    for on in (["on"], []):
-        monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", f"--{name}", *on])
-        assert generate.main() == 2
-        output = capsys.readouterr().err
-        assert (
-            f"{name} {' '.join(on) or 'true'} is not supported: {table('generate')[name].rejected}"
-            in output
-        )
-
-
 @pytest.mark.parametrize(
     "flags, has_images, version",
     [
         ("--resolution 480p --cfg_distilled true", False, "480p_t2v_distilled"),
-        ("--resolution 720p --cfg_distilled --enable_step_distill off", True, "720p_i2v_distilled"),
         (
             "--resolution 480p --enable_step_distill true --cfg_distilled false",
             True,
             "480p_i2v_step_distilled",
         ),
-        (
-            "--transformer_version 480p_t2v_distilled --cfg_distilled true",
-            False,
-            "480p_t2v_distilled",
-        ),
-        ("--resolution 480p --enable_step_distill true", False, "480p_t2v_step_distilled"),
         ("--resolution 720p --enable_step_distill true", False, None),
-        ("--resolution 480p --enable_step_distill true --cfg_distilled true", True, None),
         ("--transformer_version 480p_t2v_distilled --cfg_distilled false", False, None),
-        ("--enable_step_distill", False, None),
     ],
 )
 def test_distillation_flags_select_the_version_or_raise(monkeypatch, flags, has_images, version):
@@ -432,31 +362,6 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
             generator._checked_cache(settings, StepCaching())
 
 
-def test_the_negative_prompt_changes_a_guided_video_and_is_saved_with_it(make, tmp_path):
-    (tmp_path / "murky").mkdir()
-    (tmp_path / "murky" / "negative.yaml").write_text(
-        "negative_prompt: murky\ntransformer_version: 480p_t2v\n"
-    )
-    flags = ["--config", tmp_path / "murky" / "negative.yaml", "--prompt", "a cat", *SMALL]
-    (settings,) = make(*flags)[1]
-    assert settings["negative_prompt"] == "murky"
-    (settings,) = make(*flags, "--guidance_scale", "1", out="alone")[1]
-    assert settings["negative_prompt"] is None
-    make(
-        "--transformer_version",
-        "480p_t2v",
-        "--prompt",
-        "a cat",
-        *SMALL,
-        "--guidance_scale",
-        "6",
-        out="plain",
-    )
-    assert not torch.equal(
-        pixels(tmp_path / "videos" / "0000.mp4"), pixels(tmp_path / "plain" / "0000.mp4")
-    )
-
-
 def test_the_file_of_one_video_can_be_named(make, tmp_path):
     code, _, output = make(
         "--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL, out="cat.mp4"
@@ -470,98 +375,30 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
     [
         ([], "no prompts: give --prompt or --valid_video_csv"),
         (
-            ["--prompt", "a", "--valid_video_csv", "x.csv"],
-            "a prompts CSV: file not found: x.csv",
-        ),
-        (
-            ["--valid_video_csv", "x.csv", "--image_path", "a.png"],
-            "--image_path needs --prompt; for a CSV",
-        ),
-        (
             ["--prompt", "a", "--initial_noise", "reference", "--num_videos", "2"],
             "--num_videos must be 1 with --initial",
-        ),
-        (
-            [
-                "--prompt",
-                "a",
-                "--transformer_version",
-                "wan2.1_t2v_1.3b",
-                "--initial_noise",
-                "reference",
-            ],
-            "--initial_noise reference needs a version of the family hunyuan_video15, got one of "
-            "wan",
-        ),
-        (
-            ["--prompt", "a", "--fixed_size", "480"],
-            "fixed_size 480 is not a size; write height x width",
         ),
         (
             ["--prompt", "a", "--fixed_size", "32x48", "--height", "64"],
             "--fixed_size contradicts --height 64; give only one",
         ),
-        (["--prompt", "a", "--fixed_size", "0x48"], "fixed_size 0x48 is not a size"),
-        (
-            ["--prompt", "a", "--group_offloading", "--offloading", "false"],
-            "and be copied there in groups, got --offloading false. Remove --offloading false, or "
-            "set",
-        ),
-        (["--prompt", "a", "--vae_tile_size", "-1"], "vae_tile_size"),
         (
             ["--prompt", "a", "--enable_cache", "--num_inference_steps", "25"],
             "--total_steps must equal the number of steps, 25, got 50; the default schedule is for "
             "50 steps. Scaled: --total_steps 25 --cache_start_step 6 --cache_end_step 22",
         ),
-        (
-            ["--prompt", "a", "--enable_cache", "--stochastic", "cps"],
-            "--enable_cache cannot be combined with --stoch",
-        ),
-        (
-            ["--prompt", "a", "--enable_cache", "--no_cache_block_id", "2"],
-            "of the blocks 0 to 1, got 2",
-        ),
-        (
-            ["--prompt", "a", "--cfg_distilled", "--enable_step_distill"],
-            "must be cfg_distilled with these flags, got 480p_t2v",
-        ),
-        (
-            ["--prompt", "a", "--cfg_distilled"],
-            "must be cfg_distilled with these flags, got 480p_t2v; released",
-        ),
-        (["--prompt", "a", "--height", "64"], "--height and --width must be given together"),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
-        (["--prompt", "a", "--image_path", ""], "--image_path must be an image file, got an empty"),
         (["--prompt", "a", "--video_length", "6"], "into one latent frame, got 6; use 5 or 9"),
         (
             ["--prompt", "a", "--height", "40", "--width", "64"],
             "height must be a multiple of 16, got 40",
         ),
         (["--prompt", "a", "--checkpoint_path", "nowhere"], "nowhere does not exist"),
-        (
-            [
-                *("--prompt", "a", "--image_path", "assets/first_frames/images/ball_and_box.jpg"),
-                *("--model_path", "assets/miniature", "--transformer_version", "miniature"),
-                *("--checkpoint_path", "nowhere"),
-            ],
-            "a policy must be a checkpoint of a run or a transformer folder",
-        ),
         (["--prompt", "a", "--lora_path", "nowhere"], "nowhere must be a safetensors file"),
-        (["--prompt", "a", "--lora_path", "nowhere"], "; this path does not exist"),
-        (
-            ["--prompt", "a", "--config", "nowhere.yaml"],
-            "file not found: nowhere.yaml",
-        ),
         (["--prompt", "a", "--output_path", "generate.py/videos"], "generate.py/videos"),
-        (
-            ["--prompt", "a", "--transformer_version", "720p_i2v_distilled_sparse"],
-            "sparse attention",
-        ),
         (["--prompt", "a", "--transformer_version", "720p_t2v"], "has no such folder"),
-        (["--prompt", "a", "--aspect_ratio", "wide"], "wide"),
         (["--prompt", "a", "b", "--output_path", "one.mp4"], "must be a folder for 2 videos"),
-        (["--prompt", "a", "--model_path", "nowhere"], "checkpoints-download.md"),
     ],
 )
 def test_bad_input_exits_with_one_message_and_writes_nothing(
@@ -582,13 +419,11 @@ def test_bad_input_exits_with_one_message_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("flags", ["--stochastic euler", "--video_length five"])
-def test_a_flag_of_a_setting_is_checked_like_the_setting(monkeypatch, capsys, flags):
-    flag, value = flags.split()
-    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", flag, value])
+def test_a_flag_of_a_setting_is_checked_like_the_setting(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a", "--stochastic", "euler"])
     assert generate.main() == 2
     message = capsys.readouterr().err
-    assert f"(given as {flag})" in message and value in message
+    assert "(given as --stochastic)" in message and "euler" in message
 
 
 def test_mistakes_in_several_flags_are_reported_at_once(capsys):
@@ -615,32 +450,6 @@ def test_a_lora_of_another_model_is_rejected_before_loading(make, tmp_path):
     assert (
         code == 2
         and "transformer_blocks.9.attn.to_q is not a linear layer" in output.err
-        and not written
-    )
-
-
-def test_a_lora_on_the_lora_of_a_checkpoint_is_rejected(make, tmp_path):
-    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)}
-    (tmp_path / "checkpoint" / "tensors").mkdir(parents=True)
-    (tmp_path / "checkpoint" / "tensors" / ".metadata").touch()
-    (tmp_path / "checkpoint" / "state.json").write_text(
-        '{"settings": {"pretrained_model_root": "ckpts"}}'
-    )
-    save_lora(lora, tmp_path / "checkpoint" / "lora")
-    digests = json.dumps(digest_files(tmp_path / "checkpoint"))
-    (tmp_path / "checkpoint" / DIGESTS).write_text(digests)
-    flags = [
-        "--checkpoint_path",
-        tmp_path / "checkpoint",
-        "--lora_path",
-        tmp_path / "checkpoint" / "lora",
-    ]
-    code, written, output = make(
-        "--transformer_version", "480p_t2v", "--prompt", "a", *flags, *SMALL
-    )
-    assert (
-        code == 2
-        and "--lora_path cannot be added to the LoRA of the checkpoint" in output.err
         and not written
     )
 
@@ -767,10 +576,8 @@ def test_a_checkpoint_uses_the_settings_of_its_run(tmp_path, monkeypatch, capsys
     "flags, size",
     [
         (["--resolution", "480p"], (480, 848)),
-        (["--resolution", "720p"], (720, 1280)),
         (["--resolution", "480p", "--aspect_ratio", "9:16"], (848, 480)),
         (["--resolution", "480p", "--height", "64", "--width", "32"], (64, 32)),
-        (["--resolution", "480p", "--fixed_size", "none"], (480, 848)),
         ([], (32, 32)),
     ],
 )
@@ -783,37 +590,6 @@ def test_the_size_comes_from_the_flags_or_the_resolution(monkeypatch, flags, siz
         program.size_of(options, program.generation_settings(options, has_images=False), None)
         == size
     )
-
-
-def test_a_tall_image_gives_a_tall_video(monkeypatch, tmp_path):
-    tall = write_image(tmp_path / "tall.png", height=160, width=90)
-    monkeypatch.setattr(
-        sys, "argv", ["generate.py", "--prompt", "a", "--resolution", "480p", "--image_path", tall]
-    )
-    options = generate.parse()
-    assert program.size_of(
-        options, program.generation_settings(options, has_images=True), tall
-    ) == (
-        848,
-        480,
-    )
-
-
-def test_a_bf16_video_is_close_to_the_float32_video(make, image, tmp_path):
-    flags = [
-        "--transformer_version",
-        "480p_i2v",
-        "--prompt",
-        'a "cat"',
-        "--image_path",
-        image,
-        *SMALL,
-    ]
-    assert make(*flags, "--guidance_scale", "1", out="fp32")[0] == 0
-    code, (settings,), output = make(*flags, "--guidance_scale", "1", "--dtype", "bf16", out="bf16")
-    assert code == 0 and settings["dtype"] == "bf16", output.err
-    one, other = (pixels(tmp_path / name / "0000.mp4") for name in ("fp32", "bf16"))
-    assert 0 < (one - other).abs().mean() < 5
 
 
 def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
@@ -834,9 +610,7 @@ def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
     torch.testing.assert_close(added, torch.full((1, out), 0.25 * 4.0 / 2 * 2 * into))
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device", "a.mp4"), FloatingPointError("a.mp4: NaN")]
-)
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "a.mp4")])
 def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, error):
     monkeypatch.setattr(generate, "run", lambda options: (_ for _ in ()).throw(error))
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a"])
@@ -853,12 +627,6 @@ def test_an_error_of_the_program_while_sampling_keeps_its_traceback(make, monkey
         make("--resolution", "480p", "--prompt", "a cat", *SMALL)
     assert error.traceback[-1].name == "keep_traceback"
     assert isinstance(error.value.__cause__, ValueError)
-
-
-def test_frames_without_latents_are_named_with_the_nearest_ones(make):
-    flags = [{"5": "6"}.get(flag, flag) for flag in SMALL]
-    code, _, output = make("--resolution", "480p", "--prompt", "a cat", *flags)
-    assert code == 2 and "must be 4n + 1" in output.err and "got 6; use 5 or 9" in output.err
 
 
 def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
@@ -889,14 +657,12 @@ def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
     assert not (tmp_path / "videos").exists()
 
 
-def test_the_next_call_deletes_what_a_killed_one_left_also_of_complete_videos(make, tmp_path):
-    flags = ["--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL]
-    make(*flags)
-    left = tmp_path / "videos" / ".0000.conditions-0.partial"
+def test_the_next_call_deletes_what_a_killed_one_left_also_of_complete_videos(make, videos):
+    left = videos / ".0000.conditions-0.partial"
     left.mkdir()
     (left / "0.safetensors").touch()
-    code, _, output = make(*flags)
-    assert code == 0 and "1 of 1 videos are complete" in output.err
+    code, _, output = make(*THREE)
+    assert code == 0 and "3 of 3 videos are complete" in output.err
     assert not left.exists()
 
 
@@ -909,24 +675,12 @@ def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch, in_us
     assert code == 2 and f"{tmp_path}/videos' is in use" in output.err
 
 
-def test_rejected_input_creates_no_folder(make, tmp_path):
-    save_lora(
-        {"transformer_blocks.99.attn.to_q": LoraPair(torch.ones(1, 32), torch.ones(32, 1), 8.0)},
-        tmp_path / "lora",
-    )
-    lora = ["--lora_path", tmp_path / "lora"]
-    code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *lora, *SMALL)
-    assert code == 2 and "transformer_blocks.99" in output.err
-    assert not (tmp_path / "videos").exists()
-
-
-def test_videos_of_earlier_calls_are_kept_and_named(make, tmp_path):
-    flags = ["--transformer_version", "480p_t2v", *SMALL]
-    _, _, output = make("--prompt", "one", "two", *flags)
+def test_videos_of_earlier_calls_are_kept_and_named(make, videos):
+    _, _, output = make(*THREE)
     assert "other mp4" not in output.err
-    _, settings, output = make("--prompt", "three", *flags)
-    assert "also has 1 other mp4 files, such as 0001.mp4: they are kept" in output.err
-    assert [entry["prompt"] for entry in settings] == ["three", "two"]
+    _, settings, output = make("--transformer_version", "480p_t2v", "--prompt", "four", *SMALL)
+    assert "also has 2 other mp4 files, such as 0001.mp4: they are kept" in output.err
+    assert [entry["prompt"] for entry in settings] == ["four", "two", "three"]
 
 
 def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
@@ -944,41 +698,33 @@ def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):
 # --- a repeated command ----------------------------------------------------------------------------
 
 
-def test_a_repeated_command_makes_the_videos_that_are_missing(make, tmp_path):
-    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", "two", "three", *SMALL]
-    assert make(*flags)[0] == 0
-    files = [tmp_path / "videos" / f"{number:04d}.mp4" for number in range(3)]
+def test_a_repeated_command_makes_the_videos_that_are_missing(make, videos):
+    files = [videos / f"{number:04d}.mp4" for number in range(3)]
     contents = [file.read_bytes() for file in files]
     before = [file.stat().st_mtime_ns for file in files]
     files[1].unlink()
     files[2].with_suffix(".json").unlink()  # it was killed before it wrote the settings
-    (tmp_path / "videos" / ".0001.mp4.abc.partial").write_text("killed while it was written")
-    code, settings, output = make(*flags)
+    (videos / ".0001.mp4.abc.partial").write_text("killed while it was written")
+    code, settings, output = make(*THREE)
     assert code == 0 and len(settings) == 3 and "1 of 3 videos" in output.err
     assert [file.read_bytes() for file in files] == contents
     after = [file.stat().st_mtime_ns for file in files]
     assert after[0] == before[0] and after[2] > before[2]
-    assert not [path for path in (tmp_path / "videos").iterdir() if path.name.startswith(".")]
+    assert not [path for path in videos.iterdir() if path.name.startswith(".")]
 
 
-def test_a_complete_call_loads_no_model(make, monkeypatch):
-    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", *SMALL]
-    assert make(*flags)[0] == 0
+def test_a_complete_call_loads_no_model(make, videos, monkeypatch):
     monkeypatch.setattr(
         generator.model_setup, "load_encoder", lambda *_, **__: pytest.fail("loads the model")
     )
-    assert make(*flags)[0] == 0
+    assert make(*THREE)[0] == 0
 
 
-@pytest.mark.parametrize(
-    "changed", [["--seed", "1"], ["--shift", "2"], ["--prompt", "two"], ["--keep_latents"]]
-)
-def test_a_video_with_other_settings_is_made_again(make, changed, tmp_path):
-    flags = ["--transformer_version", "480p_t2v", "--prompt", "one", *SMALL]
-    make(*flags)
-    video = tmp_path / "videos" / "0000.mp4"
+@pytest.mark.parametrize("changed", [["--seed", "1"], ["--keep_latents"]])
+def test_a_video_with_other_settings_is_made_again(make, videos, changed):
+    video = videos / "0000.mp4"
     before = video.stat().st_mtime_ns
-    code, _, output = make(*flags, *changed)
+    code, _, output = make(*THREE, *changed)
     assert code == 0 and video.stat().st_mtime_ns > before, output.err
 
 
@@ -1004,17 +750,6 @@ def test_a_process_that_hangs_reports_its_stage_and_video(make, tmp_path, monkey
     assert re.search(
         r"rank 0 .* has been in stage writing of video 0 for 0.5 s; stacks:", output.err
     )
-
-
-def test_the_stages_of_a_video_are_reported_at_each_step_and_tile(make, monkeypatch):
-    entered = []
-    monkeypatch.setattr(
-        Watchdog, "enter", lambda self, stage, number=0: entered.append((stage, number))
-    )
-    assert make("--transformer_version", "480p_t2v", *SMALL, "--prompt", "one", "two")[0] == 0
-    before = [("encoding", 0), ("encoding", 1), ("loading", 0), ("decoding of a test video", 0)]
-    each = ["sampling", "sampling", "decoding", "decoding", "writing"]  # two steps, one tile
-    assert entered == [*before, *[(stage, 0) for stage in each], *[(stage, 1) for stage in each]]
 
 
 @pytest.mark.parametrize("name", ["cat.safetensors", "cat.json"])

@@ -5,19 +5,17 @@ papers.
 import ast
 import re
 from itertools import chain
-from pathlib import Path
 
 from tests.forked import ROOT
 from tests.test_docs import TEXTS, anchors
 
-FOLDERS = ("hyvideo", "studies", "scripts", "examples", "tests")
+FOLDERS = ("hyvideo", "studies", "scripts", "examples")
 SOURCES = sorted(
     {
         ROOT / "generate.py",
         ROOT / "post_train.py",
         *chain(*((ROOT / folder).rglob("*.py") for folder in FOLDERS)),
     }
-    - {Path(__file__)}
 )
 PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
 FILE = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|csv|jinja|html|sbatch))\b")

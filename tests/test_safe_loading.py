@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 FILES = sorted(
     [
@@ -99,46 +97,6 @@ def _full_name(node: ast.expr, names: dict[str, str]) -> str:
     return names.get(node.id, node.id) if isinstance(node, ast.Name) else "?"
 
 
-@pytest.mark.parametrize(
-    "source, name",
-    [
-        ("import torch\ntorch.load(p)", "torch.load without weights_only=True"),
-        (
-            "from torch import load as read\nread(p, weights_only=False)",
-            "torch.load without weights_only=True",
-        ),
-        ("import torch as t\nt.load(p, weights_only=flag)", "torch.load without weights_only=True"),
-        ("import pickle as p\np.loads(b'')", "pickle.loads"),
-        ("from pickle import Unpickler\nclass U(Unpickler): pass", "pickle.Unpickler"),
-        ("import yaml\nyaml.load(t, Loader=yaml.Loader)", "yaml.load"),
-        ("from yaml import unsafe_load\nunsafe_load(t)", "yaml.unsafe_load"),
-        ("import numpy as np\nnp.load(p, allow_pickle=True)", "numpy.load with allow_pickle"),
-        ("f = eval\nf('1')", "eval"),
-        ("exec('x')", "exec"),
-        ("import subprocess\nsubprocess.run(c, shell=True)", "shell"),
-        ("import subprocess\nsubprocess.run(c, shell=flag)", "shell"),
-        ("import os\nos.system('x')", "os.system"),
-        ("Model.from_pretrained(p, trust_remote_code=True)", "trust_remote_code"),
-    ],
-)
-def test_code_that_runs_its_input_is_detected(source, name):
-    assert name in unsafe(source)
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import torch\ntorch.load(p, weights_only=True)",
-        "import re\nre.compile('a')",
-        "model.eval()",
-        "import yaml\nyaml.safe_load(t)",
-        "import subprocess\nsubprocess.run(c, shell=False)",
-    ],
-)
-def test_safe_code_is_accepted(source):
-    assert not unsafe(source)
-
-
 def test_no_file_runs_what_it_reads():
     found = {}
     for file in FILES:
@@ -146,8 +104,3 @@ def test_no_file_runs_what_it_reads():
         if left := unsafe(file.read_text(encoding="utf-8")) - ALLOWED.get(name, set()):
             found[name] = sorted(left)
     assert len(FILES) > 100 and not found
-
-
-def test_all_listed_exceptions_are_needed():
-    for name, calls in ALLOWED.items():
-        assert calls <= unsafe((ROOT / name).read_text(encoding="utf-8")), name

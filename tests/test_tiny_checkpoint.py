@@ -2,12 +2,8 @@
 layouts.
 """
 
-import inspect
-import json
-
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from hyvideo.data.prompts import Request
@@ -18,107 +14,14 @@ from hyvideo.models.hunyuan_video15.encoders import (
     load_vision_encoder,
 )
 from hyvideo.models.loading import load_transformer, load_vae
-from tests.tiny_checkpoint import diffusers_pipeline, write_diffusers, write_image, write_original
+from tests.tiny_checkpoint import diffusers_pipeline, write_diffusers, write_original
 
 VERSIONS = ("480p_t2v", "480p_i2v_step_distilled")
-PARTS = [
-    "text_encoder/llm/config.json",
-    "text_encoder/llm/tokenizer_config.json",
-    "text_encoder/llm/model.safetensors",
-    "text_encoder/byt5-small/config.json",
-    "text_encoder/byt5-small/tokenizer_config.json",
-    "text_encoder/Glyph-SDXL-v2/assets/color_idx.json",
-    "text_encoder/Glyph-SDXL-v2/assets/multilingual_10-lang_idx.json",
-    "text_encoder/Glyph-SDXL-v2/checkpoints/byt5_model.pt",
-    "vision_encoder/siglip/image_encoder/config.json",
-    "vision_encoder/siglip/image_encoder/model.safetensors",
-    "vision_encoder/siglip/feature_extractor/preprocessor_config.json",
-    "scheduler/scheduler_config.json",
-    *(
-        f"{folder}/{file}"
-        for folder in ("vae", *(f"transformer/{version}" for version in VERSIONS))
-        for file in ("config.json", "diffusion_pytorch_model.safetensors")
-    ),
-]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return write_original(tmp_path_factory.mktemp("tiny") / "ckpts", VERSIONS)
-
-
-def test_the_original_layout_is_complete_and_small(root):
-    assert [part for part in PARTS if not (root / part).is_file()] == []
-    configs = [
-        json.loads((root / "transformer" / version / "config.json").read_text())
-        for version in VERSIONS
-    ]
-    assert [(c["ideal_task"], c["ideal_resolution"], c["use_meanflow"]) for c in configs] == [
-        ("t2v", "480p", False),
-        ("i2v", "480p", True),
-    ]
-    for version in VERSIONS:
-        assert check_checkpoint(root, version, [Request('a sign says "OPEN"', "image.png")]) == []
-    files = [path for path in root.rglob("*") if path.is_file() and VERSIONS[1] not in path.parts]
-    assert sum(path.stat().st_size for path in files) < 40e6
-
-
-@pytest.fixture
-def inputs():
-    """Arguments of diffusers' pipelines: two steps, 5 frames of 64 x 64."""
-    noise = torch.randn(1, 4, 2, 4, 4, generator=torch.Generator().manual_seed(0))
-    return {"num_frames": 5, "num_inference_steps": 2, "latents": noise, "output_type": "latent"}
-
-
-@pytest.mark.slow
-def test_each_text_encoder_affects_the_video(root, inputs):
-    pipeline = diffusers_pipeline(root, "480p_t2v")
-    assert _tokens_before_the_prompt(pipeline) == pipeline.prompt_template_encode_start_idx == 108
-    inputs |= {"height": 64, "width": 64}
-    prompt, other = ('a sign says "OPEN"', 'a sign says "SHUT"')
-    words, words_mask, _, _ = pipeline.encode_prompt(other)
-    assert_all_differ(
-        pipeline(prompt, **inputs).frames,
-        pipeline(
-            prompt_embeds=words,
-            prompt_embeds_mask=words_mask,
-            **_glyphs(pipeline, prompt),
-            **inputs,
-        ).frames,
-        pipeline(prompt, **_glyphs(pipeline, other), **inputs).frames,
-        pipeline(other, **inputs).frames,
-    )
-    assert_is_a_video(pipeline(prompt, **inputs | {"output_type": "pt"}).frames)
-
-
-@pytest.mark.slow
-def test_the_image_affects_the_video_through_vae_and_vision_encoder(
-    root, inputs, tmp_path, monkeypatch
-):
-    pipeline = diffusers_pipeline(root, "480p_i2v_step_distilled")
-    # This pipeline has no size argument.
-    monkeypatch.setattr(
-        pipeline.video_processor, "calculate_default_height_width", lambda **_: (64, 64)
-    )
-    image = Image.open(write_image(tmp_path / "image.png", 64, 64))
-    flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-    encode_image = pipeline.encode_image
-
-    def sample(*, vae_image, vision_image, **changes):
-        monkeypatch.setattr(
-            pipeline,
-            "encode_image",
-            lambda **kwargs: encode_image(**kwargs | {"image": vision_image}),
-        )
-        return pipeline(vae_image, "the picture moves", **inputs | changes).frames
-
-    assert_all_differ(
-        sample(vae_image=image, vision_image=image),
-        sample(vae_image=flipped, vision_image=image),
-        sample(vae_image=image, vision_image=flipped),
-        sample(vae_image=flipped, vision_image=flipped),
-    )
-    assert_is_a_video(sample(vae_image=image, vision_image=image, output_type="pt"))
 
 
 @pytest.mark.system
@@ -148,17 +51,6 @@ def test_both_layouts_and_the_pipeline_have_the_same_weights(root, tmp_path, ver
     assert reloaded.tokenizer_2.convert_tokens_to_ids(special) == list(range(384, 390))
 
 
-def assert_all_differ(*latents):
-    for i, first in enumerate(latents):
-        for second in latents[:i]:
-            assert (first - second).abs().max() > 1e-3 * first.abs().max()
-
-
-def assert_is_a_video(videos):
-    assert videos.shape == (1, 5, 3, 64, 64)
-    assert videos.isfinite().all() and videos.std() > 0.01
-
-
 def assert_same(model, other):
     state, expected = model.state_dict(), other.state_dict()
     assert state.keys() == expected.keys()
@@ -166,25 +58,7 @@ def assert_same(model, other):
         assert torch.equal(tensor, expected[name]), name
 
 
-def _glyphs(pipeline, prompt):
-    _, _, embeds, mask = pipeline.encode_prompt(prompt)
-    return {"prompt_embeds_2": embeds, "prompt_embeds_mask_2": mask}
-
-
-def _tokens_before_the_prompt(pipeline) -> int:
-    system = (
-        inspect.signature(pipeline._get_mllm_prompt_embeds).parameters["system_message"].default
-    )
-    messages = [{"role": "system", "content": system}, {"role": "user", "content": "MARK"}]
-    text = pipeline.tokenizer.apply_chat_template(messages, tokenize=False)
-    return len(
-        pipeline.tokenizer(text[: text.index("MARK")], add_special_tokens=False)["input_ids"]
-    )
-
-
-@pytest.mark.parametrize(
-    "names", [["shared"], ["encoder.embed_tokens"], ["shared", "encoder.embed_tokens"]]
-)
+@pytest.mark.parametrize("names", [["shared"], ["shared", "encoder.embed_tokens"]])
 def test_all_published_names_of_the_t5_embedding_are_supported(root, tmp_path, names):
     pipeline = diffusers_pipeline(root, "480p_t2v")
     pipeline.text_encoder_2.save_pretrained(tmp_path / "text_encoder_2")

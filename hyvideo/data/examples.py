@@ -21,6 +21,9 @@ from hyvideo.data.text import quote
 COLUMNS = ("prompt", "video")
 OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
 KEEP = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+# in the folder of scripts.rate
+VIDEOS_FILE = "videos.csv"
+PAIRS_FILE = "pairs.csv"
 LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its latents
 # the tensor in this file; the digest of the video in its metadata
 LATENTS_KEY = "latents"
@@ -73,6 +76,23 @@ class Examples:
         return digest_of(requests, order, [example.weight for example in self.all])
 
 
+def file_in_study(path: str, name: str, setting: str) -> str:
+    """Return the path of a CSV; for the folder of a study, that of its file ``name``.
+
+    Raises ValueError, naming the ``setting``, for a folder without this file.
+    """
+    if not os.path.isdir(path):
+        return path
+    file = os.path.join(path, name)
+    if not os.path.isfile(file):
+        raise ValueError(
+            f"{setting} must be a CSV file or the folder of a study with {name}, which "
+            f"scripts.rate writes, got {quote(path)} without it; rate its videos, or give a CSV "
+            "file"
+        )
+    return file
+
+
 def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
     """Read CSV files of videos and return an example for each video that is trained on, in order.
 
@@ -89,7 +109,7 @@ def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
         for number, row in enumerate(rows, start=1):
             place = f"row {number} of {path}"
             check_columns(row, COLUMNS, "videos_csv", path)
-            if "keep" in row and not _keep(row["keep"], place):
+            if "keep" in row and not parse_keep(row["keep"], place):
                 continue
             request = request_of(row, path, "videos_csv", place)
             video = existing_video(path, row["video"], "video", place)
@@ -127,7 +147,8 @@ def _best(examples: Sequence[Example], scores: dict[int, float], fraction: float
     return kept
 
 
-def _keep(text: str, place: str) -> bool:
+def parse_keep(text: str, place: str) -> bool:
+    """Return whether a cell of the column `keep` keeps its video. Raises ValueError, naming the row."""
     answer = text.strip().casefold()
     if answer not in KEEP:
         raise ValueError(

@@ -11,15 +11,18 @@ from contextlib import contextmanager
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import av
 import numpy as np
 import torch
-from av.container import InputContainer
 from torch import Tensor
 
 from hyvideo.data.files import publish
+
+# av is imported where a file is read or written: checks of a GPU run on machines without it.
+if TYPE_CHECKING:
+    import av
+    from av.container import InputContainer
 
 MIN_MP4_SIDE = 256  # pixels
 BT601 = 6  # of H.264's tables of primaries, transfer characteristics and matrices: SMPTE 170M
@@ -136,13 +139,15 @@ def _mp4(pixels: np.ndarray, rate: Fraction) -> bytes:
 
     Shape: uint8 (frames, height, width, 3).
     """
+    import av
+
     height, width = pixels.shape[1:3]
     pictures = (av.VideoFrame.from_ndarray(frame, format="rgb24") for frame in pixels)
     return _encode(pictures, rate, height=height, width=width)
 
 
 def _encode(
-    pictures: Iterable[av.VideoFrame],
+    pictures: "Iterable[av.VideoFrame]",
     rate: Fraction,
     *,
     height: int,
@@ -154,6 +159,8 @@ def _encode(
     The stream names its colors. Without a name, players take BT.709 from 720 lines on, and show
     other colors.
     """
+    import av
+
     buffer = io.BytesIO()
     # seconds; not stream.time_base, which the muxer changes when it writes the header
     frame_duration = 1 / rate
@@ -298,6 +305,8 @@ def is_as_written(path: str | os.PathLike) -> bool:
 
     Copies of such files reveal nothing about the program that wrote them.
     """
+    import av
+
     with _opened(path) as (file, stream):
         found = _storage(file, stream)
     black = np.zeros((1, MIN_MP4_SIDE, MIN_MP4_SIDE, 3), dtype=np.uint8)
@@ -305,18 +314,20 @@ def is_as_written(path: str | os.PathLike) -> bool:
         return found == _storage(file, file.streams.video[0])
 
 
-def _storage(file: InputContainer, stream: av.VideoStream) -> tuple:
+def _storage(file: "InputContainer", stream: "av.VideoStream") -> tuple:
     codec = stream.codec_context
     colors = codec.colorspace, codec.color_range, codec.color_primaries, codec.color_trc
     return len(file.streams), codec.name, codec.pix_fmt, colors, file.metadata, stream.metadata
 
 
 @contextmanager
-def _opened(path: str | os.PathLike) -> Iterator[tuple[InputContainer, av.VideoStream]]:
+def _opened(path: str | os.PathLike) -> "Iterator[tuple[InputContainer, av.VideoStream]]":
     """Context manager that yields a file and its video stream.
 
     Raises ValueError if the file cannot be decoded.
     """
+    import av
+
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no video file {path}")
@@ -329,7 +340,7 @@ def _opened(path: str | os.PathLike) -> Iterator[tuple[InputContainer, av.VideoS
         raise ValueError(f"{path} is not a video: it is corrupted or truncated") from error
 
 
-def _header(stream: av.VideoStream, path: str | os.PathLike) -> Header:
+def _header(stream: "av.VideoStream", path: str | os.PathLike) -> Header:
     fps = float(stream.average_rate or 0)
     if fps <= 0:
         raise ValueError(f"{path} has no frame rate; write it again with one")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.digests import digest_of
-from hyvideo.data.prompts import Request, read_requests
+from hyvideo.data.prompts import Request
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.generation import Source, make_and_read_requests
 from hyvideo.generation.stored_latents import Sampled, stored
@@ -24,6 +24,7 @@ from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.config import Config
+from hyvideo.settings.run_inputs import trained_prompts
 from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity
@@ -140,7 +141,7 @@ class Evaluator:
                 write_evaluation(file, evaluation, identity)
                 store.remove()
                 print(f"evaluated {name}: {file}", flush=True)
-            evaluations[name] = mark_seen(evaluation, read_requests(*self.config.data.prompts_csv))
+            evaluations[name] = mark_seen(evaluation, trained_prompts(self.config))
         return evaluations
 
     def folder(self, folder: Path) -> Evaluation:

@@ -19,6 +19,19 @@ from torch import Tensor
 # embedding, whose shortest period is 2 pi / 1000, and magnifies rounding: on the miniature in bf16,
 # the error of the derivative term is 0.6 of the velocity at 0.005, and 0.15 at 0.02.
 DIFFERENCE = 0.02
+# The term grows with the length of the interval, and so does its noise from rounding. For longer
+# intervals than this, a longer distance halves the variance of this noise.
+LONG_INTERVAL, LONG_DIFFERENCE = 0.3, 0.03
+
+
+def differences(starts: Tensor, ends: Tensor) -> Tensor:
+    """Return the distance in noise level of the central difference for each interval, at most as
+    far as noise level 1.
+
+    Shape: (batch,).
+    """
+    longer = (1 - starts).clamp(DIFFERENCE, LONG_DIFFERENCE)
+    return torch.where(starts - ends > LONG_INTERVAL, longer, DIFFERENCE)
 
 
 @torch.no_grad()
@@ -29,7 +42,7 @@ def derivative_term(
     starts: Tensor,
     ends: Tensor,
     *,
-    difference: float = DIFFERENCE,
+    difference: float | None = None,
 ) -> Tensor:
     """Return ``(s - r) du/ds`` by a central difference, without gradient.
 
@@ -37,14 +50,21 @@ def derivative_term(
         mean_velocity: (latents, starts) -> u, with fixed ends.
         latents: x_s. Shape: (batch, ...).
         tangent: dx/ds, of a re-noised rollout e - x0. Shape: as ``latents``.
-        starts: s, at least ``difference`` away from 0 and 1. Shape: (batch,).
+        starts: s, at least h away from 0 and 1. Shape: (batch,).
         ends: r. Shape: (batch,).
-        difference: h, the distance in noise level; the error is of the order h^2.
+        difference: h, the distance in noise level, by default that of `differences`; the error is
+            of the order h^2.
     """
+    if difference is None:
+        steps = differences(starts, ends)
+    else:
+        steps = torch.full_like(starts, difference)
 
-    def at(distance: float) -> Tensor:
-        return mean_velocity(latents + distance * tangent, starts + distance)
+    def column(values: Tensor) -> Tensor:
+        return values.to(latents.device).view(-1, *(1,) * (latents.dim() - 1))
 
-    derivative = (at(difference) - at(-difference)) / (2 * difference)
-    lengths = (starts - ends).to(latents.device)
-    return lengths.view(-1, *(1,) * (latents.dim() - 1)) * derivative
+    def at(distances: Tensor) -> Tensor:
+        return mean_velocity(latents + column(distances) * tangent, starts + distances)
+
+    derivative = (at(steps) - at(-steps)) / (2 * column(steps))
+    return column(starts - ends) * derivative

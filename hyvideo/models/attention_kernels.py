@@ -116,7 +116,7 @@ def candidates(setting: str, device: torch.device) -> list[str]:
     if requested.
 
     On Hopper, the published rate of cuDNN's kernel is 1.6 times that of FlashAttention 2, and
-    FlashAttention 3 is close to cuDNN. torch also prefers cuDNN on the B200.
+    FlashAttention 3 is close to cuDNN. torch also prefers cuDNN on the B200; the B300 is 10.3.
     """
     if setting == "torch" or device.type != "cuda" and setting != "sage":
         return []
@@ -125,7 +125,7 @@ def candidates(setting: str, device: torch.device) -> list[str]:
     capability = torch.cuda.get_device_capability(device)
     cudnn = torch.backends.cudnn.version() or 0
     has_fa3 = capability[0] == 9 and importlib.util.find_spec("flash_attn_interface") is not None
-    has_cudnn = capability in ((9, 0), (10, 0)) and cudnn >= _MIN_CUDNN
+    has_cudnn = capability in ((9, 0), (10, 0), (10, 3)) and cudnn >= _MIN_CUDNN
     found = []
     if has_fa3:
         found.append("flash3")

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,10 +41,12 @@ def tile_size_of(vae: nn.Module) -> int:
 
 
 def use_channels_last(model: nn.Module) -> None:
-    """Store the weights of 3D convolutions channels-last, so that cuDNN computes in this layout."""
+    """Store the weights of convolutions channels-last, so that cuDNN computes in this layout."""
+    formats = {nn.Conv2d: torch.channels_last, nn.Conv3d: torch.channels_last_3d}
     for module in model.modules():
-        if isinstance(module, nn.Conv3d):
-            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last_3d)
+        for kind, memory_format in formats.items():
+            if isinstance(module, kind):
+                module.weight.data = module.weight.data.contiguous(memory_format=memory_format)
 
 
 def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
@@ -54,15 +56,9 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     If the memory that `DecodingMemory` predicts for the current tiles is not free, or after an
     OutOfMemoryError, tiles become smaller and remain so.
     """
-    family = family_of(vae)
-    videos, channels, latent_frames, latent_height, latent_width = latents.shape
-    _, temporal, spatial, *_ = family.latents(vae.config)
-    size = (
-        (latent_frames - 1) * temporal + 1,
-        latent_height * spatial,
-        latent_width * spatial,
-    )
-    measured = decoding_memory(family.name, channels)
+    size = _video_size(vae, latents)
+    videos, channels = latents.shape[:2]
+    measured = decoding_memory(family_of(vae).name, channels)
     needed = {
         tile: measured.bytes(videos, size, tile, vae.dtype.itemsize) for tile in _tiles(vae, size)
     }
@@ -74,12 +70,24 @@ def decode(vae: nn.Module, latents: Tensor, tiles: Any = None) -> Tensor:
     if tiles:  # the smallest of all ranks
         tile = min(tiles.of_all(tile), key=lambda side: side or math.inf)
     _reduce(vae, tile, f"{available / 2**30:.1f} GiB are free")
+
+    def decoded() -> Tensor:
+        with measured_convolutions():
+            if tiles:
+                return tiles.decode(vae, latents)
+            return vae.decode(latents, return_dict=False)[0]
+
+    return with_smaller_tiles(vae, latents, decoded)
+
+
+def with_smaller_tiles(vae: nn.Module, latents: Tensor, decode: Callable[[], Any]) -> Any:
+    """Return the result of ``decode``, which decodes ``latents``; after an OutOfMemoryError, tiles
+    become smaller, and it is called again.
+    """
+    size = _video_size(vae, latents)
     while True:
         try:
-            with _measured_convolutions():
-                if tiles:
-                    return tiles.decode(vae, latents)
-                return vae.decode(latents, return_dict=False)[0]
+            return decode()
         except torch.OutOfMemoryError as error:
             current, *smaller = _tiles(vae, size)
             half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
@@ -102,12 +110,12 @@ def decode_with_gradient(vae: nn.Module, latents: Tensor, *, recompute: bool) ->
     computes one call after another again: a tile or, for a VAE that decodes one latent frame after
     another, a latent frame of it.
     """
-    if not recompute:
-        return vae.decode(latents, return_dict=False)[0]
     decoder = vae.decoder
-    vae._modules["decoder"] = partial(_recomputed, decoder)
+    if recompute:
+        vae._modules["decoder"] = partial(_recomputed, decoder)
     try:
-        return vae.decode(latents, return_dict=False)[0]
+        with measured_convolutions():
+            return vae.decode(latents, return_dict=False)[0]
     finally:
         vae._modules["decoder"] = decoder
 
@@ -151,7 +159,7 @@ def encode(vae: nn.Module, videos: Sequence[Tensor]) -> list[Tensor]:
     """
     scale = family_of(vae).latents(vae.config)
     encoded = []
-    with on_device(vae), _measured_convolutions():
+    with on_device(vae), measured_convolutions():
         for video in videos:
             pixels = video.to(device_of(vae)).float().transpose(0, 1)[None] / 127.5 - 1
             posterior = vae.encode(pixels.to(vae.dtype)).latent_dist
@@ -160,7 +168,7 @@ def encode(vae: nn.Module, videos: Sequence[Tensor]) -> list[Tensor]:
 
 
 @contextmanager
-def _measured_convolutions() -> Iterator[None]:
+def measured_convolutions() -> Iterator[None]:
     """Let cuDNN measure its kernels for each new shape within the context, since tiles have at most
     four shapes.
 
@@ -179,6 +187,13 @@ def _measured_convolutions() -> Iterator[None]:
     finally:
         cudnn.benchmark = was_measuring
         cudnn.benchmark_limit = limit
+
+
+def _video_size(vae: nn.Module, latents: Tensor) -> tuple[int, int, int]:
+    """Return frames, height and width of the decoded videos."""
+    _, temporal, spatial, *_ = family_of(vae).latents(vae.config)
+    frames, height, width = latents.shape[2:]
+    return (frames - 1) * temporal + 1, height * spatial, width * spatial
 
 
 def _tiles(vae: nn.Module, size: Sequence[int]) -> list[int]:

@@ -391,10 +391,16 @@ class GRPOPipeline:
         is sampled.
         """
         if self.device.type == "cuda":
-            tile = decoding.tile_size_of(self.vae)
-            shape = self.latent_shape(
-                num_frames, *(min(tile or side, side) for side in (height, width))
-            )
-            self.decode(
-                normal((batch_size, *shape), 0, "tile").to(self.device), batch_size=batch_size
-            )
+            noise = self.noise_of_tile(num_frames, height, width, batch_size=batch_size)
+            self.decode(noise, batch_size=batch_size)
+
+    def noise_of_tile(self, num_frames: int, height: int, width: int, *, batch_size: int) -> Tensor:
+        """Return noise in place of the latents of one tile of ``batch_size`` videos.
+
+        Shape: (batch, channels, frames, height, width).
+        """
+        tile = decoding.tile_size_of(self.vae)
+        shape = self.latent_shape(
+            num_frames, *(min(tile or side, side) for side in (height, width))
+        )
+        return normal((batch_size, *shape), 0, "tile").to(self.device)

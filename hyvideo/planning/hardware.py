@@ -1,5 +1,8 @@
-"""GPUs that a run is planned for."""
+"""GPUs that a run is planned for: those of hardware.yaml and, in its format, of a file that
+scripts.gpu_check has measured.
+"""
 
+import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +12,7 @@ import yaml
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 GPUS: dict[str, dict[str, Any]] = _TABLE["gpus"]
+MEASURED = "GPU_HARDWARE_FILE"  # environment variable: hardware.yaml of scripts.gpu_check
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,19 @@ def hardware_of_device(device_name: str, gpu_memory: float) -> Hardware:
 
 def _find(name: str) -> Hardware | None:
     wanted = _simplified(name)
-    for known, gpu in GPUS.items():
+    measured = _measured()
+    others = {known: gpu for known, gpu in GPUS.items() if known not in measured}
+    for known, gpu in (measured | others).items():
         if wanted == _simplified(known) or re.fullmatch(gpu["device"], name):
             numbers = {key: value for key, value in gpu.items() if key != "device"}
             return Hardware(name=known, **numbers)
     return None
+
+
+def _measured() -> dict[str, dict[str, Any]]:
+    """Return the GPUs of the file in the environment; none without one."""
+    file = os.environ.get(MEASURED)
+    return yaml.safe_load(Path(file).read_text(encoding="utf-8"))["gpus"] if file else {}
 
 
 def _simplified(name: str) -> str:

@@ -19,7 +19,7 @@ class StageTimer:
     """Measures the stages of an iteration and calls ``on_stage`` at their start and end.
 
     On a GPU, events in the current stream mark the stages, so that the CPU does not wait at the end
-    of a stage.
+    of a stage, and torch's peak memory is that since the last mark.
     """
 
     def __init__(
@@ -34,19 +34,25 @@ class StageTimer:
         self.on_stage = on_stage
         self._flops = flops
         self._peak = peak
+        self._device = device
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._memory: dict[str, float] = {}  # peak bytes by metric
         self._stages: list[tuple] = []  # name, mark of the start, mark of the end, FLOPs
         self._synchronize()  # the first event and the CPU's clock have the same origin
         self.start = time.perf_counter()
+        if self._stream:  # what was allocated before, such as a trial of the decoding, is not of it
+            torch.cuda.reset_peak_memory_stats(device)
         self._origin = self._mark()
 
     @contextmanager
     def __call__(self, stage: str, part: str = "") -> Iterator[None]:
         start = self._mark()
+        self._note_memory()
         flops = self._flops()
         self.on_stage(stage, part)
         yield
         self._stages.append((stage, start, self._mark(), self._flops() - flops))
+        self._note_memory(stage)
         self.on_stage(f"after {stage}")
 
     def spans(self) -> list[tuple[str, tuple[float, float]]]:
@@ -77,6 +83,24 @@ class StageTimer:
             if self._peak:
                 metrics[f"perf/mfu/{stage}"] = rate / self._peak
         return metrics
+
+    def memory(self) -> dict[str, float]:
+        """Return the peak memory in GiB since the start, and on a GPU ``memory/<stage>_gib``."""
+        if not self._stream:
+            peak = peak_memory_gib(self._device)
+            return {"memory/peak_gib": peak, "memory/peak_reserved_gib": peak}
+        self._note_memory()
+        return {f"memory/{name}_gib": size / 2**30 for name, size in self._memory.items()}
+
+    def _note_memory(self, stage: str = "peak") -> None:
+        """Record the peak memory of a GPU since the last call for the stage and for the whole."""
+        if not self._stream:
+            return
+        allocated = torch.cuda.max_memory_allocated(self._device)
+        reserved = torch.cuda.max_memory_reserved(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        for name, size in ((stage, allocated), ("peak", allocated), ("peak_reserved", reserved)):
+            self._memory[name] = max(size, self._memory.get(name, 0.0))
 
     def _synchronize(self) -> None:
         if self._stream:  # only this stream: rewards are computed concurrently on another one
@@ -110,12 +134,8 @@ def write_timeline(
         write_json(output_dir / TIMELINE_FILE, {"iteration": iteration, "spans": relative})
 
 
-def peak_memory_gib(device: torch.device, *, reserved: bool = False) -> float:
-    """Return the peak memory so far in GiB: of the GPU, or of the process without one.
-
-    ``reserved`` also counts the GPU memory that torch's allocator keeps for reuse.
-    """
+def peak_memory_gib(device: torch.device) -> float:
+    """Return the peak memory so far in GiB: of the GPU, or of the process without one."""
     if device.type == "cuda":
-        peak = torch.cuda.max_memory_reserved if reserved else torch.cuda.max_memory_allocated
-        return peak(device) / 2**30
+        return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -116,11 +116,19 @@ def differing_settings(configs: Mapping[str, Config]) -> list[str]:
     """Return the settings that have several values among the runs, also the seed; first those that
     affect learning.
     """
-    flats = [config.flat() for config in configs.values()]
+    flats = [shown_settings(config) for config in configs.values()]
     # runs of different objectives have different settings
     names = dict.fromkeys(name for flat in flats for name in flat if name != "output_dir")
     found = [name for name in names if len({str(flat.get(name)) for flat in flats}) > 1]
     return sorted(found, key=lambda name: LEAVES[name].decides != "learning")
+
+
+def shown_settings(config: Config) -> dict[str, object]:
+    """Return the settings of a run, without `prompts_csv` if it trains on given videos."""
+    settings = config.flat()
+    if config.objective.videos_from:
+        del settings["prompts_csv"]
+    return settings
 
 
 def setting_text(value: object) -> str:

@@ -21,7 +21,7 @@ from hyvideo.settings.command_line import config_of_run
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_rollouts
 from hyvideo.settings.objectives import label_of
-from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.run_inputs import trained_prompts
 from hyvideo.validation.intervals import Interval, t_interval
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history
@@ -118,9 +118,8 @@ class RunContents:
         """Videos of ``gains`` whose prompt was not trained on, by number; none if the files of the
         training have moved.
         """
-        try:
-            training = RunInputs(self.config, 1).requests
-        except ValueError:
+        training = trained_prompts(self.config)
+        if not training:
             return []
         seen = are_seen([self.after[number]["prompt"] for number in self.gains], training)
         return [number for number, is_seen in zip(self.gains, seen) if not is_seen]

@@ -25,6 +25,7 @@ from hyvideo.report.comparison import (
     read_comparison,
     reward_of,
     setting_text,
+    shown_settings,
     with_runs_below,
 )
 from hyvideo.report.contents import MAX_POINTS, RunContents
@@ -93,6 +94,7 @@ def report_page(found: Comparison, place: Path) -> str:
         data=data,
         script=as_script(data),
         defaults_of=defaults_of,
+        shown_settings=shown_settings,
         plotly=packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
@@ -136,7 +138,7 @@ def comparison_data(found: Comparison) -> dict:
     max_validations = max(MIN_VALIDATIONS, points_each(len(configs)) // 2)
     runs = {}
     for name, run in found.runs.items():
-        values = configs[name].flat()
+        values = shown_settings(configs[name])
         runs[name] = page_data(run, max_validations)
         runs[name]["settings"] = {
             setting: setting_text(values.get(setting)) for setting in settings

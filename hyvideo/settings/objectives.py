@@ -14,7 +14,13 @@ from typing import ClassVar, Literal
 from pydantic import create_model, field_validator
 
 from hyvideo.data.custom_code import load_object
-from hyvideo.data.examples import Examples, read_examples
+from hyvideo.data.examples import (
+    PAIRS_FILE,
+    VIDEOS_FILE,
+    Examples,
+    file_in_study,
+    read_examples,
+)
 from hyvideo.data.files import parse_json
 from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.text import nearest, quote
@@ -253,8 +259,8 @@ class DPOSettings(KLCoefficientSettings):
 
     pairs_csv: list[str] = learning(
         [],
-        "Rated pairs of videos, CSV files: `prompt`, `first`, `second`, `answer`, optionally "
-        "`dimension`, `ref_image_path`.",
+        "Rated pairs of videos, folders of scripts.rate or CSV files: `prompt`, `first`, `second`, "
+        "`answer`, optionally `dimension`, `ref_image_path`.",
         is_path=True,
     )
     pair_weights: str = learning(
@@ -271,6 +277,11 @@ class DPOSettings(KLCoefficientSettings):
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "constant", "KL coefficient schedule."
     )
+
+    @field_validator("pairs_csv")
+    @classmethod
+    def _are_files(cls, paths: list[str]) -> list[str]:
+        return [file_in_study(path, PAIRS_FILE, "pairs_csv") for path in paths]
 
     @field_validator("pair_weights")
     @classmethod
@@ -317,8 +328,8 @@ class SFTSettings(KLCoefficientSettings):
 
     videos_csv: list[str] = learning(
         [],
-        "Videos to train on, CSV files: `prompt`, `video`, optionally `ref_image_path`, `keep` (1 "
-        "or 0), `score`.",
+        "Videos to train on, folders of scripts.rate or CSV files: `prompt`, `video`, optionally "
+        "`ref_image_path`, `keep` (1 or 0), `score`.",
         is_path=True,
     )
     keep_fraction: float = learning(
@@ -335,6 +346,11 @@ class SFTSettings(KLCoefficientSettings):
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "constant", "KL coefficient schedule."
     )
+
+    @field_validator("videos_csv")
+    @classmethod
+    def _are_files(cls, paths: list[str]) -> list[str]:
+        return [file_in_study(path, VIDEOS_FILE, "videos_csv") for path in paths]
 
     def read_videos(self, seed: int) -> Examples:
         return Examples(read_examples(self.videos_csv, self.keep_fraction))

@@ -66,3 +66,11 @@ class RunInputs:
         return read_architecture(
             self.config.model.pretrained_model_root, self.config.model.transformer_version
         )
+
+
+def trained_prompts(config: Config) -> list[Request]:
+    """Return the prompts that a run trains on; none if their files have moved."""
+    try:
+        return RunInputs(config).requests
+    except ValueError:
+        return []

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.distributed.collectives import gather_ranks
-from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
+from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled
@@ -474,6 +474,7 @@ class LevelObjective(Objective):
             if ends is None:
                 times += [(timestep, None) for timestep in (1000 * levels).tolist()]
                 continue
-            for distance in (0.0, DIFFERENCE, -DIFFERENCE):
-                times += zip((1000 * (levels + distance)).tolist(), (1000 * ends).tolist())
+            steps = differences(levels, ends)
+            for starts in (levels, levels + steps, levels - steps):
+                times += zip((1000 * starts).tolist(), (1000 * ends).tolist())
         self.pipeline.prepare(times)

@@ -11,6 +11,7 @@ and of x0_hat by the weights, in the pass of the update.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_levels
 from hyvideo.grpo.nft import mean_square, relative_norm
+from hyvideo.models import decoding
 from hyvideo.models.offload import on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.rewards import contract
@@ -68,7 +70,9 @@ class RewardGradient:
         parts = []
         for start in range(0, len(latents), self.batch_size):
             rows = slice(start, start + self.batch_size)
-            parts.append(self._of_batch(latents[rows].detach(), list(prompts[rows])))
+            batch = latents[rows].detach()
+            of_batch = partial(self._of_batch, batch, list(prompts[rows]))
+            parts.append(decoding.with_smaller_tiles(self.pipeline.vae, batch, of_batch))
         return LatentRewards(*(torch.cat(each) for each in zip(*parts)))
 
     @torch.enable_grad()
@@ -86,7 +90,8 @@ class RewardGradient:
                 .view(-1, 1, 1, 1, 1)
             )
             scaled = (by_video / scale).to(decoded.dtype)
-            (by_latents,) = torch.autograd.grad(decoded, latents, scaled)
+            with decoding.measured_convolutions():
+                (by_latents,) = torch.autograd.grad(decoded, latents, scaled)
         by_latents = by_latents * scale
         is_finite = rewards.isfinite() & by_latents.isfinite().flatten(1).all(1)
         return LatentRewards(
@@ -134,7 +139,8 @@ class RewardGradient:
 
 
 def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: str) -> None:
-    """Score a video with gradient.
+    """Score a video with gradient and, on a GPU, also decode and differentiate one tile of noise,
+    so that a lack of memory shows before the first video is sampled.
 
     Raises ValueError if a scorer returns other shapes or a detached score.
     """
@@ -142,6 +148,12 @@ def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: st
     levels = video[None].float().to(reward_gradient.pipeline.device).requires_grad_()
     with reward_gradient.scorer.on_device():
         reward_gradient.reward_of_levels(levels, [prompt])
+    if levels.is_cuda:
+        del levels
+        noise = reward_gradient.pipeline.noise_of_tile(
+            data.sample_n_frames, data.height, data.width, batch_size=reward_gradient.batch_size
+        )
+        reward_gradient(noise, [prompt] * len(noise))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ prompts CSV.
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,19 +104,20 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     ]
 
 
-def write_scored_videos(path: Path, clips: list[Clip], scores: list[float | None]) -> None:
-    """Write the CSV file of videos that objective sft reads, with their scores; those without one
-    are left out. Paths are relative to the folder of the CSV.
+def write_videos_csv(
+    path: Path, clips: list[Clip], column: str, values: Sequence[float | str | None]
+) -> None:
+    """Write the CSV file of videos that objective sft reads, with a column `score` or `keep`; videos
+    whose value is None are left out. Paths are relative to the folder of the CSV.
     """
     rows = []
-    for clip, score in zip(clips, scores, strict=True):
-        if score is None:
+    for clip, value in zip(clips, values, strict=True):
+        if value is None:
             continue
         video = os.path.relpath(clip.path, path.parent)
         image = os.path.abspath(clip.image) if clip.image else ""
-        rows.append([clip.prompt, video, image, score])
-    columns = [*COLUMNS, "ref_image_path", "score"]
-    write_text(path, csv_text(columns, rows))
+        rows.append([clip.prompt, video, image, value])
+    write_text(path, csv_text([*COLUMNS, "ref_image_path", column], rows))
 
 
 def common_frame_rate(clips: list[Clip]) -> float:

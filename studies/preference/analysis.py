@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ import krippendorff
 import numpy as np
 
 from hyvideo.data.digests import digest_file
+from hyvideo.data.examples import PAIRS_FILE
 from hyvideo.data.files import publish, read_json
 from hyvideo.data.text import quote
 from hyvideo.validation.intervals import t_quantile
@@ -21,6 +23,7 @@ from studies.preference import tables
 from studies.preference.rating import DATABASE, KEY, STUDY, Study
 
 KINDS = ("pair", "repeat", "identical")
+MOST_FAILED = 0.5  # share of the checks that a rater may fail
 MIN_ONE_SIDED = 8  # fewest preferences from which a rater counts as one-sided
 # share of a win for the first video
 FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}
@@ -97,7 +100,8 @@ def judgements(study: Study, pairs: dict) -> list[SimpleNamespace]:
     """Join the answers with the key of their pairs and derive wins and failed checks; undefined
     values are None.
     """
-    given = [SimpleNamespace(**row, **pairs[row["pair"]]) for row in study.rows()]
+    no_image = {"ref_image_path": ""}
+    given = [SimpleNamespace(**row, **(no_image | pairs[row["pair"]])) for row in study.rows()]
     before = {}
     for j in given:
         won = FIRST_SHARE[j.answer]
@@ -182,9 +186,7 @@ def share(given: list[SimpleNamespace], name: str) -> dict[str, float | None]:
 
 
 def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
-    """Return the results of one question; Krippendorff's alpha is None if no pair has two raters, or all answers
-    are equal.
-    """
+    """Return the results of one question."""
     rates = []
     wins = list(itertools.permutations(range(len(methods)), 2))
     for a, b in itertools.combinations(range(len(methods)), 2):
@@ -198,6 +200,20 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
         # an answer counts as two wins, a tie as one for each
         won = int(sum(2 * j.value for j in answers))
         wins += [(a, b)] * won + [(b, a)] * (2 * len(answers) - won)
+    strengths = choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist()
+    return {
+        "win_rates": rates,
+        "strengths": dict(zip(methods, strengths)),
+        "alpha": agreement(given),
+        "first_side": share(given, "is_first"),
+        "reward_model": share(given, "is_scored_higher"),
+    }
+
+
+def agreement(given: list[SimpleNamespace]) -> float | None:
+    """Return Krippendorff's alpha of the answers to one question; None if no pair has two raters, or
+    all answers are equal.
+    """
     # Answers by pair: losses, ties and wins of the first method. Ordinal alpha needs ascending values.
     num_answers = Counter((j.unit, j.versus, j.value) for j in given)
     counts_by_pair = [
@@ -209,14 +225,7 @@ def question_results(given: list[SimpleNamespace], methods: list[str]) -> dict:
     if shared:
         with np.errstate(invalid="ignore"):
             alpha = float(krippendorff.alpha(value_counts=shared, level_of_measurement="ordinal"))
-    strengths = choix.ilsr_pairwise(len(methods), wins, max_iter=1000).tolist()
-    return {
-        "win_rates": rates,
-        "strengths": dict(zip(methods, strengths)),
-        "alpha": alpha if math.isfinite(alpha) else None,
-        "first_side": share(given, "is_first"),
-        "reward_model": share(given, "is_scored_higher"),
-    }
+    return alpha if math.isfinite(alpha) else None
 
 
 def one_sided(given: list[SimpleNamespace], question: str) -> dict[str, str]:
@@ -237,14 +246,24 @@ def one_sided(given: list[SimpleNamespace], question: str) -> dict[str, str]:
     }
 
 
-def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> str:
-    """Write table3, pairs.csv and the analysis, without the raters ``exclude``; return its text.
+@dataclass(frozen=True)
+class Counted:
+    """The answers of a study, and those that count."""
 
-    Raises ValueError for an unknown rater, and if no answers remain.
+    given: list[SimpleNamespace]
+    checks: dict[str, list[bool]]  # of each rater with answers: whether each check was failed
+    left_out: list[str]  # raters
+    answers: list[SimpleNamespace]  # that count
+
+
+def count(
+    study: Study, key: dict, most_failed: float = MOST_FAILED, exclude: Sequence[str] = ()
+) -> Counted:
+    """Return the answers that count: to pairs that are no checks, of the raters who did not fail
+    more than this share of their checks and are not in ``exclude``.
+
+    Raises ValueError for an unknown rater.
     """
-    if not 0 <= most_failed <= 1:
-        raise ValueError(f"--most_failed must be a share from 0 to 1, got {most_failed}")
-    key = read_key(study)
     questions = list(study.questions)
     check_answers(study)
     given = judgements(study, key["pairs"])
@@ -263,18 +282,31 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
         for rater, failed in checks.items()
         if rater in exclude or sum(failed) > most_failed * len(failed)
     ]
-    counted = [
+    answers = [
         j
         for j in given
         if j.kind == "pair" and j.rater not in left_out and j.dimension in questions
     ]
-    if not counted:
+    return Counted(given, checks, left_out, answers)
+
+
+def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> str:
+    """Write table3, pairs.csv and the analysis, without the raters ``exclude``; return its text.
+
+    Raises ValueError for an unknown rater, and if no answers remain.
+    """
+    if not 0 <= most_failed <= 1:
+        raise ValueError(f"--most_failed must be a share from 0 to 1, got {most_failed}")
+    key = read_key(study)
+    questions = list(study.questions)
+    counted = count(study, key, most_failed, exclude)
+    if not counted.answers:
         excluded = (
             f"excluded for failing more than {most_failed:.0%} of their checks: "
-            f"{', '.join(left_out) or 'none'}"
+            f"{', '.join(counted.left_out) or 'none'}"
         )
         raise ValueError(f"no answers to {', '.join(questions)} remain; raters {excluded}")
-    by_question = {name: [j for j in counted if j.dimension == name] for name in questions}
+    by_question = {name: [j for j in counted.answers if j.dimension == name] for name in questions}
     by_name = {
         name: question_results(answers, key["methods"])
         for name, answers in by_question.items()
@@ -283,11 +315,11 @@ def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> st
     general = {
         "methods": key["methods"],
         "most_failed": most_failed,
-        "checks": checks,
-        "left_out": left_out,
-        "one_sided": one_sided(given, questions[-1]),
+        "checks": counted.checks,
+        "left_out": counted.left_out,
+        "one_sided": one_sided(counted.given, questions[-1]),
     }
-    return _write_results(study.folder, general | {"questions": by_name}, counted)
+    return _write_results(study.folder, general | {"questions": by_name}, counted.answers)
 
 
 def _write_results(folder: Path, results: dict, counted: list[SimpleNamespace]) -> str:
@@ -296,7 +328,7 @@ def _write_results(folder: Path, results: dict, counted: list[SimpleNamespace]) 
     questions = results["questions"]
     files = {
         "analysis.json": json.dumps(results, indent=1, allow_nan=False),
-        "pairs.csv": tables.pairs_csv(counted),
+        PAIRS_FILE: tables.pairs_csv(counted),
         "table3.md": tables.table3_md(questions, counted) + "\n",
         "table3.csv": tables.table3_csv(questions),
         "table3.tex": tables.table3_tex(questions, counted) + "\n",

@@ -7,7 +7,7 @@ import json
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -151,8 +151,11 @@ def _check_raters(raters: Iterable[dict]) -> None:
                 raise ValueError(f"pair {quote(pair)}")
 
 
-def create_app(study: Study) -> FastAPI:
-    """Return the web service of a study. A token gives access to the pairs of its rater only."""
+def create_app(study: Study, after_answer: Callable[[], object] | None = None) -> FastAPI:
+    """Return the web service of a study. A token gives access to the pairs of its rater only.
+
+    ``after_answer`` is called after answers are stored, perhaps in several threads.
+    """
 
     def check(token: str = "", pair: str | None = None, side: str = "first") -> None:
         if (
@@ -179,14 +182,19 @@ def create_app(study: Study) -> FastAPI:
         headers = {"cache-control": "private, max-age=86400", "etag": f'"{pair}-{side}"'}
         return FileResponse(file, headers=headers)
 
+    def store(content: bytes) -> None:
+        study.add(content)
+        if after_answer:
+            after_answer()
+
     @app.post("/{token}/answers", status_code=204)
     async def add(request: Request) -> None:
         content = await read_body(request, max_bytes=MAX_BODY, seconds=MAX_SECONDS)
         try:
-            await asyncio.to_thread(study.add, content)
+            await asyncio.to_thread(store, content)
         except ValueError as error:
             raise HTTPException(422, str(error)) from error
-        except sqlite3.Error as error:  # such as a full disk
+        except (sqlite3.Error, OSError) as error:  # such as a full disk
             raise HTTPException(
                 503, f"{error}; please contact the person who invited you"
             ) from error

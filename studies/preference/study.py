@@ -17,10 +17,14 @@ from hyvideo.data.digests import digest_file
 from hyvideo.data.examples import LATENTS_SUFFIX
 from hyvideo.data.files import publish, remove_partial
 from hyvideo.data.prompts import Request
+from hyvideo.data.text import quote
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.records.run_files import write_json
-from hyvideo.validation.video_folder import find_clips
+from hyvideo.validation.video_folder import Clip, find_clips
 from studies.preference.rating import KEY, SIDES, STUDY, VIDEOS
+
+# Videos of a method, by prompt and number among the prompt's videos.
+Clips = dict[tuple[str, int], Clip]
 
 DATE = 946_684_800  # modification time of every file: 1 January 2000
 # of a rater, if there are enough videos
@@ -92,33 +96,65 @@ def default_sizes(
     return pairs, checks
 
 
+def clips_of(folder: Path, requests: list[Request]) -> Clips:
+    """Return the videos in a folder."""
+    places = defaultdict(itertools.count)
+    return {(clip.prompt, next(places[clip.prompt])): clip for clip in find_clips(folder, requests)}
+
+
+def two_sides(folder: Path, requests: list[Request]) -> dict[str, Clips]:
+    """Return the videos in a folder as two methods: of each prompt and first frame, the first and
+    second video, the third and fourth, and so on are compared.
+
+    Raises ValueError if no prompt has two videos.
+    """
+    by_prompt = defaultdict(list)
+    for clip in find_clips(folder, requests):
+        by_prompt[clip.prompt, clip.image].append(clip)
+    places = defaultdict(itertools.count)
+    sides: dict[str, Clips] = {"even": {}, "odd": {}}
+    for (prompt, _), clips in by_prompt.items():
+        for even, odd in zip(clips[::2], clips[1::2]):
+            unit = (prompt, next(places[prompt]))
+            sides["even"][unit] = even
+            sides["odd"][unit] = odd
+    if not sides["even"]:
+        raise ValueError(
+            f"pairs need two videos of a prompt, got one of each in {quote(folder)}; sample with "
+            "--num_videos 2, or rate single videos with --keep true"
+        )
+    return sides
+
+
 def make_study(
     out: Path,
-    folders: dict[str, Path],
-    requests: list[Request],
+    methods: dict[str, Clips],
     *,
+    questions: dict[str, str] | None = None,
     pairs: int | None = None,
     checks: int | None = None,
     **sizes: int,
 ) -> int:
-    """Write a study of ``folders`` of videos by method and return the number of pairs of a rater.
+    """Write a study of the videos of ``methods`` and return the number of pairs of a rater.
 
     ``sizes`` are as for `design`; see `default_sizes`. Methods are compared on the videos that
     all of them have. Videos get random names, and the key is never served. Videos of this project
-    are copied, with their latents; if others are among them, all are compressed again.
+    are copied, with their latents; if others are among them, all are compressed again. Without
+    ``questions``, those of questions.json are asked.
     """
-    clips = [_clips_of(folder, requests) for folder in folders.values()]
+    clips = list(methods.values())
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
-    pairs, checks = default_sizes(len(folders), len(units), pairs, checks)
+    pairs, checks = default_sizes(len(methods), len(units), pairs, checks)
     sizes = {"seed": secrets.randbits(64), "pairs": pairs, "checks": checks} | sizes
-    designed = design(len(folders), len(units), **sizes)
+    designed = design(len(methods), len(units), **sizes)
     served = {}
     key = {}
     files: dict[Path, str] = {}  # names of the copies, by source
     for number, screens in enumerate(designed, start=1):
         shown = {secrets.token_hex(10): screen for screen in screens}
-        for pair, (kind, unit, *methods) in shown.items():
-            sources = [clips[method][units[unit]] for method in methods]
+        for pair, (kind, unit, *compared) in shown.items():
+            chosen = [clips[method][units[unit]] for method in compared]
+            sources = [clip.path for clip in chosen]
             for source in sources:
                 files.setdefault(source, f"{secrets.token_hex(10)}.mp4")
             shown[pair] = {"prompt": units[unit][0]} | {
@@ -127,15 +163,18 @@ def make_study(
             secret = {
                 "kind": kind,
                 "unit": unit,
-                "methods": methods,
+                "methods": compared,
                 "sources": [str(s.resolve()) for s in sources],
             }
+            if chosen[0].image:
+                secret["ref_image_path"] = os.path.abspath(chosen[0].image)
             key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
-    questions = json.loads(Path(__file__).with_name("questions.json").read_text())
+    if questions is None:
+        questions = json.loads(Path(__file__).with_name("questions.json").read_text())
     # Files that could reveal the method by their format or metadata are all written again, so that
     # none differs.
-    are_copied = all(is_as_written(clips_of[unit]) for clips_of in clips for unit in units)
+    are_copied = all(is_as_written(each[unit].path) for each in clips for unit in units)
     remove_partial(out, f"{VIDEOS}.")  # of a killed `make`
     with publish(out / VIDEOS, is_folder=True) as videos:
         for source, name in files.items():
@@ -146,17 +185,9 @@ def make_study(
         for path in videos.iterdir():
             os.utime(path, (DATE, DATE))
         digests = {f"{VIDEOS}/{name}": digest_file(videos / name) for name in files.values()}
-        write_json(out / KEY, {"methods": list(folders), "pairs": key, "hashes": digests})
+        write_json(out / KEY, {"methods": list(methods), "pairs": key, "hashes": digests})
         write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
-
-
-def _clips_of(folder: Path, requests: list[Request]) -> dict[tuple[str, int], Path]:
-    """Return the videos in a folder by prompt and number among the prompt's videos."""
-    places = defaultdict(itertools.count)
-    return {
-        (clip.prompt, next(places[clip.prompt])): clip.path for clip in find_clips(folder, requests)
-    }
 
 
 def _copy(source: Path, copy: Path) -> None:

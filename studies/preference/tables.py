@@ -20,9 +20,11 @@ def win_rates(questions: dict[str, dict]) -> list[tuple[dict, ...]]:
 
 
 def pairs_csv(counted: Sequence[SimpleNamespace]) -> str:
-    """Format the answers that count."""
-    rows = [[j.prompt, j.first, j.second, j.dimension, j.answer, j.rater] for j in counted]
-    return csv_text(["prompt", "first", "second", "dimension", "answer", "rater"], rows)
+    """Format the answers that count, with the first frames if there are any."""
+    columns = ["prompt", "first", "second", "dimension", "answer", "rater"]
+    if any(j.ref_image_path for j in counted):
+        columns.append("ref_image_path")
+    return csv_text(columns, [[getattr(j, name) for name in columns] for j in counted])
 
 
 def table3_csv(questions: dict[str, dict]) -> str:

@@ -118,6 +118,6 @@ def test_heuristics(loaded, record, monkeypatch, tile):
     This needs a separate process: torch keeps the first choice for a shape, whether it was measured
     or not.
     """
-    monkeypatch.setattr(decoding, "_measured_convolutions", nullcontext)
+    monkeypatch.setattr(decoding, "measured_convolutions", nullcontext)
     vae, latents = loaded(SIZES[HUNYUAN])
     assert measure(record, vae, latents, 32 if IS_TINY else tile) == {False}

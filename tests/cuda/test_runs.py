@@ -113,7 +113,7 @@ def test_the_reward_curve_of_the_miniature_matches_the_cpu(gpu, trainer_of, reco
     assert abs(last[0] - last[1]) <= noise
 
 
-def test_resume(gpu, trainer_of, record):
+def test_resume(gpu, trainer_of, record, tmp_path):
     """Bit-identical with CHECK_DETERMINISTIC; otherwise the difference is recorded.
 
     Also records the seconds.
@@ -123,7 +123,8 @@ def test_resume(gpu, trainer_of, record):
     lines = iterations(uninterrupted, 1)
     saved = str(uninterrupted.run.state.save())
     lines += iterations(uninterrupted, 1)
-    resumed = trainer_of("configs/smoke.yaml", gpu, resume_from_checkpoint=saved, **settings)
+    settings |= {"resume_from_checkpoint": saved, "output_dir": str(tmp_path / "resumed")}
+    resumed = trainer_of("configs/smoke.yaml", gpu, **settings)
     lines += iterations(resumed, 1)
     ours, theirs = resumed.run.policy.tensors(), uninterrupted.run.policy.tensors()
     same = ours.keys() == theirs.keys() and all(

@@ -108,6 +108,13 @@ def test_machine(work, record):
             }
         )
         record({"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()})
+        left = torch.empty(2**28, device=DEVICE)  # 1 GiB, read and written
+        seconds = median_seconds(left.clone, 5)
+        record({"TB/s of copies": 2 * left.nbytes / seconds / 1e12})
+        host = torch.empty(2**28, pin_memory=True)
+        seconds = median_seconds(lambda: left.copy_(host, non_blocking=True), 3)
+        record({"GB/s from pinned memory": host.nbytes / seconds / 1e9})
+        del left
     rates = product_rates(work)
     record({f"TFLOP/s of {rows:,} rows": rate / 1e12 for rows, rate in rates.items()})
     assert min(rates.values()) > 0

@@ -78,3 +78,22 @@ def test_videoalign(scorer, record, name):
     record({"peak GiB beyond the weights": peak_gib(score, DEVICE)})
     assert all(torch.tensor(list(row.values())).isfinite().all() for row in found[-1])
     assert found[0] == found[1]
+
+
+def test_videoalign_with_gradient(scorer, record):
+    """Records the seconds and the memory of scoring a video of the draft recipe with its
+    gradient.
+    """
+    config = recipe("hunyuanvideo15_480p_8gpu_draft").config
+    frames, height, width = (9, 64, 64) if IS_TINY else config.sampling.size
+    levels = 255 * torch.rand(1, frames, 3, height, width, device=DEVICE)
+    levels.requires_grad_()
+
+    def score():
+        scores = scorer.score_with_gradient(levels, ["a cat"], fps=config.data.fps)
+        return torch.autograd.grad(scores.sum(), levels)[0]
+
+    gradient = score()
+    record({"s": seconds_of(score, DEVICE)})
+    record({"peak GiB beyond the weights": peak_gib(score, DEVICE)})
+    assert gradient.isfinite().all() and gradient.norm() > 0

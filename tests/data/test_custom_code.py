@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from hyvideo.data.custom_code import Worker, check_tensor, code_files, load_object
+from hyvideo.data.custom_code import Worker, code_files, load_object
 
 CODE = """
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ def test_a_file_is_loaded_once_and_changes_nothing(folder):
         load_object("mine_of_user.py:Min", "reward_model")
 
 
-@pytest.mark.parametrize("code", ["1 / 0", "import no_such_package", "def (", "exit(0)"])
+@pytest.mark.parametrize("code", ["1 / 0", "exit(0)"])
 def test_a_file_that_fails_is_named_and_can_be_corrected(folder, code):
     (folder / "broken.py").write_text(code)
     with pytest.raises(ValueError, match="sde_type 'broken.py'"):
@@ -52,17 +52,6 @@ def test_the_files_of_custom_code_are_those_that_settings_name(folder):
     places = ["videoalign", "mine_of_user.py:Mine", "mine_of_user:Mine", "mine_of_user.py:Other"]
     names = [path.name for path in code_files(places)]
     assert names == ["mine_of_user.py"] * 2  # relative, and absolute
-
-
-@pytest.mark.parametrize("value", [torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.float16)])
-def test_a_tensor_of_the_expected_shape_passes(value):
-    assert check_tensor(value, (2, None), "mine") is value
-
-
-@pytest.mark.parametrize("value", [None, [[1.0]], torch.zeros(3, 1)])
-def test_other_answers_are_named(value):
-    with pytest.raises(ValueError, match="^mine "):
-        check_tensor(value, (2, None), "mine")
 
 
 def test_jobs_run_in_order_and_raise_their_own_errors():

@@ -3,6 +3,7 @@
 import pytest
 
 from hyvideo.data.examples import read_examples
+from hyvideo.settings.config import Config
 
 
 @pytest.fixture
@@ -59,3 +60,15 @@ def test_a_fraction_needs_scores_and_a_file_its_columns(write):
         kept(write("one,a.mp4", columns="prompt,video"), 0.5)
     with pytest.raises(ValueError, match="videos_csv .*video"):
         kept(write("one,a.mp4", columns="prompt,file"))
+
+
+@pytest.mark.parametrize(
+    "objective, setting, name",
+    [("dpo", "pairs_csv", "pairs.csv"), ("sft", "videos_csv", "videos.csv")],
+)
+def test_the_folder_of_a_study_stands_for_its_answers(tmp_path, objective, setting, name):
+    with pytest.raises(ValueError, match=f"{setting} .*{name}.*scripts.rate"):
+        Config.from_flat({"objective": objective, setting: [str(tmp_path)]})
+    (tmp_path / name).touch()
+    config = Config.from_flat({"objective": objective, setting: [str(tmp_path)]})
+    assert getattr(config.objective, setting) == [str(tmp_path / name)]

@@ -58,7 +58,7 @@ def png_header(width: int, height: int) -> bytes:
 # Files
 
 
-@pytest.mark.parametrize("extension", ["png", "bmp", "webp"])
+@pytest.mark.parametrize("extension", ["png", "webp"])
 def test_lossless_files_are_read_exactly(tmp_path, extension):
     image = noise(5, 7)
     image.save(tmp_path / f"a.{extension}", lossless=True)
@@ -76,22 +76,6 @@ def test_images_are_rotated_by_their_exif_orientation(tmp_path, orientation):
     assert np.array_equal(read_image(tmp_path / "a.png"), upright)
 
 
-def test_partial_transparency_is_blended_with_white(tmp_path):
-    pixels = [[(0, 0, 0, 0), (200, 100, 0, 255), (0, 0, 0, 51)]]
-    Image.fromarray(np.array(pixels, np.uint8)).save(tmp_path / "a.png")
-    assert np.array(read_image(tmp_path / "a.png")).tolist() == [
-        [[255, 255, 255], [200, 100, 0], [204, 204, 204]]
-    ]
-
-
-def test_a_transparent_palette_color_becomes_white(tmp_path):
-    image = Image.new("P", (2, 1))
-    image.putpalette([10, 20, 30, 40, 50, 60])
-    image.putpixel((1, 0), 1)
-    image.save(tmp_path / "a.png", transparency=0)
-    assert np.array(read_image(tmp_path / "a.png")).tolist() == [[[255, 255, 255], [40, 50, 60]]]
-
-
 def test_16_bit_gray_keeps_its_range(tmp_path):
     Image.fromarray(np.array([[0, 256, 0x8000, 0xFFFF]], np.uint16)).save(tmp_path / "a.png")
     assert np.array(read_image(tmp_path / "a.png"))[0].tolist() == [
@@ -99,31 +83,17 @@ def test_16_bit_gray_keeps_its_range(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("mode", ["1", "P", "CMYK"])
-def test_every_mode_is_read_as_rgb(tmp_path, mode):
-    name = "a.jpg" if mode == "CMYK" else "a.png"
-    Image.new("RGB", (8, 8), "white").convert(mode).save(tmp_path / name)
-    assert read_image(tmp_path / name).getcolors() == [(64, (255, 255, 255))]
-
-
-def test_the_first_frame_of_an_animation_is_read(tmp_path):
-    first, second = noise(4, 4, seed=1), noise(4, 4, seed=2)
-    first.save(tmp_path / "a.png", save_all=True, append_images=[second])
-    assert np.array_equal(read_image(tmp_path / "a.png"), first)
-
-
-@pytest.mark.parametrize("extension", ["png", "jpg"])
-def test_truncated_files_raise_an_error_that_names_them(tmp_path, extension):
-    whole, cut = tmp_path / f"whole.{extension}", tmp_path / f"cut.{extension}"
+def test_truncated_files_raise_an_error_that_names_them(tmp_path):
+    whole, cut = tmp_path / "whole.jpg", tmp_path / "cut.jpg"
     noise(16, 16).save(whole)
     data = whole.read_bytes()
     for length in range(0, len(data) * 3 // 4, 7):
         cut.write_bytes(data[:length])
-        with pytest.raises(ValueError, match=f"cut.{extension}"):
+        with pytest.raises(ValueError, match="cut.jpg"):
             read_image(cut)
 
 
-@pytest.mark.parametrize("width, height", [(0, 5), (8193, 8192), (60000, 60000)])
+@pytest.mark.parametrize("width, height", [(0, 5), (8193, 8192)])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_empty_and_huge_images_are_rejected_from_the_header(tmp_path, width, height):
     (tmp_path / "a.png").write_bytes(png_header(width, height))
@@ -142,69 +112,30 @@ def test_other_files_raise_an_error_that_names_them(tmp_path):
 # Buckets
 
 
-@pytest.mark.parametrize(
-    "resolution, count", [("360p", 91), ("480p", 121), ("720p", 181), ("1080p", 271)]
-)
+@pytest.mark.parametrize("resolution, count", [("480p", 121), ("720p", 181)])
 def test_buckets_match_the_original(resolution, count):
     sizes = bucket_sizes(resolution)
     assert len(sizes) == len(set(sizes)) == count
     assert sizes == diffusers_images.generate_crop_size_list(RESOLUTIONS[resolution])
 
 
-@pytest.mark.parametrize("resolution", RESOLUTIONS)
-def test_buckets_are_within_bounds_and_symmetric(resolution):
-    sizes, area = bucket_sizes(resolution), RESOLUTIONS[resolution] ** 2
-    assert {(width, height) for height, width in sizes} == set(sizes)
-    for height, width in sizes:
-        assert height % 16 == width % 16 == 0
-        assert height * width <= area < (height + 16) * (width + 16)
-        assert Fraction(1, 4) <= Fraction(height, width) <= 4
-
-
-@pytest.mark.parametrize("resolution", ["480p", "720p"])
-def test_the_nearest_bucket_has_the_nearest_rounded_ratio(resolution):
+def test_the_nearest_bucket_has_the_nearest_rounded_ratio():
     sizes = {
-        size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes(resolution)
+        size: Fraction(round(size[0] / size[1] * 10**5), 10**5) for size in bucket_sizes("480p")
     }
     for height, width in random_sizes(150):
         chosen = abs(
-            sizes[nearest_size(height, width, bucket_sizes(resolution))] - Fraction(height, width)
+            sizes[nearest_size(height, width, bucket_sizes("480p"))] - Fraction(height, width)
         )
         assert chosen == min(abs(ratio - Fraction(height, width)) for ratio in sizes.values())
 
 
-def test_rounding_to_five_digits_decides_near_ties():
-    """843 / 1844 is slightly nearer to 640 / 1392 than to 640 / 1408, but not after rounding to
-    five digits.
-    """
-    ratio, (near, other) = Fraction(843, 1844), (Fraction(640, 1392), Fraction(640, 1408))
-    assert abs(near - ratio) < abs(other - ratio)
-    assert nearest_size(843, 1844, bucket_sizes("720p")) == (640, 1408)
-
-
-def test_an_image_beyond_4_to_1_gets_the_most_extreme_bucket():
-    assert nearest_size(100, 1000, bucket_sizes("480p")) == (320, 1280)
-    assert nearest_size(1000, 100, bucket_sizes("480p")) == (1280, 320)
-
-
 @pytest.mark.parametrize(
     "aspect_ratio, resolution, size",
-    [
-        ("16:9", "480p", (480, 848)),
-        ("9:16", "480p", (848, 480)),
-        ("4:3", "480p", (544, 720)),
-        ("4:1", "480p", (320, 1280)),
-        ("16:9", "720p", (720, 1280)),
-    ],
+    [("16:9", "480p", (480, 848)), ("4:1", "480p", (320, 1280))],
 )
 def test_aspect_ratios_give_the_known_sizes(aspect_ratio, resolution, size):
     assert size_of_aspect_ratio(aspect_ratio, bucket_sizes(resolution)) == size
-
-
-@pytest.mark.parametrize("aspect_ratio", ["", "16/9", "0:1", "5:1", "nan:1"])
-def test_invalid_aspect_ratios_are_rejected(aspect_ratio):
-    with pytest.raises(ValueError, match=re.escape(repr(aspect_ratio))):
-        size_of_aspect_ratio(aspect_ratio, bucket_sizes("480p"))
 
 
 # Pixels
@@ -237,7 +168,7 @@ def test_fit_matches_the_originals_resize_and_crop(sizes):
 
 @pytest.mark.parametrize(
     "height, width, is_same",
-    [(90, 160, True), (50, 50, True), (80, 122, True), (80, 123, False), (37, 61, False)],
+    [(90, 160, True), (80, 123, False)],
 )
 def test_fit_equals_diffusers_unless_diffusers_truncates(height, width, is_same):
     image, frame = noise(height, width), (80, 80)
@@ -254,19 +185,6 @@ def test_pixels_equal_those_of_diffusers():
     assert torch.equal(pixels, processor.preprocess(image, height=96, width=160)[0])
 
 
-def test_fit_crops_around_the_center_and_never_pads():
-    fitted = fit(Image.new("RGB", (33, 1000), "white"), 96, 160)
-    assert fitted.getcolors() == [(96 * 160, (255, 255, 255))]
-    columns = np.zeros((16, 48, 3), np.uint8)
-    columns[:, 16:32] = 255  # the middle third, the only part inside the frame
-    assert np.array(fit(Image.fromarray(columns), 16, 16)).min() == 255
-
-
-def test_pixels_range_from_minus_one_to_one():
-    image = Image.fromarray(np.array([[[0, 51, 255]]], np.uint8))
-    torch.testing.assert_close(to_pixels(image), torch.tensor([-1, -0.6, 1]).view(3, 1, 1))
-
-
 def test_an_image_of_the_largest_number_of_pixels_is_read(monkeypatch, tmp_path):
     monkeypatch.setattr(images, "MAX_PIXELS", 6 * 8)
     noise(6, 8).save(tmp_path / "largest.png")
@@ -274,10 +192,3 @@ def test_an_image_of_the_largest_number_of_pixels_is_read(monkeypatch, tmp_path)
     noise(7, 7).save(tmp_path / "larger.png")
     with pytest.raises(ValueError, match="larger.png"):
         read_image(tmp_path / "larger.png")
-
-
-def test_fit_rejects_images_that_become_too_large(monkeypatch):
-    monkeypatch.setattr(images, "MAX_PIXELS", 16 * 160)
-    assert fit(noise(1, 10), 16, 16).size == (16, 16)
-    with pytest.raises(ValueError, match="1 x 11"):
-        fit(noise(1, 11), 16, 16)

@@ -50,16 +50,6 @@ def test_a_byte_order_mark_is_not_part_of_the_column_name(write):
     assert read_requests(write("\ufeffprompt\r\na cat\r\n")) == [Request("a cat")]
 
 
-def test_several_files_are_read_in_order_and_errors_name_the_file(write, tmp_path):
-    first, second = write("prompt\na cat\n"), tmp_path / "second.csv"
-    second.write_text("id,prompt\n1,a dog\n2,a cat\n")
-    assert read_requests(first, second) == [Request("a cat"), Request("a dog"), Request("a cat")]
-    assert read_requests() == []
-    second.write_text('id,prompt\n1,""\n')
-    with pytest.raises(ValueError, match="row 1 of .*second.csv"):
-        read_requests(first, second)
-
-
 def test_shipped_files_are_found_from_any_folder_unless_a_local_file_exists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len(read_requests("assets/prompts/train.csv")) == 256
@@ -70,26 +60,14 @@ def test_shipped_files_are_found_from_any_folder_unless_a_local_file_exists(tmp_
         read_requests("README.md")
 
 
-@pytest.mark.parametrize("content", ["text,id\na cat,1\n", ""])
-def test_a_column_named_prompt_is_required(write, content):
-    with pytest.raises(ValueError, match="prompts.csv"):
-        read_requests(write(content))
-
-
-def test_at_least_one_row_is_required(write):
-    with pytest.raises(ValueError, match="prompts.csv"):
-        read_requests(write("prompt\n"))
-
-
 def test_blank_rows_are_left_out(write):
     for content in ("prompt,seed\na cat,1\n\n\n", "prompt,seed\na cat,1\n,\n , \n"):
         assert read_requests(write(content)) == [Request("a cat", seed=1)]
 
 
-@pytest.mark.parametrize("row", ["2,", "2"])
-def test_every_row_needs_a_prompt(write, row):
+def test_every_row_needs_a_prompt(write):
     with pytest.raises(ValueError, match="row 2 of .*prompts.csv"):
-        read_requests(write(f"id,prompt\n1,a cat\n{row}\n3,a dog\n"))
+        read_requests(write("id,prompt\n1,a cat\n2,\n3,a dog\n"))
 
 
 def test_the_file_must_be_utf_8(write):
@@ -126,10 +104,9 @@ def test_a_row_may_have_a_seed_which_is_part_of_the_identity(write):
     )
 
 
-@pytest.mark.parametrize("seed", ["7.5", "red", str(2**64)])
-def test_a_seed_must_be_an_integer(write, seed):
+def test_a_seed_must_be_an_integer(write):
     with pytest.raises(ValueError, match="seed .* row 2 of .*prompts.csv"):
-        read_requests(write(f"prompt,seed\na cat,7\na dog,{seed}\n"))
+        read_requests(write("prompt,seed\na cat,7\na dog,7.5\n"))
 
 
 # --- reference images --------------------------------------------------------------------------
@@ -140,15 +117,6 @@ def test_a_row_may_name_an_image_beside_the_file(write, tmp_path):
     first, second = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\na dog,\n"))
     assert first == Request("a cat jumps", str(tmp_path / "cat.png"))
     assert second == Request("a dog")
-
-
-def test_an_image_path_may_be_relative_to_the_working_directory(write, tmp_path, monkeypatch):
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "cat.png").write_bytes(b"")
-    monkeypatch.chdir(elsewhere)
-    (request,) = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\n"))
-    assert request.image == str(elsewhere / "cat.png")
 
 
 def test_a_missing_image_is_named(write):
@@ -165,7 +133,7 @@ def walk(order: PromptOrder, num_iterations: int) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("num_prompts, prompts_per_iteration", [(12, 4), (10, 4), (3, 7), (1, 1)])
+@pytest.mark.parametrize("num_prompts, prompts_per_iteration", [(10, 4), (3, 7)])
 def test_each_epoch_visits_every_prompt_once(num_prompts, prompts_per_iteration):
     visited = walk(PromptOrder(num_prompts, prompts_per_iteration, seed=0), 3 * num_prompts)
     assert len(visited) == 3 * num_prompts * prompts_per_iteration
@@ -190,22 +158,8 @@ def test_the_order_is_that_of_earlier_versions():
     )
 
 
-def test_epochs_and_seeds_have_different_orders():
-    order = PromptOrder(20, 20, seed=0)
-    orders = [order.indices(1), order.indices(2), PromptOrder(20, 20, seed=1).indices(1)]
-    assert orders[0] != orders[1] and orders[0] != orders[2] and orders[0] != list(range(20))
-
-
 def test_the_order_does_not_depend_on_prompts_per_iteration():
     assert walk(PromptOrder(10, 2, seed=0), 12) == walk(PromptOrder(10, 6, seed=0), 4)
-
-
-@pytest.mark.parametrize(
-    "name", ["prompts/train", "miniature/prompts/train", "miniature/prompts/valid"]
-)
-def test_the_shipped_prompts_can_be_read(name):
-    requests = read_requests(f"assets/{name}.csv")
-    assert len(requests) >= 32 and all(request.image is None for request in requests)
 
 
 def test_the_hash_of_requests_depends_on_each_part_alone_and_not_on_file_names(tmp_path):
@@ -220,9 +174,7 @@ def test_the_hash_of_requests_depends_on_each_part_alone_and_not_on_file_names(t
     assert hash_requests([first]) == hash_requests([Request("a", copy)])
 
 
-@pytest.mark.parametrize(
-    "prompt", ["=HYPERLINK(1)", "@cat", "- a dog", "+1 dog", "'=a", "''=a", "'a'"]
-)
+@pytest.mark.parametrize("prompt", ["=HYPERLINK(1)", "'=a"])
 def test_a_prompt_that_is_a_formula_is_written_as_text_and_read_again(tmp_path, prompt):
     write_requests(tmp_path / "prompts.csv", [Request(prompt, seed=-1)])
     text = (tmp_path / "prompts.csv").read_text()

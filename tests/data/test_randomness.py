@@ -1,15 +1,10 @@
 """Tests of random numbers keyed by their purpose."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from hyvideo.data.randomness import generator, normal, permutation
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY = (930, "initial noise", 1)
 FIRST_NUMBERS = [0.26403725147247314, 0.5982527136802673, -2.9058613777160645, 0.40236151218414307]
 
@@ -18,15 +13,6 @@ def test_numbers_are_the_same_on_every_machine():
     """Stored numbers: if they change, no earlier run can be reproduced."""
     assert normal((4,), *KEY).tolist() == FIRST_NUMBERS
     assert permutation(6, 930, "order", 1) == [5, 0, 3, 1, 2, 4]
-
-
-@pytest.mark.system
-def test_another_process_draws_the_same_numbers():
-    code = f"from hyvideo.data.randomness import normal; print(normal((4,), *{KEY!r}).tolist())"
-    result = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == str(FIRST_NUMBERS)
 
 
 def test_draws_do_not_depend_on_each_other_or_on_the_global_generators():
@@ -71,18 +57,12 @@ def test_draws_of_neighboring_keys_are_uncorrelated():
     assert correlation.abs().max() < 0.03
 
 
-@pytest.mark.parametrize("length", [0, 1, 20])
-def test_a_permutation_contains_every_index_once(length):
-    assert sorted(permutation(length, 0, "order")) == list(range(length))
-
-
 def test_permutations_are_uniformly_distributed():
     orders = [tuple(permutation(3, 0, "order", i)) for i in range(1200)]
     counts = [orders.count(order) for order in set(orders)]
     assert len(counts) == 6 and min(counts) > 150 and max(counts) < 250
 
 
-@pytest.mark.parametrize("part", [1.0])
-def test_keys_of_other_types_are_rejected(part):
+def test_keys_of_other_types_are_rejected():
     with pytest.raises(TypeError, match="key"):
-        generator(0, part)
+        generator(0, 1.0)

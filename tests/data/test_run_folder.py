@@ -48,7 +48,7 @@ def test_ranks_that_claim_a_folder_at_the_same_time_share_it(tmp_path, monkeypat
     assert contents(tmp_path) == {"samples/000004/.run": f"{RUN}\n".encode()}
 
 
-@pytest.mark.parametrize("kind", ["folder", "file", "link"])
+@pytest.mark.parametrize("kind", ["folder", "link"])
 def test_a_folder_of_another_is_neither_claimed_nor_written_to(tmp_path, kind):
     path = tmp_path / "samples" / "000004"
     path.parent.mkdir()
@@ -128,8 +128,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert run_folder.read_record(tmp_path) == record.model_copy(update={"has_checkpoint": True})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
-def test_an_invalid_record_raises_value_error(tmp_path, text):
-    (tmp_path / "run.json").write_text(text)
+def test_an_invalid_record_raises_value_error(tmp_path):
+    (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="run.json"):
         run_folder.read_record(tmp_path)

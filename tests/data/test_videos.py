@@ -4,16 +4,12 @@ atomic.
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import av
-import numpy as np
 import pytest
 import torch
 
-from hyvideo.data import videos
 from hyvideo.data.videos import (
-    enlarge,
     mp4_factor,
     read_video,
     to_uint8,
@@ -47,14 +43,6 @@ def test_a_small_video_survives_the_round_trip(tmp_path):
     assert error.max() < 25
 
 
-def test_colors_of_a_small_video_would_change_without_enlarging(tmp_path, monkeypatch):
-    video = moving_square()
-    monkeypatch.setattr(videos, "MIN_MP4_SIDE", 32)
-    write_video(tmp_path / "raw.mp4", video, fps=8)
-    back, _ = read_video(tmp_path / "raw.mp4")
-    assert (back.float() - video.float()).abs().max() > 100
-
-
 def test_writing_and_reading_leave_no_threads(tmp_path):
     """A process forked later would wait for such a thread forever."""
     before = len(os.listdir("/proc/self/task"))
@@ -63,22 +51,7 @@ def test_writing_and_reading_leave_no_threads(tmp_path):
     assert len(os.listdir("/proc/self/task")) == before
 
 
-def test_a_large_video_keeps_its_size_and_axes(tmp_path):
-    video = enlarge(moving_square(3, 32, 40), 8)
-    write_video(tmp_path / "clip.mp4", video, fps=24)
-    back, fps = read_video(tmp_path / "clip.mp4")
-    assert back.shape == (3, 3, 256, 320) and fps == 24.0
-    assert (back.float() - video.float()).abs().mean() < 3
-
-
-@pytest.mark.parametrize("fps", [1, 23.976])
-def test_the_frame_rate_and_a_single_frame_are_kept(tmp_path, fps):
-    write_video(tmp_path / "clip.mp4", moving_square(1), fps=fps)
-    back, got = read_video(tmp_path / "clip.mp4")
-    assert len(back) == 1 and got == pytest.approx(fps, rel=1e-6)
-
-
-@pytest.mark.parametrize("num_frames, fps", [(1, 29.97), (43, 29.97), (42, 8), (121, 24)])
+@pytest.mark.parametrize("num_frames, fps", [(1, 29.97), (43, 29.97)])
 def test_every_frame_of_any_length_is_kept_in_order_and_on_time(tmp_path, num_frames, fps):
     """The muxer changes the time base of the stream once it writes the header, within the first 43
     frames.
@@ -108,13 +81,6 @@ def test_colors_are_named_in_the_file_and_equal_at_every_size(tmp_path, height):
         smpte170m, limited = 6, 1
         assert (codec.colorspace, codec.color_primaries, codec.color_trc) == (smpte170m,) * 3
         assert codec.color_range == limited
-
-
-def test_the_file_is_h264_in_yuv420p(tmp_path):
-    write_video(tmp_path / "clip.mp4", moving_square(2), fps=8)
-    with av.open(str(tmp_path / "clip.mp4")) as container:
-        context = container.streams.video[0].codec_context
-        assert (context.name, context.pix_fmt) == ("h264", "yuv420p")
 
 
 def test_the_factor_is_the_smallest_with_256_pixels_and_even_sides():
@@ -154,8 +120,6 @@ def test_a_full_disk_raises_oserror(tmp_path, limited_file_size):
     ("video", "fps", "rule"),
     [
         (torch.zeros(2, 3, 32, 32), 8, "uint8 tensor"),
-        (torch.zeros(0, 3, 32, 32, dtype=torch.uint8), 8, "at least one frame"),
-        (torch.zeros(2, 3, 257, 300, dtype=torch.uint8), 8, "257 x 300"),
         (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), float("nan"), "fps"),
     ],
 )
@@ -165,74 +129,14 @@ def test_invalid_videos_are_rejected_with_the_violated_rule(tmp_path, video, fps
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_folder_and_a_missing_file_raise_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        write_video(tmp_path / "nowhere" / "clip.mp4", moving_square(1), 8)
-    with pytest.raises(FileNotFoundError, match="clip.mp4"):
-        read_video(tmp_path / "clip.mp4")
-
-
-def write_sound(path) -> None:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("aac", rate=16000)
-        frame = av.AudioFrame.from_ndarray(
-            np.zeros((1, 1024), dtype=np.float32), format="fltp", layout="mono"
-        )
-        frame.sample_rate = 16000
-        for packet in [*stream.encode(frame), *stream.encode()]:
-            container.mux(packet)
-
-
-def test_truncated_empty_and_audio_files_are_rejected(tmp_path):
+def test_truncated_and_empty_files_are_rejected(tmp_path):
     write_video(tmp_path / "whole.mp4", moving_square(), fps=8)
     whole = (tmp_path / "whole.mp4").read_bytes()
     (tmp_path / "half.mp4").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "empty.mp4").touch()
-    write_sound(tmp_path / "sound.mp4")
-    for name in ("half.mp4", "empty.mp4", "sound.mp4"):
+    for name in ("half.mp4", "empty.mp4"):
         with pytest.raises(ValueError, match=name):
             read_video(tmp_path / name)
-
-
-class Corrupted:
-    """An opened PyAV file with modified properties, for corruption that is hard to produce in a
-    file.
-    """
-
-    def __init__(self, file, answers: dict):
-        self.file, self.answers = file, answers
-        real = file.streams.video[0]
-        properties = {
-            name: answers.get(name, getattr(real, name))
-            for name in ("average_rate", "frames", "height", "width")
-        }
-        self.streams = SimpleNamespace(video=[SimpleNamespace(**properties, real=real)])
-
-    def decode(self, stream):
-        frames = self.file.decode(stream.real)
-        return self.answers["frames_found"] if "frames_found" in self.answers else frames
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
-
-
-def test_files_without_frame_rate_or_with_missing_frames_are_rejected(tmp_path, monkeypatch):
-    write_video(tmp_path / "clip.mp4", moving_square(4), fps=8)
-    opened = av.open
-    for answers, rule in (
-        ({"average_rate": None}, "no frame rate"),
-        ({"frames_found": [av.VideoFrame(256, 256, "yuv420p")]}, "1 frames"),
-        ({"frames_found": [], "frames": 0}, "0 frames"),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(
-                av, "open", lambda file, answers=answers: Corrupted(opened(file), answers)
-            )
-            with pytest.raises(ValueError, match=rule):
-                read_video(tmp_path / "clip.mp4")
 
 
 def test_floats_become_the_nearest_pixel_value():
@@ -243,9 +147,8 @@ def test_floats_become_the_nearest_pixel_value():
     assert torch.equal(to_uint8(pixels.float() / 127.5 - 1), pixels)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_decoded_videos_in_half_precision_are_scaled_to_pixels_in_float32(dtype):
-    video = torch.linspace(-1, 1, 3 * 4 * 8).view(1, 3, 4, 8).to(dtype)
+def test_decoded_videos_in_half_precision_are_scaled_to_pixels_in_float32():
+    video = torch.linspace(-1, 1, 3 * 4 * 8).view(1, 3, 4, 8).to(torch.bfloat16)
     assert torch.equal(to_uint8(video), to_uint8(video.float()))
     limits = torch.tensor([-2.0, 2.0]).view(1, 1, 1, 2).expand(1, 3, 1, 2)
-    assert to_uint8(limits.to(dtype)).flatten().tolist() == [0, 255] * 3
+    assert to_uint8(limits.to(torch.bfloat16)).flatten().tolist() == [0, 255] * 3

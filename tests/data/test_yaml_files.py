@@ -43,8 +43,3 @@ def test_aliases_that_expand_without_bound_are_rejected(write):
 def test_a_repeated_name_is_rejected(write, text):
     with pytest.raises(ValueError, match="settings.yaml.* repeats"):
         read_yaml(write(text))
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"file not found: {tmp_path}/none.yaml"):
-        read_yaml(tmp_path / "none.yaml")

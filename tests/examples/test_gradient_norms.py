@@ -79,17 +79,6 @@ def test_two_processes_measure_the_same_as_one(measured, mesh, tmp_path, enable_
     assert first == second == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.slow
-def test_a_checkpoint_can_be_measured(tiny_config, mesh):
-    run = tiny_config.with_settings(max_steps=1, learning_rate=1e-2)
-    trained = Trainer(run, mesh, CPU)
-    trained.train()
-    latest = run.with_settings(resume_from_checkpoint="latest")
-    trainer = Trainer(measurement(latest), mesh, CPU)
-    assert trainer.iteration == 1
-    assert all(map(torch.equal, trained.run.policy.parameters, trainer.run.policy.parameters))
-
-
 @pytest.mark.system
 def test_the_program_writes_only_its_file(tiny_config, tmp_path, capsys):
     out = tmp_path / "new"

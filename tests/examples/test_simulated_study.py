@@ -4,16 +4,20 @@ reads.
 
 import json
 import math
+import subprocess
 
 import pytest
 import torch
 
 from examples import simulated_study
-from examples.simulated_study import rate
+from examples.simulated_study import keep, rate
+from hyvideo.data.examples import read_examples
+from hyvideo.data.files import ROOT
 from hyvideo.data.pairs import read_ratings
 from hyvideo.data.videos import write_video
 from hyvideo.miniature import world
-from studies import reward_training
+from scripts import improve
+from studies import improvement, reward_training
 
 
 def test_the_better_video_wins_as_often_as_the_logistic_says():
@@ -29,28 +33,15 @@ def test_the_better_video_wins_as_often_as_the_logistic_says():
     assert rated == rate(rewards, 2000, seed=0) != rate(rewards, 2000, seed=1)
 
 
-def test_no_pair_is_rated_twice_and_too_many_are_an_error():
-    rewards = {"p": {"a.mp4": 1.0, "b.mp4": 1.1, "c.mp4": 1.2}}
-    assert len({frozenset(row[1:3]) for row in rate(rewards, 3, seed=0)}) == 3
-    with pytest.raises(ValueError, match="--pairs"):
-        rate(rewards, 4, seed=0)
-
-
-def test_unusable_videos_and_counts_keep_earlier_ratings(tmp_path, exit_code, capsys):
-    (tmp_path / "pairs.csv").write_text("earlier")
-    assert exit_code(simulated_study.main, tmp_path) == 2
-    assert str(tmp_path) in capsys.readouterr().err
-    write_video(tmp_path / "0000.mp4", torch.zeros(9, 3, 32, 32, dtype=torch.uint8), fps=8)
-    for content, problem in (
-        ("{", "0000.json is not valid JSON"),
-        ("[]", "0000.json must contain a JSON object"),
-        ('{"prompt": 3}', "0000.json must have the prompt of the video, got 3"),
-        (json.dumps({"prompt": world.CAPTIONS[0]}), "--pairs must be at least 1, got 0"),
-    ):
-        (tmp_path / "0000.json").write_text(content)
-        assert exit_code(simulated_study.main, tmp_path, "--pairs", 0) == 2
-        assert problem in capsys.readouterr().err
-    assert (tmp_path / "pairs.csv").read_text() == "earlier"
+def test_the_better_half_is_kept_but_for_the_errors():
+    videos = {f"{number}.mp4": float(number) for number in range(1000)}
+    rewards = {"p": videos, "q": {"a.mp4": 0.2, "b.mp4": 0.1, "c.mp4": 0.3}}
+    kept = keep(rewards, 0.0, seed=0)
+    assert [name for name in videos if kept[name]] == list(videos)[500:]
+    assert [kept[name] for name in rewards["q"]] == [True, False, True]
+    wrong = keep(rewards, 0.1, seed=0)
+    assert 70 < sum(wrong[name] != kept[name] for name in videos) < 130
+    assert wrong == keep(rewards, 0.1, seed=0) != keep(rewards, 0.1, seed=1)
 
 
 def test_the_program_rates_videos_of_generate(tmp_path, exit_code):
@@ -67,3 +58,31 @@ def test_the_program_rates_videos_of_generate(tmp_path, exit_code):
         "0000.mp4",
         "0001.mp4",
     }
+
+
+@pytest.mark.system
+def test_improve_trains_on_the_videos_that_a_person_keeps(
+    tmp_path, exit_code, forked_programs, monkeypatch
+):
+    here = tmp_path / "all/round1"
+    steps = []
+
+    def run(command):
+        words = list(map(str, command))
+        steps.append(words[1:3])
+        if "scripts.rate" in words:  # all videos are answered before, so that no page is served
+            flags = ["--keep", "true", "--errors", 0, "--output_dir", here / "rated"]
+            assert exit_code(simulated_study.main, here / "videos", *flags) == 0
+        return subprocess.run(words, cwd=ROOT).returncode
+
+    monkeypatch.setattr(improvement, "run", run)
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text(f"prompt\n{world.CAPTIONS[0]}\n{world.CAPTIONS[1]}\n")
+    words = ["--config", "configs/miniature_sft.yaml", "--prompts_csv", prompts]
+    words += ["--improve_dir", tmp_path / "all", "--num_videos", 2, "--rate", "true"]
+    words += ["--max_steps", 1, "--batch_size", 2, "--mini_batch_size_per_update", 2]
+    words += ["--valid_video_csv", "", "--num_threads", 1]
+    assert exit_code(improve.main, *words) == 0
+    assert len(steps) == 3 and steps[1] == ["-m", "scripts.rate"]
+    assert len(read_examples([str(here / "rated/videos.csv")], 1.0)) == 2
+    assert (here / "run/checkpoints/000001").is_dir()

@@ -31,11 +31,11 @@ WAN_22 = {
 }
 
 
-def wan(settings):
+def wan(settings, dtype=torch.float32):
     with torch.device("meta"):
         vae = AutoencoderKLWan(**settings).eval()
         prepare(vae)
-    device.on_device(vae.requires_grad_(False), torch.float32)
+    device.on_device(vae.requires_grad_(False), dtype)
     return vae
 
 

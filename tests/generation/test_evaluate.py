@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import at_original_size, write_video
+from hyvideo.data.videos import write_video
 from hyvideo.generation.generation import Source
-from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation import parts, video_folder
 from hyvideo.validation.scores_file import Evaluation, as_text, summarise
@@ -116,30 +115,6 @@ def test_a_repeated_evaluation_samples_only_the_videos_that_are_missing(
     assert score(*flags, out="again")[1]["videos"] == found["videos"]
 
 
-@pytest.mark.system
-def test_a_lora_that_runs_start_from_is_part_of_the_base_model(score, tmp_path):
-    save_lora(
-        {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(1, 96), torch.ones(96, 1), 1.0)},
-        tmp_path / "lora",
-    )
-    flags = [
-        "--valid_video_csv",
-        CSV,
-        "--validation_steps",
-        "1",
-        "--validation_repeats",
-        "1",
-        "--reward_model",
-    ]
-    scores = {}
-    for name in ("pretrained_lora_path", "lora_path"):
-        code, scores[name] = score(*flags, "miniature", f"--{name}", tmp_path / "lora", out=name)
-        assert code == 0
-    start, given = scores.values()
-    assert start["videos"] == given["videos"]
-    assert start["of"]["base"] != given["of"]["base"]
-
-
 def test_a_given_source_replaces_the_lora_that_runs_start_from(tmp_path):
     assert Source().with_initial_lora("") == Source()
     assert Source().with_initial_lora("start") == Source(lora=Path("start"))
@@ -201,17 +176,12 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--reward_model clip clip", "each scorer once"),
         ("--out README.md/x", "README.md/x"),
-        ("--lora_scale 2", "needs --lora_path, got 2.0"),
-        ("--checkpoint_path /nonexistent", "/nonexistent does not exist"),
         (
             "--checkpoint_path {trained} --cfg_scale 2",
             "trained with negative_prompt 'murky', got ''",
         ),
         ("--validation_height 33 --validation_width 32", "height must be a multiple of 8, got 33"),
-        ("--videos nowhere", "--videos must be a folder with mp4 files, got 'nowhere'"),
-        ("--valid_video_csv {images}", "first.png"),
     ],
 )
 def test_invalid_flags_are_reported_before_scorers_are_loaded(
@@ -251,32 +221,6 @@ def test_videos_are_scored_with_prompts_from_their_json_files(score, folder):
     assert {v["prompt"] for v in scores["videos"]} == {prompt} and {
         v["group"] for v in scores["videos"]
     } == {0}
-
-
-def test_more_prompts_than_rows_are_scored_and_recorded_with_their_own_seeds(score, folder):
-    """The rows of the CSV are other prompts, or there is no CSV at all."""
-    prompts = [f"a {color} circle moves up" for color in ("red", "green", "blue", "yellow")]
-    for number, prompt in enumerate(prompts):
-        record = {"prompt": prompt, "seed": 70 + number}
-        (folder / f"{number:04d}.json").write_text(json.dumps(record))
-    csv = folder.with_name("one.csv")
-    csv.write_text("prompt,seed\na red circle moves up,5\n")
-    for csvs in (str(csv), ""):
-        code, scores = score(
-            "--videos", folder, "--reward_model", "miniature", "--valid_video_csv", csvs
-        )
-        assert code == 0 and [entry["group"] for entry in scores["videos"]] == [0, 1, 2, 3]
-        assert [entry["seed"] for entry in scores["videos"]] == [70, 71, 72, 73]
-
-
-@pytest.mark.parametrize(
-    "content",
-    ['[{"prom', '["x"]', '[{"prompt": "x", "group": 0}]'],
-)
-def test_a_corrupted_scores_file_beside_videos_is_named(folder, content):
-    (folder / "scores.json").write_text(content)
-    with pytest.raises(ValueError, match="videos/scores.json"):
-        find_clips(folder, [])
 
 
 def test_without_json_files_prompts_are_the_rows_in_order(folder):
@@ -380,13 +324,3 @@ def test_a_summary_averages_by_prompt_and_skips_missing_scores():
     assert as_text(summary).split()[-2:] == ["frechet_distance", "0.1000"]
     assert summary["frechet_distance"].mean == 0.1
     assert list(summary) == ["VQ", "frechet_distance"]
-
-
-def test_an_enlarged_video_is_reduced_to_rounded_means():
-    """A file of 64 x 64 pixels is enlarged by 4.
-
-    One of the 16 pixels of a block differs by 12, 8 or 7.
-    """
-    video = torch.full((1, 3, 256, 256), 100, dtype=torch.uint8)
-    video[0, :, 0, 0], video[0, :, 0, 4], video[0, :, 0, 8] = 112, 108, 107
-    assert at_original_size(video, 64, 64)[0, 0, 0, :4].tolist() == [101, 100, 100, 100]

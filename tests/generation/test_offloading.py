@@ -4,7 +4,6 @@ each stage.
 
 import json
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +15,6 @@ from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning import generation as planner
 from hyvideo.settings.offloading import Offloading
-from hyvideo.training import model_setup
 from tests import tiny_checkpoint
 from tests.fake_cuda.counting import counted
 from tests.planning.test_generation import VIDEO
@@ -96,38 +94,11 @@ def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, fa
     assert not torch.equal(*latents["plain"])
 
 
-@pytest.mark.parametrize("flag", ["true", "false"])
-def test_the_flag_overrides_vae_offload_of_the_run(tmp_path, monkeypatch, flag):
-    class Loading(Exception):
-        pass
-
-    def load_encoder(config, device, **options):
-        raise Loading(config.model.vae_offload)
-
-    (tmp_path / "run.yaml").write_text(
-        Path("configs/miniature.yaml").read_text() + "\nvae_offload: true\n"
-    )
-    monkeypatch.setattr(model_setup, "load_encoder", load_encoder)
-    arguments = [
-        "generate.py",
-        "--config",
-        tmp_path / "run.yaml",
-        "--prompt",
-        "a",
-        "--offloading",
-        flag,
-    ]
-    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--output_path", str(tmp_path / "out")])
-    with pytest.raises(Loading, match=f"^{flag.title()}$"):
-        generate.main()
-
-
 @pytest.mark.parametrize(
     "given, gigabytes, used",
     [
         ((None, None, None), 48, (True, True, True)),
         ((True, False, None), 48, (True, False, False)),
-        ((False, None, None), 48, (False, False, False)),
         ((True, None, True), 80, (True, False, False)),
         ((None, None, None), 0, (False, False, False)),
     ],

@@ -91,36 +91,3 @@ def test_processes_share_a_video_and_one_writes_it(
         )
         assert (one.pop("sp_size"), two.pop("sp_size")) == (1, 2)
         assert one == two or flags
-
-
-@pytest.mark.parametrize(
-    "sp_size, num_processes, message",
-    [
-        (
-            2,
-            1,
-            "sp_size must divide the number of processes (1), got 2",
-        ),
-        (
-            8,
-            8,
-            "sp_size must be at most the 3 attention heads of the transformer, got 8; 1, 3 give",
-        ),
-    ],
-)
-def test_sp_size_is_checked_before_weights_are_read(
-    tmp_path, monkeypatch, capsys, sp_size, num_processes, message
-):
-    monkeypatch.setattr(processes, "world_size", lambda: num_processes)
-    arguments = [
-        "generate.py",
-        *wan(tmp_path, monkeypatch),
-        "--prompt",
-        "a",
-        *SMALL.split(),
-        "--sp_size",
-        sp_size,
-    ]
-    monkeypatch.setattr(sys, "argv", [*map(str, arguments), "--output_path", str(tmp_path / "out")])
-    assert generate.main() == 2
-    assert message in capsys.readouterr().err

@@ -169,18 +169,11 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     assert not counters["graph_break"], "the hooks of group offloading are compiled"
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--enable_cache"], "--total_steps must equal the number of steps"),
-        (["--height", "40", "--width", "64"], "height must be a multiple of 16, got 40"),
-    ],
-)
-def test_all_flags_are_checked_before_prompts_are_rewritten(
-    tmp_path, monkeypatch, make, flags, message
-):
+def test_all_flags_are_checked_before_prompts_are_rewritten(tmp_path, monkeypatch, make):
     with endpoints() as start:
         server = start(completion("a cat"))
         rewriting = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
-        assert message in make(*original(tmp_path, monkeypatch, 16), *rewriting, *flags)
+        assert "--total_steps must equal the number of steps" in make(
+            *original(tmp_path, monkeypatch, 16), *rewriting, "--enable_cache"
+        )
         assert not server.requests

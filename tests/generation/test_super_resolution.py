@@ -225,53 +225,17 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     assert scales == [3.0, 1.0]
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (
-            ["--height", "48", "--width", "96"],
-            "48 x 96",
-        ),
-        (
-            ["--transformer_version", "720p_sr_distilled"],
-            "--sr",
-        ),
-    ],
-)
-def test_what_cannot_be_refined_is_rejected(run, tmp_path, flags, message):
-    code, error, written = run("--sr", *flags)
-    assert code == 2 and message in error and not written and not (tmp_path / "out").exists()
+def test_what_cannot_be_refined_is_rejected(run, tmp_path):
+    code, error, written = run("--sr", "--height", "48", "--width", "96")
+    assert code == 2 and "48 x 96" in error and not written and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (lambda root: shutil.rmtree(root / "upsampler"), "upsampler '720p_sr_distilled'"),
-        (
-            lambda root: cut(root / "transformer/720p_sr_distilled"),
-            "transformer/720p_sr_distilled",
-        ),
-        (lambda root: copy_base(root), "in_channels"),
-    ],
-)
-def test_files_that_do_not_fit_are_reported_with_the_download_command(
-    run, root, tmp_path, change, message
-):
+def test_files_that_do_not_fit_are_reported_with_the_download_command(run, root, tmp_path):
     model = shutil.copytree(root, tmp_path / "ckpts")
-    change(model)
+    file = model / "transformer/720p_sr_distilled/diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
     code, error, _ = run("--sr", model=model)
-    assert code == 2 and message in error and not (tmp_path / "out").exists()
-    assert "download_weights.sh --version 720p_sr_distilled" in error
-
-
-FILE = "diffusion_pytorch_model.safetensors"
-
-
-def cut(folder):
-    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:-100])
-
-
-def copy_base(root):
-    shutil.copytree(
-        root / "transformer/480p_t2v", root / "transformer/720p_sr_distilled", dirs_exist_ok=True
+    assert (
+        code == 2 and "transformer/720p_sr_distilled" in error and not (tmp_path / "out").exists()
     )
+    assert "download_weights.sh --version 720p_sr_distilled" in error

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.grpo.flow_map import derivative_term
+from hyvideo.grpo.flow_map import derivative_term, differences
 
 MEAN, STD = 1.3, 0.5
 
@@ -91,3 +91,11 @@ def test_the_term_is_zero_for_intervals_without_length_and_has_no_gradient():
     assert not term.requires_grad and not term[0].any()
     # d(x s)/ds = dx/ds s + x = 0.7 + 1, times 0.7 - 0.2
     torch.testing.assert_close(term[1], torch.full((3,), 0.85), rtol=1e-4, atol=0)
+
+
+def test_long_intervals_have_a_longer_difference_that_stays_within_the_noise_levels():
+    starts = torch.tensor([0.02, 0.5, 0.5, 0.98, 0.975, 0.9])
+    ends = torch.tensor([0.0, 0.3, 0.1, 0.0, 0.0, 0.0])
+    found = differences(starts, ends)
+    torch.testing.assert_close(found, torch.tensor([0.02, 0.02, 0.03, 0.02, 0.025, 0.03]))
+    assert (starts + found).max() <= 1 and (starts - found).min() >= 0

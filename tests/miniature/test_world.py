@@ -84,31 +84,6 @@ def test_the_object_moves_in_the_captions_direction():
     assert across.abs().max() < 0.6
 
 
-@pytest.mark.slow
-def test_paths_lie_near_the_middle_of_the_frame():
-    labels = LABELS.repeat(20, 1)
-    weight = bright(render(labels, rng("middle")))[:, 4]
-    x, y = pixel_grid(32, 32)
-    mass = weight.sum((1, 2))
-    offset = (
-        torch.stack([(weight * x).sum((1, 2)) / mass, (weight * y).sum((1, 2)) / mass], dim=-1) - 16
-    )
-    heading = HEADINGS[labels[:, 2]]
-    along, across = (offset * heading).sum(1), (offset * heading.flip(1)).sum(1)
-    assert along.mean().abs() < 0.15 and along.std().item() == pytest.approx(
-        1.5 / math.sqrt(3), abs=0.15
-    )
-    assert across.mean().abs() < 0.5 and across.std().item() == pytest.approx(
-        5 / math.sqrt(3), abs=0.3
-    )
-
-
-def test_the_corners_stay_empty_with_any_defect():
-    weight = bright(render(LABELS, rng("corners"), torch.full((48,), 0.5)))
-    corners = weight[:, :, [0, 0, -1, -1], [0, -1, 0, -1]]
-    assert corners.mean((1, 2)).max() < 0.1
-
-
 def test_the_object_has_the_color_of_its_caption():
     videos = (render(LABELS, rng("color")) + 1) / 2
     weight = bright(render(LABELS, rng("color"))) > 0.15

@@ -43,6 +43,7 @@ def order():
         ((9, 0), 91500, False, ["flash", "efficient"]),  # this version's backward pass is wrong
         ((8, 0), 92000, True, ["flash", "efficient"]),
         ((10, 0), 92000, True, ["cudnn", "flash", "efficient"]),
+        ((10, 3), 92000, False, ["cudnn", "flash", "efficient"]),
         ((12, 0), 92000, False, ["flash", "efficient"]),
     ],
 )

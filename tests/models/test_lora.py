@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hyvideo.models.conditions import Condition
-from hyvideo.models.family import install
+from hyvideo.models.family import family_of, install
 from hyvideo.models.hunyuan_video15.names import transformer_to_diffusers, transformer_to_original
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
@@ -193,6 +194,17 @@ def test_a_lora_for_the_original_changes_the_original_weights(transformer, tmp_p
     save_lora(lora, tmp_path / "saved", form="original")
     saved = load_file(tmp_path / "saved" / "pytorch_lora_weights.safetensors")
     assert all(torch.equal(saved[name], tensor) for name, tensor in tensors.items())
+
+
+def test_the_original_format_has_names_of_the_original_checkpoint(transformer, tmp_path):
+    modules = target_modules(transformer, [family_of(transformer).target_modules])
+    lora = draw(transformer, modules, [2] * len(modules), [2.0] * len(modules))
+    save_lora(lora, tmp_path, form="original")
+    names = load_file(tmp_path / "pytorch_lora_weights.safetensors")
+    found = {re.sub(r"\.lora_[AB]", "", name) for name in names}
+    assert len(found) == len(modules)
+    assert found <= transformer_to_original(transformer.state_dict()).keys()
+    assert {"double_blocks.0.img_attn_q.weight", "double_blocks.1.txt_mlp.fc2.weight"} <= found
 
 
 def test_a_lora_with_underscores_in_place_of_the_originals_dots_is_read(transformer, tmp_path):

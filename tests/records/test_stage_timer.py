@@ -21,6 +21,18 @@ class Clock:
         monkeypatch.setattr(stage_timer, "time", SimpleNamespace(perf_counter=lambda: self.cpu))
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace())
+        self.allocated = self.peak = 0.0
+        for name in ("max_memory_allocated", "max_memory_reserved"):
+            monkeypatch.setattr(torch.cuda, name, lambda device: self.peak)
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self.forget_peak)
+
+    def forget_peak(self, device):
+        self.peak = self.allocated
+
+    def allocate(self, peak, *, kept=0.0):
+        """Use ``peak`` GiB more than is allocated, of which ``kept`` stay allocated."""
+        self.peak = max(self.peak, self.allocated + peak * 2**30)
+        self.allocated += kept * 2**30
 
     def submit(self, *, cpu, stream):
         self.cpu += cpu
@@ -92,3 +104,27 @@ def test_the_timeline_has_what_runs_during_the_iteration(monkeypatch, tmp_path):
 )
 def test_peaks_are_those_of_whole_known_gpus(name, peak):
     assert hardware_of_device(name, 80.0).peak == peak
+
+
+def test_each_stage_has_its_own_peak_and_the_trials_before_an_iteration_do_not_count(monkeypatch):
+    clock = Clock(monkeypatch)
+    clock.allocate(22.0, kept=1.0)  # the trial of the decoding, whose kernels are measured
+    timer = StageTimer(torch.device("cuda"))
+    with timer("rollout"):
+        clock.allocate(4.0, kept=2.0)
+    clock.allocate(6.0)  # between stages
+    for peak in (3.0, 1.0):
+        with timer("update"):
+            clock.allocate(peak)
+    expected = {"rollout": 5.0, "update": 6.0, "peak": 9.0, "peak_reserved": 9.0}
+    assert timer.memory() == {f"memory/{name}_gib": size for name, size in expected.items()}
+    with timer("validation"):
+        clock.allocate(9.0)
+    assert timer.memory()["memory/validation_gib"] == timer.memory()["memory/peak_gib"] == 12.0
+    assert StageTimer(torch.device("cuda")).memory()["memory/peak_gib"] == 3.0
+
+
+def test_the_memory_of_a_cpu_run_is_that_of_its_process():
+    memory = StageTimer(torch.device("cpu")).memory()
+    assert memory.keys() == {"memory/peak_gib", "memory/peak_reserved_gib"}
+    assert min(memory.values()) > 0.1

@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from hyvideo.report.contents import read_run
+from hyvideo.report.page import write_report
 from hyvideo.validation.intervals import t_quantile
 from tests.report.recorded_runs import PROMPTS, record_run
 
@@ -27,6 +28,25 @@ def test_the_gain_on_unseen_prompts_is_over_prompts_that_are_not_in_prompts_csv(
     assert run.gain_over(run.unseen).mean == pytest.approx((4 * 0.2 + 0.4) / 5)
     (tmp_path / "train.csv").unlink()
     assert not read_run(tmp_path / "run").unseen
+
+
+def test_the_seen_prompts_of_a_run_on_given_videos_are_those_it_trained_on(tmp_path):
+    """Those of held-out pairs are unseen, and prompts_csv is not a setting of the run."""
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).write_text(name)
+    rows = "".join(f"prompt {number},a.mp4,b.mp4,first\n" for number in range(4))
+    (tmp_path / "pairs.csv").write_text(f"prompt,first,second,answer\n{rows}")
+    pairs = [str(tmp_path / "pairs.csv")]
+    run = read_run(record_run(tmp_path / "run", objective="dpo", pairs_csv=pairs))
+    seen = {
+        request.prompt
+        for request in run.config.objective.read_videos(run.config.data.seed).requests
+    }
+    prompts = {number: run.after[number]["prompt"] for number in run.gains}
+    assert len(seen) == 3 and {prompts[number] for number in run.unseen} == {*PROMPTS} - seen
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "(not in <code>pairs_csv</code>)" in text and "<code>prompts_csv" not in text
 
 
 @pytest.mark.parametrize(

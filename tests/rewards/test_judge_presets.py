@@ -10,11 +10,9 @@ import math
 
 import pytest
 import torch
-import yaml
 from PIL import Image
 
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.vlm_judge import RUBRIC
 from tests.rewards.chat_server import completion
 
 CLIP = torch.arange(33).view(33, 1, 1, 1).expand(33, 3, 16, 24).mul(7).to(torch.uint8)
@@ -67,44 +65,6 @@ def checks(tmp_path):
     return str(tmp_path / "checks.csv")
 
 
-# --- full size ------------------------------------------------------------------------------------
-
-
-GRADES = completion(json.dumps({"VQ": 2, "MQ": 3, "TA": 4}))
-FULL_SIZE = {  # number of frames, answer and scores of each judge
-    "vlm_judge": (8, GRADES, {"VQ": 2.0, "MQ": 3.0, "TA": 4.0}),
-    "unified_reward": (
-        16,
-        completion(RECORDED),
-        {"Alignment": 2.4036, "Physics": 3.0987, "Style": 3.3889},
-    ),
-    "yes_no": (8, yes(0.75), {"checks": pytest.approx(0.75)}),
-}
-
-
-def noise(height, width):
-    """Return 121 equal frames of noise, the largest JPEG files, with the memory of one frame."""
-    return torch.randint(0, 256, (1, 3, height, width), dtype=torch.uint8).expand(121, -1, -1, -1)
-
-
-@pytest.mark.system
-@pytest.mark.parametrize("name", FULL_SIZE)
-@pytest.mark.parametrize("size", [(480, 864), (720, 1280)])
-def test_a_full_size_clip_is_sent_with_whole_frames_in_at_most_25_megabytes(endpoint, name, size):
-    num_frames, answer, scores = FULL_SIZE[name]
-    server = endpoint(answer)
-    result = score(name, server, video=noise(*size))
-    assert result.scores == scores and not result.reason
-    images = [
-        part["image_url"]["url"]
-        for part in server.requests[0]["messages"][-1]["content"]
-        if "image_url" in part
-    ]
-    frame = Image.open(io.BytesIO(base64.b64decode(images[0].partition(",")[2])))
-    assert len(images) == num_frames and frame.size == size[::-1]
-    assert 5e6 < len(json.dumps(server.requests[0])) < 25e6
-
-
 # --- UnifiedReward-2.0 ----------------------------------------------------------------------------
 
 
@@ -130,57 +90,6 @@ def test_unified_reward_sends_16_frames_and_one_text_and_reads_the_recorded_answ
     )
     score("unified_reward", server, video=CLIP[:5])
     assert content(server.requests[1])[0] == [i * 5 // 16 for i in range(16)]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        RECORDED.replace("Physics", "Coherence"),
-        RECORDED + "\nStyle Score (1-5): 2",
-        RECORDED.replace("3.0987", "5.01"),
-        RECORDED.replace("3.0987", "good"),
-        RECORDED.replace("3.0987", "4.5/10"),
-        None,
-    ],
-)
-def test_an_answer_without_all_three_scores_is_missing(endpoint, answer):
-    result = score("unified_reward", endpoint(completion(answer)))
-    assert result.scores == {} and "Physics" in result.reason
-
-
-@pytest.mark.parametrize("number", ["4/5", "4."])
-def test_a_number_may_end_its_line_in_several_ways(endpoint, number):
-    assert (
-        score("unified_reward", endpoint(completion(RECORDED.replace("3.0987", number)))).scores[
-            "Physics"
-        ]
-        == 4
-    )
-
-
-def test_the_words_may_come_from_a_copy_of_the_file(endpoint, tmp_path):
-    rubric = yaml.safe_load(RUBRIC.with_name("unified_reward.yaml").read_text())
-    (tmp_path / "own.yaml").write_text(
-        yaml.safe_dump(rubric | {"question": "Official words: {prompt}", "num_frames": 2})
-    )
-    server = endpoint(completion(RECORDED))
-    assert (
-        score("unified_reward", server, rubric=str(tmp_path / "own.yaml")).scores["Style"] == 3.3889
-    )
-    assert content(server.requests[0]) == ([0, 16], "Official words: a red circle")
-    (tmp_path / "own.yaml").write_text(
-        yaml.safe_dump(rubric | {"question": "Official words: {caption}"})
-    )
-    with pytest.raises(ValueError, match=r"own.yaml.*\{prompt\}"):
-        preset("unified_reward", server, rubric=str(tmp_path / "own.yaml"))
-    rubric = yaml.safe_load(RUBRIC.with_name("yes_no.yaml").read_text())
-    for change, message in (
-        ({"question": "Is it {prompt}?"}, r"\{check\}"),
-        ({"dimensions": ["color", "shape"]}, "dimension"),
-    ):
-        (tmp_path / "own.yaml").write_text(yaml.safe_dump(rubric | change))
-        with pytest.raises(ValueError, match=f"own.yaml.*{message}"):
-            preset("yes_no", server, rubric=str(tmp_path / "own.yaml"))
 
 
 # --- yes/no checks --------------------------------------------------------------------------------
@@ -210,11 +119,6 @@ def test_the_score_is_the_mean_probability_of_yes_over_the_checks(endpoint, chec
     )
 
 
-def test_spellings_of_yes_and_no_add_up(endpoint):
-    answer = completion("Yes", tokens=token(Yes=0.3, yes=0.1, _YES=0.2, No=0.1, _no=0.1, Maybe=0.2))
-    assert score("yes_no", endpoint(answer)).scores == pytest.approx({"checks": 0.6 / 0.8})
-
-
 @pytest.mark.parametrize(
     "answer, reason",
     [
@@ -222,15 +126,7 @@ def test_spellings_of_yes_and_no_add_up(endpoint):
             completion("Well", end="length", tokens=token(Well=0.51, Yes=0.48, No=0.01)),
             "at least 0.5, got 0.490",
         ),
-        (
-            completion(
-                "Yes",
-                tokens=[{"token": "Yes", "top_logprobs": [{"token": "Yes", "logprob": math.nan}]}],
-            ),
-            "nan",
-        ),
         (completion("Perhaps", end="length"), "must be yes or no"),
-        (completion(None), "must be yes or no"),
     ],
 )
 def test_another_answer_is_missing(endpoint, answer, reason):
@@ -238,7 +134,7 @@ def test_another_answer_is_missing(endpoint, answer, reason):
     assert result.scores == {} and reason in result.reason
 
 
-@pytest.mark.parametrize("answer, expected", [("Yes", 1.0), ("no.", 0.0), (" YES\n", 1.0)])
+@pytest.mark.parametrize("answer, expected", [("Yes", 1.0), ("no.", 0.0)])
 def test_without_probabilities_the_stated_answer_counts(endpoint, answer, expected):
     assert score("yes_no", endpoint(completion(answer, end="length"))).scores == {
         "checks": expected

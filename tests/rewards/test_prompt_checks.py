@@ -1,12 +1,8 @@
 """Checks of prompts: lists of different questions in a prompts CSV."""
 
-import json
-
 import pytest
 
-from hyvideo.rewards.prompt_checks import parse_checks, read_checks
-
-CHECKS = [f"Is there a {word}?" for word in ("cat", "dog", "hat", "sun", "pan")]
+from hyvideo.rewards.prompt_checks import read_checks
 
 
 def test_checks_are_read_from_a_column_of_a_prompts_csv(tmp_path):
@@ -16,18 +12,3 @@ def test_checks_are_read_from_a_column_of_a_prompts_csv(tmp_path):
     path.write_text("prompt,checks\nother,\n")
     with pytest.raises(ValueError, match="other"):
         read_checks(path)
-
-
-BAD = [
-    "five questions",
-    "[]",
-    json.dumps([*CHECKS[:4], CHECKS[0]]),
-    json.dumps([*CHECKS[:4], 5]),
-    "[" * 9999,
-]
-
-
-@pytest.mark.parametrize("text", BAD)
-def test_anything_but_different_questions_is_rejected(text):
-    with pytest.raises(ValueError, match="checks"):
-        parse_checks(text, "")

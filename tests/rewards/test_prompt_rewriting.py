@@ -51,13 +51,6 @@ def test_a_rewritten_prompt_keeps_the_original_one(endpoint):
     assert hash_requests([cat]) == hash_requests([Request("a cat, in the rain")])
 
 
-def test_the_instruction_comes_from_the_file_that_the_user_names(endpoint, tmp_path):
-    server, file = endpoint(longer), tmp_path / "instruction.txt"
-    file.write_text("Écris plus.\nOne line.")
-    rewriter(server, prompt_file=str(file)).write([CAT])
-    assert server.requests[0]["messages"][0]["content"] == "Écris plus.\nOne line."
-
-
 def test_an_image_is_sent_smaller_and_the_file_is_unchanged(endpoint, tmp_path):
     Image.new("RGB", (2048, 512), (200, 30, 40)).save(tmp_path / "cat.png")
     before = (tmp_path / "cat.png").read_bytes()
@@ -172,44 +165,6 @@ def test_a_flag_writes_a_csv_and_exits_without_a_model(endpoint, tmp_path, capsy
     assert read_requests(out) == [Request("a cat, in the rain", seed=7, original_prompt="a cat")]
     assert "authorization" not in {name.lower() for name in server.headers[0]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
-
-
-def test_a_csv_that_cannot_be_written_is_rejected_before_anything_is_sent(
-    endpoint, tmp_path, capsys
-):
-    (tmp_path / "in.csv").write_text("prompt,category\na cat,animals\n")
-    server = endpoint(longer)
-    flags = [
-        "--valid_video_csv",
-        tmp_path / "in.csv",
-        "--rewrite",
-        "--rewrite_url",
-        server.url,
-        "--rewrite_model",
-        "m",
-    ]
-    assert "in a writable folder" in run(
-        capsys, *flags, "--rewritten_csv", tmp_path / "in.csv" / "out.csv"
-    )
-    (tmp_path / "link.csv").symlink_to("in.csv")
-    assert "must be another file" in run(capsys, *flags, "--rewritten_csv", tmp_path / "link.csv")
-    assert not server.requests and "animals" in (tmp_path / "in.csv").read_text()
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--rewrite_url http://127.0.0.1/v1", "--rewrite_url"),
-        ("--rewrite", "--rewrite needs a model and a url"),
-        (
-            "--rewrite --rewrite_prompt_file /nowhere",
-            "--rewrite_prompt_file: file not found: /nowhere",
-        ),
-    ],
-)
-def test_invalid_flags_are_rejected_before_anything_is_sent(capsys, monkeypatch, flags, message):
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert message in run(capsys, "--prompt", "a", *flags.split())
 
 
 def test_an_answer_that_repeats_the_api_key_is_not_stored(endpoint, tmp_path, monkeypatch):

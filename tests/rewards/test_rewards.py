@@ -57,7 +57,7 @@ def custom(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize("place", ["own_rewards.py", "./own_rewards.py", "own_rewards"])
+@pytest.mark.parametrize("place", ["own_rewards.py", "own_rewards"])
 def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(custom, place):
     scorer = make_scorer(f"{place}:Own", "ckpts", device="cpu", scale=2.0, path="weights")
     assert (scorer.scale, scorer.device, scorer.root, scorer.path) == (
@@ -91,14 +91,10 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
     "name, why",
     [
         ("nowhere.py:Own", "nowhere.py"),
-        ("needy_rewards.py:Own", "No module named 'no_such_package'"),
-        ("broken_rewards.py:Broken", "invalid syntax"),
-        ("own_rewards.py:Ow", "Ow"),
         (
             "own_rewards.py:NoScorer",
             "check_prompts",
         ),
-        (":Own", "miniature"),
     ],
 )
 def test_invalid_scorer_names_are_rejected_before_a_run(custom, name, why):

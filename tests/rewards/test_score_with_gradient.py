@@ -12,7 +12,7 @@ from hyvideo.miniature.reward import LearnedMiniatureScorer, MiniatureScorer
 from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, render
 from hyvideo.rewards import contract
 from hyvideo.rewards.clip_metrics import ClipScorer, PickScorer
-from hyvideo.rewards.rewards import SCORERS, Scorer, has_gradient, scorer_class
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.videoalign import VideoAlignScorer
 from hyvideo.rewards.videoalign.preprocessing import frame_indices, resize
 from tests.conftest import ROOT
@@ -148,8 +148,3 @@ def test_a_detached_score_is_an_error_that_says_so():
         contract.score_with_gradient(Detached(), videos, ["a", "b"], fps=8.0)
     with pytest.raises(ValueError, match=r"of Wrong .*shape \(2, 3\), got .* of shape \(\)"):
         contract.score_with_gradient(Wrong(), videos, ["a", "b"], fps=8.0)
-
-
-def test_the_registry_says_which_scorers_have_a_gradient():
-    for name in SCORERS:
-        assert has_gradient(name) == hasattr(scorer_class(name), "score_with_gradient"), name

@@ -16,7 +16,6 @@ import yaml
 from PIL import Image
 
 from hyvideo.rewards.rewards import make_scorer
-from hyvideo.rewards.trial import try_scorer
 from hyvideo.rewards.vlm_judge import RUBRIC, VlmJudge
 from tests.rewards.chat_server import completion
 
@@ -133,24 +132,11 @@ def test_digit_probabilities_give_the_expected_grade(endpoint):
     assert scores == pytest.approx({"VQ": 3.0, "MQ": 3.0, "TA": (4 * 0.6 + 5 * 0.2) / 0.8})
 
 
-def test_probabilities_that_contradict_the_answer_are_ignored(endpoint):
-    for tokens in ([token("2", _5=1.0)], [token("2", _5=1.0), token("3"), token("5")]):
-        assert score(endpoint(graded(2, 3, 4, tokens=tokens))).scores == {
-            "VQ": 2.0,
-            "MQ": 3.0,
-            "TA": 4.0,
-        }
-
-
 @pytest.mark.parametrize(
     "answer, message",
     [
         (completion(None, refusal="I cannot help with that"), "I cannot help with that"),
-        (completion("I cannot grade this."), "I cannot grade this"),
         (graded(2, 3, 4.5), "grades from 1 to 5"),
-        (completion('{"VQ": 2, "MQ": 3}'), "grades from 1 to 5"),
-        (graded(2, 3, 4, end="content_filter"), "'finish_reason': 'content_filter'"),
-        (graded(2, 3, 4, tokens=[{"logprob": 0}]), "KeyError: 'token'"),
         (b"<html>", "JSONDecodeError"),
     ],
 )
@@ -160,30 +146,12 @@ def test_invalid_answers_are_missing_with_a_reason_and_not_retried(endpoint, ans
     assert result.scores == {} and message in result.reason and len(server.requests) == 1
 
 
-def test_a_nan_log_probability_falls_back_to_the_stated_grade(endpoint):
-    tokens = [token(k, **{f"_{k}": 1.0}) for k in "234"]
-    tokens[2]["top_logprobs"][0]["logprob"] = math.nan
-    scores = score(endpoint(graded(2, 3, 4, tokens=tokens))).scores
-    assert scores == {"VQ": 2.0, "MQ": 3.0, "TA": 4.0}
-
-
 # --- failures -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", [(429, {}, {}), None])
-def test_transient_failures_are_retried(endpoint, first):
-    server = endpoint(lambda _, call: first if call < 2 else GOOD)
+def test_transient_failures_are_retried(endpoint):
+    server = endpoint(lambda _, call: (429, {}, {}) if call < 2 else GOOD)
     assert score(server).scores["TA"] == 4.0 and len(server.requests) == 3
-
-
-@pytest.mark.parametrize(
-    "answer, message", [((500, {}, {"a": 1}), "status 500"), (None, "RemoteProtocolError")]
-)
-def test_permanent_failures_are_missing_after_the_retries(endpoint, answer, message):
-    server = endpoint(lambda *_: answer)
-    result = score(server)
-    assert result.scores == {} and re.search(rf"http://127.0.0.1:\d+/.*{message}", result.reason)
-    assert len(server.requests) == 3
 
 
 def test_a_trickling_answer_times_out(endpoint):
@@ -255,53 +223,16 @@ def test_a_prompt_cannot_instruct_the_judge(endpoint):
 # --- the start of a run ---------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:reward vlm_judge")
-def test_a_noisy_endpoint_passes_the_trial_up_to_a_grade(endpoint):
-    def attempt(*grades):
-        server = endpoint(lambda _, call: graded(2, 3, grades[min(call, 2)]))
-        scorer = judge(server, parallel=1)
-        return try_scorer(scorer, "vlm_judge", [CLIP, CLIP], "a red circle", fps=8.0)
-
-    assert attempt(4, 4, 4)["TA"] == attempt(4, 4, 3)["TA"] == 4.0
-    with pytest.raises(ValueError, match="TA"):
-        attempt(5, 5, 1)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"parallel": 100}, {"parallel": 1, "retries": 0}],
-)
-def test_options_at_their_limits_are_allowed(options):
-    make_scorer("vlm_judge", ".", url="http://127.0.0.1:9/v1", model="a", **options)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"url": ""}, "needs a model and a url"),
         ({"url": "https://user:word@host/v1"}, "no key or query"),
-        ({"num_frames": 0}, "must be positive"),
-        ({"parallel": 101}, "parallel 1 to 100"),
-        ({"key": "sk-1"}, "no option key"),
     ],
 )
 def test_invalid_options_are_rejected_before_any_request(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make_scorer("vlm_judge", ".", **{"url": "http://127.0.0.1:9/v1", "model": "a"} | options)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "- a",
-        "dimensions: {VQ: {question: a, anchors: {1: a, 2: b, 3: c, 4: d}}}",
-        "!!python/object/apply:os.getcwd []",
-    ],
-)
-def test_malformed_rubrics_are_rejected(tmp_path, text):
-    (tmp_path / "custom.yaml").write_text(text)
-    with pytest.raises(ValueError, match="custom.yaml"):
-        VlmJudge(url="http://127.0.0.1:9/v1", model="a", rubric=str(tmp_path / "custom.yaml"))
 
 
 # --- the key and the cost -------------------------------------------------------------------------
@@ -325,13 +256,3 @@ def test_a_key_is_never_sent_unencrypted(url, monkeypatch):
         VlmJudge(url=url, model="a")
     assert KEY not in str(raised.value)
     VlmJudge(url=url, model="a", key_env="")  # without a key any host is allowed
-
-
-def test_the_cost_is_counted_and_printed_at_exit(endpoint, capsys):
-    server = endpoint(lambda _, call: (429, {}, {}) if call == 0 else GOOD)
-    scorer = judge(server, parallel=1)
-    scorer.score([CLIP] * 2, ["a", "b"], fps=8)
-    assert scorer.endpoint.cost == {"requests": 2, "prompt_tokens": 200, "completion_tokens": 18}
-    del scorer
-    gc.collect()
-    assert "200 prompt_tokens" in capsys.readouterr().err

@@ -51,18 +51,6 @@ def test_the_default_is_the_480p_model_with_quoted_text_and_reward():
     ]
 
 
-@pytest.mark.parametrize("version", WAN)
-def test_a_version_of_wan_has_a_repository_of_its_name(version):
-    repository = planned("--version", version, "--with", "none")[0][2]
-    assert repository.endswith("-Diffusers")
-    # The name of a student is that of its base model and one more word.
-    base = version.removesuffix("_anyflow").removesuffix("_fastwan")
-    model = repository.partition("Wan2")[2].removesuffix("-Diffusers").removesuffix("-FullAttn")
-    assert base == "wan2" + model.lower().replace("-", "_")
-    owners = {"wan2.1_t2v_1.3b_anyflow": "nvidia/AnyFlow-", "wan2.2_ti2v_5b_fastwan": "FastVideo/"}
-    assert repository.startswith(owners.get(version, ""))
-
-
 def test_a_version_of_wan_has_a_separate_folder_and_no_glyph_encoder():
     commands = planned("--version", WAN[0])
     assert {command[2] for command in commands} == {
@@ -111,17 +99,6 @@ def test_the_student_of_lightx2v_is_one_file_with_the_config_of_its_base_model(t
     "flags, words",
     [
         (["--version", "480p"], "unknown version 480p"),
-        (
-            ["--version", f"480p_t2v,{WAN[0]}"],
-            "one version",
-        ),
-        (
-            ["--version", WAN[0], "--with", "reward,quoted_text"],
-            "--with quoted_text is only for HunyuanVideo-1.5",
-        ),
-        (["--with", "sound"], "sound"),
-        (["--source", "disk"], "--source must be"),
-        (["--out"], "--out needs a value"),
         (["--sorce", "modelscope"], "unknown argument --sorce"),
     ],
 )

@@ -193,21 +193,11 @@ def test_each_gpu_that_torch_counts_gets_a_process(start, tmp_path):
     assert "--nproc_per_node=3" in launcher_arguments(tmp_path / "log")
 
 
-@pytest.mark.parametrize(
-    "name, value, least",
-    [
-        ("NNODES", "0", 1),
-        ("NPROC_PER_NODE", "x", 1),
-        ("MASTER_PORT", "99999999999", 1),
-        ("MAX_RESTARTS", "-1", 0),
-        ("SHUTDOWN_TIMEOUT", "1.5", 0),
-    ],
-)
-def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, value, least):
-    given = {"MASTER_ADDR": "node1", "NPROC_PER_NODE": "1", name: value}
+def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path):
+    given = {"MASTER_ADDR": "node1", "NPROC_PER_NODE": "x"}
     code, output = finish(start(TRAIN, {"python": PYTHON}, **given))
     assert code == 2
-    assert f"{name} must be an integer of at least {least}, got '{value}'" in output
+    assert "NPROC_PER_NODE must be an integer of at least 1, got 'x'" in output
     assert not (tmp_path / "log.launcher").exists()
 
 
@@ -215,13 +205,9 @@ def test_a_variable_that_is_no_number_is_a_user_error(start, tmp_path, name, val
     "sent, job, launcher_code, code",
     [
         (signal.SIGUSR1, "7", 1, 75),
-        (signal.SIGUSR1, "7", 75, 75),
         (signal.SIGUSR1, "7", 2, 2),
-        (signal.SIGUSR1, "7", 0, 0),
-        (signal.SIGTERM, "7", 75, 143),  # scancel
-        (signal.SIGTERM, "", 75, 75),
+        (signal.SIGTERM, "7", 75, 143),
         (signal.SIGTERM, "", 1, 1),
-        (signal.SIGINT, "", 75, 75),
     ],
 )
 def test_a_signal_stops_the_launcher_and_the_run_is_not_started_again(
@@ -237,7 +223,7 @@ def test_a_signal_stops_the_launcher_and_the_run_is_not_started_again(
     assert (tmp_path / "log.starts").read_text() == "started\n"
 
 
-@pytest.mark.parametrize("code, starts", [(1, 3), (0, 1), (2, 1), (3, 1), (75, 1)])
+@pytest.mark.parametrize("code, starts", [(1, 3), (2, 1), (75, 1)])
 def test_only_a_run_that_ends_with_1_is_started_again(start, tmp_path, code, starts):
     given = {"CODE": str(code), "MAX_RESTARTS": "2", "NPROC_PER_NODE": "1"}
     assert finish(start(TRAIN, {"python": PYTHON}, **given))[0] == code
@@ -265,12 +251,7 @@ esac
 
 @pytest.mark.parametrize(
     "resolved, endpoint",
-    [
-        ("10.0.0.1", "node1:29500"),
-        ("10.0.0.2", "localhost:29500"),  # this is the first node
-        ("127.0.1.1", "localhost:29500"),  # as Ubuntu maps the name of the first node on itself
-        ("127.0.1.1 10.0.0.2", "localhost:29500"),
-    ],
+    [("10.0.0.1", "node1:29500"), ("127.0.1.1", "localhost:29500")],
 )
 def test_nodes_announce_the_address_and_interface_that_reach_the_first(
     start, tmp_path, resolved, endpoint
@@ -282,14 +263,6 @@ def test_nodes_announce_the_address_and_interface_that_reach_the_first(
     arguments = launcher_arguments(tmp_path / "log")
     assert {"--local-addr=10.0.0.2", f"--rdzv-endpoint={endpoint}"} <= set(arguments)
     assert "GLOO_SOCKET_IFNAME=eth1" in (tmp_path / "log.launcher").read_text()
-
-
-def test_a_given_address_and_interface_are_kept(start, tmp_path):
-    given = {"NNODES": "2", "MASTER_ADDR": "node1", "NPROC_PER_NODE": "1"}
-    given |= {"LOCAL_ADDR": "10.1.0.2", "GLOO_SOCKET_IFNAME": "ib0"}
-    assert finish(start(TRAIN, {"python": PYTHON, "ip": "exit 1"}, **given)) == (0, "")
-    assert "--local-addr=10.1.0.2" in launcher_arguments(tmp_path / "log")
-    assert "GLOO_SOCKET_IFNAME=ib0" in (tmp_path / "log.launcher").read_text()
 
 
 HARD = ["--prompt", 'it\'s 100% %h "quoted" $HOME\nsecond line', "--empty", "", "--glob", "*"]
@@ -376,56 +349,11 @@ def test_stopping_the_launcher_stops_the_nodes(start, tmp_path, program):
     assert code == 1 and Path(f"{log}.ended").exists(), output
 
 
-@pytest.mark.parametrize(
-    "environment, words",
-    [
-        ({"NODE_FILE": "nowhere"}, "cannot read nowhere"),
-        ({"NODES": "node[1-4]"}, "NODES must be names separated by commas"),
-        ({"NODES": "a,b,a"}, "NODES must list each node once, got more than once: a"),
-    ],
-)
-def test_an_invalid_list_of_nodes_is_rejected(start, environment, words):
+def test_an_invalid_list_of_nodes_is_rejected(start):
     code, output = finish(
-        start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, **environment)
+        start(["bash", "run_post_train_multinode.sh"], {"pdsh": "exit 1"}, NODES="a,b,a")
     )
-    assert code == 2 and words in output
-
-
-def test_an_unreachable_node_is_reported_by_the_script_that_was_started(start):
-    for script in ("run_post_train_multinode.sh", "scripts/post_train/pdsh_train.sh"):
-        code, output = finish(start(["bash", script], {"pdsh": "exit 1"}, NODES="a,b"))
-        assert code == 2 and output.startswith(f"{Path(script).name}: cannot reach a node"), output
-
-
-def test_slurm_options_that_users_edit_come_first():
-    lines = (ROOT / "scripts/post_train/slurm.sbatch").read_text().splitlines()[2:5]
-    assert [line.partition("=")[0] for line in lines] == [
-        "#SBATCH --nodes",
-        "#SBATCH --gpus-per-node",
-        "#SBATCH --time",
-    ]
-
-
-def test_a_slurm_job_has_all_the_memory_of_a_node():
-    """Several times the weights: offloaded copies and those of a checkpoint.
-
-    Slurm's default is a share per core.
-    """
-    assert "#SBATCH --mem=0" in (ROOT / "scripts/post_train/slurm.sbatch").read_text().splitlines()
-
-
-def test_files_that_git_does_not_track_are_not_linted(tmp_path):
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/setup.sh").write_text('ruff() { echo "$*"; }\npython() { :; }\n')
-    shutil.copy(ROOT / "scripts/test.sh", tmp_path / "scripts")
-    (tmp_path / "scripts/ours.py").write_text("")
-    for command in (["git", "init", "-q"], ["git", "add", "scripts"]):
-        subprocess.run(command, cwd=tmp_path, check=True)
-    (tmp_path / "my_rewards.py").write_text("import  os")
-    run = subprocess.run(
-        ["bash", "scripts/test.sh"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert run.stdout.splitlines() == ["check scripts/ours.py", "format --check scripts/ours.py"]
+    assert code == 2 and "NODES must list each node once, got more than once: a" in output
 
 
 @pytest.mark.parametrize("srun_code, requeued", [(0, False), (75, True)])
@@ -506,15 +434,8 @@ def first_command(start, tmp_path):
     return run
 
 
-def test_a_symbolic_link_to_the_launcher_starts_a_run(first_command, tmp_path):
-    (tmp_path / "links").mkdir()
-    flags = ("--config", "configs/miniature.yaml")
-    assert first_command(*flags, link=tmp_path / "links" / "train") == first_command(*flags)
-
-
-@pytest.mark.parametrize("gpus", [0, 8])
-def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(first_command, gpus):
-    started, messages = first_command(gpus=gpus)
+def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(first_command):
+    started, messages = first_command(gpus=8)
     assert started == MINIATURE
     assert "training configs/miniature.yaml, because no flag names a model" in messages
     started, _ = first_command("--eta", "0.5", "--max_steps=2", "--out", "outputs/mine")
@@ -522,26 +443,9 @@ def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(fi
     assert "--nproc_per_node=2" in first_command(NPROC="2")[0]
 
 
-@pytest.mark.parametrize("number", ["two", "0", "-1", "1.5", "99999999999999999999"])
-def test_nproc_that_is_no_number_of_processes_is_rejected(start, tmp_path, number):
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts" / "setup.sh").write_text("exit 0")  # what follows the check
-    shutil.copy(ROOT / "run_post_train.sh", tmp_path)
-    process = start(["bash", tmp_path / "run_post_train.sh"], NPROC=number)
-    code, output = finish(process)
-    assert code == 2
-    assert output.strip() == (
-        f"run_post_train.sh: NPROC must be the number of processes, such as 8, got '{number}'"
-    )
-
-
 @pytest.mark.parametrize(
     "flags",
-    [
-        REFERENCE,
-        ["--transformer_version", "480p_t2v"],
-        ["--pretrained_transformer_version=480p_t2v"],
-    ],
+    [REFERENCE, ["--transformer_version", "480p_t2v"]],
 )
 def test_flags_of_the_reference_that_name_a_model_start_a_run_at_full_size(first_command, flags):
     assert first_command(*flags, gpus=8)[0] == [*EIGHT, *FULL_SIZE, *flags]
@@ -556,23 +460,3 @@ def test_a_named_config_runs_on_all_gpus_and_a_miniature_in_one_process(first_co
     ]
     started, messages = first_command(*named, gpus=0)
     assert started == ["post_train.py", *named] and messages == "driver 550 is too old"
-
-
-@pytest.mark.parametrize("free_kb, warns", [(3_000_000, True), (9_000_000, False)])
-def test_setup_says_what_it_needs_before_it_installs_anything(start, tmp_path, free_kb, warns):
-    """The environment is not created: this python fails."""
-    copy = tmp_path / "repository"
-    (copy / "scripts").mkdir(parents=True)
-    for name in ("scripts/setup.sh", "requirements.txt", "requirements-dev.txt"):
-        shutil.copy(ROOT / name, copy / name)
-    fakes = {
-        "old_python": '#!/usr/bin/env bash\n[ "$1" != -m ] || { echo "installs"; exit 3; }\n',
-        "df": '#!/usr/bin/env bash\nprintf "Filesystem 1024-blocks Used Available\\ndisk 1 1 '
-        f'{free_kb}\\n"\n',
-    }
-    code, output = finish(start(["bash", copy / "scripts/setup.sh"], fakes, PYTHON="old_python"))
-    before = output.partition("installs")[0]
-    assert code == 3 and "torch comes with CUDA" in before and "5.4 GB of disk" in before
-    assert (
-        "WARNING: .venv may need 6 GB of disk while it is created, got 3 GB free" in before
-    ) is warns

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from hyvideo.settings import processes
 from scripts import preference_study
 from tests.studies.preference.conftest import write_folder
 
@@ -44,6 +43,8 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
         tmp_path / "prompts.csv",
         "--validation_steps",
         1,
+        "--num_threads",
+        1,
     )
     code, output = call(*make, "--checks", 1, *flags)
     assert code == 0, output
@@ -70,75 +71,3 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     )
     code, output = call("serve", tmp_path / "study", "--static", tmp_path / "pages")
     assert code == 0 and f"wrote the pages of 2 raters to {tmp_path}/pages" in output
-
-
-def test_of_several_processes_only_the_main_one_writes_the_study(call, tmp_path, monkeypatch):
-    folders = [f"{name}={write_folder(tmp_path / name)}" for name in ("ours", "theirs")]
-    make = (
-        "make",
-        tmp_path / "study",
-        "--raters",
-        2,
-        "--pairs",
-        2,
-        "--checks",
-        1,
-        "--methods",
-        *folders,
-    )
-    for rank, is_written in ((1, False), (0, True)):
-        monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
-        code, output = call(*make)
-        assert (code, "wrote a study" in output) == (0, is_written), output
-        assert (tmp_path / "study/study.json").exists() == is_written
-
-
-def test_an_invalid_study_is_rejected_before_videos_are_generated(call, tmp_path):
-    wrong = {
-        "--raters must be from 1": ("--raters", 0, "--methods", "base", "tuned=assets/miniature"),
-        "--methods needs two or more different names": ("--methods", "base"),
-        "got 'a=/tmp' 'a=/'": ("--methods", "a=/tmp", "a=/"),
-        "got 'base' 'theirs=/nowhere'": ("--methods", "base", "theirs=/nowhere"),
-        "unknown flag --rater;": ("--rater", 5, "--methods", "base", "theirs=/nowhere"),
-    }
-    for message, flags in wrong.items():
-        code, output = call(
-            "make", tmp_path / "study", *flags, "--config", "configs/miniature.yaml"
-        )
-        assert code == 2 and message in output, output
-    for command in ("serve", "analyse"):
-        code, output = call(command, tmp_path / "study")
-        assert code == 2 and f"{tmp_path}/study/study.json" in output
-    assert not (tmp_path / "study").exists()
-    for edited in (
-        '{"questions": {"VQ": "?",}}',
-        '{"questions": {"VQ": "?"}}',
-        '{"questions": ["?"], "raters": {}}',
-        "[]",
-    ):
-        (tmp_path / "study.json").write_text(edited)
-        code, output = call("serve", tmp_path, "--static", tmp_path / "pages")
-        assert code == 2 and f"{tmp_path}/study.json" in output, output
-
-
-def test_videos_of_an_earlier_study_are_not_rated(call, tmp_path):
-    (tmp_path / "prompts.csv").write_text("prompt\na red circle\na blue square\n")
-    write_folder(
-        tmp_path / "study/made/base", ["a red circle", "a blue square", "a star"], name="{:04d}"
-    )
-    theirs = write_folder(tmp_path / "theirs")
-    make = (
-        "make",
-        tmp_path / "study",
-        "--raters",
-        2,
-        "--pairs",
-        2,
-        "--checks",
-        1,
-        "--methods",
-        "base",
-    )
-    flags = ("--config", "configs/miniature.yaml", "--valid_video_csv", tmp_path / "prompts.csv")
-    code, output = call(*make, f"theirs={theirs}", *flags)
-    assert code == 2 and f"{tmp_path}/study/made/base/0002.mp4" in output

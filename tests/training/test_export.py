@@ -119,12 +119,11 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
     assert_same(load_transformer(tmp_path / "merged", None), expected)
 
 
-def test_the_call_in_the_docs_applies_an_exported_lora(run, root, tmp_path, monkeypatch):
+def test_the_call_in_the_docs_applies_the_lora_of_a_checkpoint(root, tmp_path, monkeypatch):
     text = (Path(__file__).parents[2] / "docs/export.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
-    save_lora(lora, tmp_path / "lora", form="peft")
-    assert run("--lora_path", tmp_path / "lora", out="outputs/exported_lora")[0] == 0
+    save_lora(lora, tmp_path / "outputs/run/checkpoints/000030/lora")
     monkeypatch.chdir(tmp_path)
     loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION, lora=lora)
     eval(f"loaded.{call}", {"loaded": loaded})
@@ -167,6 +166,29 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
         assert code == 0, error
         assert read_lora(tmp_path / form).keys() == lora.keys()
         assert all(torch.equal(read_lora(tmp_path / form)[name].b, pair.b) for name in lora)
+
+
+def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, exit_code, capsys):
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(2, 32), torch.ones(32, 2), 2.0)}
+    save_lora(lora, tmp_path / "lora")
+
+    def printed(out, *flags):
+        words = ["--model_path", root, "--out", tmp_path / out, *flags]
+        assert exit_code(export.main, *words) == 0
+        return capsys.readouterr().out
+
+    given = ("--lora_path", tmp_path / "lora")
+    text = printed("a", *given)
+    assert f'load_lora_adapter("{tmp_path}/a", prefix=None' in text
+    assert f"{tmp_path}/lora/pytorch_lora_weights.safetensors has the same content" in text
+    text = printed("b", *given, "--form", "original")
+    assert f'load_lora_adapter("{tmp_path}/b"' in text and "same content" not in text
+    assert f'PeftModel.from_pretrained(pipeline.transformer, "{tmp_path}/c")' in printed(
+        "c", *given, "--form", "peft"
+    )
+    assert f'HunyuanVideo15Transformer3DModel.from_pretrained("{tmp_path}/d/transformer"' in (
+        printed("d", "--checkpoint_path", policy[1])
+    )
 
 
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):

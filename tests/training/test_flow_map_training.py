@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term
+from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
@@ -75,9 +75,11 @@ def test_the_gradient_equals_the_equation(config, mesh):
             return pipeline.velocity(latents, 1000 * levels, rollouts.conditions, ends=1000 * ends)
 
         with torch.no_grad():
-            later = mean_velocity(latents + DIFFERENCE * target, starts + DIFFERENCE)
-            earlier = mean_velocity(latents - DIFFERENCE * target, starts - DIFFERENCE)
-            change = (s - r) * (later - earlier) / (2 * DIFFERENCE)
+            steps = differences(starts, ends)
+            h = steps.view(-1, 1, 1, 1, 1)
+            later = mean_velocity(latents + h * target, starts + steps)
+            earlier = mean_velocity(latents - h * target, starts - steps)
+            change = (s - r) * (later - earlier) / (2 * h)
             old = mean_velocity(latents, starts) + change
             guided = trainer.run.pipeline.with_guidance(3.0)
             anchor = mean_velocity(latents, starts, guided) + change

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hyvideo.data.videos import to_levels
+from hyvideo.models import decoding
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
@@ -308,3 +309,57 @@ def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objectiv
         metrics["policy/velocity_norm"] == pytest.approx(expected, rel=1e-4)
         and abs(expected - 1) > 1e-3
     )
+
+
+# --- memory of a GPU ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_a_gradient_without_memory_is_computed_again_in_smaller_tiles(
+    tiny_config, mesh, monkeypatch, capsys, part
+):
+    """The decoder lacks memory for whole frames with a gradient; without one they fit."""
+    trainer = make_trainer(tiny_config, mesh, **ALONE)
+    pipeline = trainer.run.pipeline
+    forward = pipeline.vae.decoder.forward
+
+    def raise_for_whole_frames(tensor):
+        if tensor.shape[-2:] == noise.shape[-2:]:
+            raise torch.OutOfMemoryError("whole frames")
+
+    def decoder(hidden):
+        if hidden.requires_grad and part == "forward":
+            raise_for_whole_frames(hidden)
+        elif hidden.requires_grad:
+            hidden.register_hook(raise_for_whole_frames)
+        return forward(hidden)
+
+    monkeypatch.setattr(pipeline.vae.decoder, "forward", decoder)
+    monkeypatch.setattr(decoding, "_SMALLER_TILES", (16,))
+    noise = pipeline.noise_of_tile(5, 32, 48, batch_size=1)
+    found = trainer.run.objective.reward_gradient(noise, ["a prompt"])
+    assert decoding.tile_size_of(pipeline.vae) == 16
+    assert "tiles of 16 pixels" in capsys.readouterr().err
+    assert found.gradients.isfinite().all() and found.gradients.norm() > 0
+
+
+def test_cudnn_measures_its_kernels_in_the_gradient_of_the_decoding_too(
+    tiny_config, mesh, monkeypatch
+):
+    trainer = make_trainer(tiny_config, mesh, **ALONE)
+    measured = []
+
+    def note(*_):
+        measured.append(torch.backends.cudnn.benchmark)
+
+    def decoder(hidden):
+        hidden.register_hook(note)
+        note()
+        return forward(hidden)
+
+    vae = trainer.run.pipeline.vae
+    forward = vae.decoder.forward
+    monkeypatch.setattr(vae.decoder, "forward", decoder)
+    noise = trainer.run.pipeline.noise_of_tile(5, 32, 48, batch_size=1)
+    trainer.run.objective.reward_gradient(noise, ["a prompt"])
+    assert measured == [True, True] and not torch.backends.cudnn.benchmark

@@ -5,6 +5,7 @@ convolutions on CUDA.
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
@@ -15,6 +16,7 @@ from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
     HunyuanVideo15RMS_norm,
 )
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.norms import channel_rms_norm
@@ -34,7 +36,7 @@ def install_layers(vae: nn.Module) -> None:
             module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
         elif isinstance(module, HunyuanVideo15RMS_norm):
             module.forward = functools.partial(channel_rms_norm, module)
-        for kind, forward in _WITHOUT_GRADIENT_ON_CUDA.items():
+        for kind, forward in _ON_CUDA.items():
             if isinstance(module, kind):
                 module.forward = functools.partial(_forward, module, forward)
 
@@ -42,18 +44,16 @@ def install_layers(vae: nn.Module) -> None:
 def _forward(
     module: nn.Module, forward: Callable[[nn.Module, Tensor], Tensor], hidden: Tensor
 ) -> Tensor:
-    """Run ``forward``, which needs less memory, on a GPU without gradients, and otherwise diffusers'
-    own forward pass.
+    """Run ``forward``, which needs less memory, on a GPU, and diffusers' own forward pass on a CPU.
 
-    On a GPU with gradients, a residual block keeps only its input, and its backward pass computes
-    the rest again.
+    With gradients, a residual block keeps only its input, and its backward pass computes the rest
+    again.
     """
-    # ``forward`` writes into its tensors, which autograd does not allow; on a CPU, it is not needed
-    if hidden.is_cuda and not torch.is_grad_enabled():
-        return forward(module, hidden)
-    if hidden.is_cuda and hidden.requires_grad and isinstance(module, HunyuanVideo15ResnetBlock):
-        return checkpoint(type(module).forward, module, hidden, use_reentrant=False)
-    return type(module).forward(module, hidden)
+    if not hidden.is_cuda:
+        return type(module).forward(module, hidden)
+    if hidden.requires_grad and isinstance(module, HunyuanVideo15ResnetBlock):
+        return checkpoint(forward, module, hidden, use_reentrant=False)
+    return forward(module, hidden)
 
 
 def decoder_forward(decoder: nn.Module, hidden: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def causal_conv_forward(layer: nn.Module, hidden: Tensor) -> Tensor:
     return layer.conv(replication_pad(hidden, layer.time_causal_padding))
 
 
-_WITHOUT_GRADIENT_ON_CUDA = {
+_ON_CUDA = {
     HunyuanVideo15Decoder3D: decoder_forward,
     HunyuanVideo15ResnetBlock: resnet_forward,
     HunyuanVideo15CausalConv3d: causal_conv_forward,
@@ -102,27 +102,69 @@ _WITHOUT_GRADIENT_ON_CUDA = {
 def replication_pad(hidden: Tensor, padding: Sequence[int], *, silu: bool = False) -> Tensor:
     """Return ``hidden``, perhaps after SiLU, with replicated borders, in channels-last layout,
     which F.pad loses.
+
+    The gradient has this layout too and is deterministic, unlike that of F.pad.
     """
-    sides = list(zip((-1, -2, -3), padding[::2], padding[1::2]))  # width, height, frames
-    added = [0, 0, *(before + after for _, before, after in reversed(sides))]
-    shape = [size + more for size, more in zip(hidden.shape, added)]
-    padded = inner = torch.empty(
-        shape,
-        dtype=hidden.dtype,
-        device=hidden.device,
-        memory_format=torch.channels_last_3d,
-    )
-    for dim, before, _ in sides:
-        inner = inner.narrow(dim, before, hidden.shape[dim])
-    if silu:
-        torch.ops.aten.silu.out(hidden, out=inner)
-    else:
-        inner.copy_(hidden)
-    for dim, before, after in sides:  # in this order, the last copies include the corners
-        end = shape[dim] - after
-        padded.narrow(dim, 0, before).copy_(padded.narrow(dim, before, 1))
-        padded.narrow(dim, end, after).copy_(padded.narrow(dim, end - 1, 1))
-    return padded
+    return _ReplicationPad.apply(hidden, padding, silu)
+
+
+class _ReplicationPad(torch.autograd.Function):
+    """`replication_pad`, whose backward pass adds the gradients of the borders to those of the
+    values that they replicate.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, padding: Sequence[int], silu: bool) -> Tensor:
+        sides = list(zip((-1, -2, -3), padding[::2], padding[1::2]))  # width, height, frames
+        ctx.sides = sides
+        if silu:
+            ctx.save_for_backward(hidden)
+        added = [0, 0, *(before + after for _, before, after in reversed(sides))]
+        shape = [size + more for size, more in zip(hidden.shape, added)]
+        padded = inner = torch.empty(
+            shape,
+            dtype=hidden.dtype,
+            device=hidden.device,
+            memory_format=torch.channels_last_3d,
+        )
+        for dim, before, _ in sides:
+            inner = inner.narrow(dim, before, hidden.shape[dim])
+        if silu:
+            torch.ops.aten.silu.out(hidden, out=inner)
+        else:
+            inner.copy_(hidden)
+        for dim, before, after in sides:  # in this order, the last copies include the corners
+            end = shape[dim] - after
+            padded.narrow(dim, 0, before).copy_(padded.narrow(dim, before, 1))
+            padded.narrow(dim, end, after).copy_(padded.narrow(dim, end - 1, 1))
+        return padded
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        gradient = _with_borders_added(gradient, ctx.sides[::-1])
+        saved = ctx.saved_tensors  # read once: within a checkpoint, a second time is an error
+        if saved:
+            gradient = torch.ops.aten.silu_backward(gradient, *saved)
+        return gradient, None, None
+
+
+def _with_borders_added(padded: Tensor, sides: Sequence[tuple[int, int, int]]) -> Tensor:
+    """Return a copy of ``padded`` without its borders, which are added to the outermost values.
+
+    ``sides``: dimension, and the number of values before and after.
+    """
+    if not sides:
+        return padded.clone(memory_format=torch.channels_last_3d)
+    (dim, before, after), *others = sides
+    size = padded.shape[dim] - before - after
+    inner = _with_borders_added(padded.narrow(dim, before, size), others)
+    # One plane for each border: a border is at most a few values wide.
+    for start, width, goal in ((0, before, 0), (before + size, after, size - 1)):
+        if width:
+            border = padded.narrow(dim, start, width).sum(dim, keepdim=True)
+            inner.narrow(dim, goal, 1).add_(_with_borders_added(border, others))
+    return inner
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:

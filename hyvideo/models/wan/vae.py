@@ -1,5 +1,5 @@
 """VAE of Wan2.1 and Wan2.2 TI2V-5B, which differ only in settings: diffusers' class with a faster
-norm.
+norm and, on a GPU, convolutions and upsampling that need fewer copies.
 
 It decodes one group of frames after another and caches features on the module, so only one decoding
 may run at a time.
@@ -7,10 +7,11 @@ may run at a time.
 
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyvideo.models.family import Latents
@@ -26,26 +27,67 @@ def only_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def prepare(vae: nn.Module) -> None:
-    """Replace diffusers' RMS norms, which use a slow vector norm, with faster ones; warn if the VAE
-    is float16.
+    """Replace diffusers' RMS norms, which use a slow vector norm, and on a GPU its convolutions and
+    upsampling, with faster ones; warn if the VAE is float16.
 
     The norms turn an overflow, as in float16, into NaN, which the clamp at the end of decoding
     preserves, unlike an infinity: the video is then reported as failed.
     """
-    from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+    from diffusers.models.autoencoders.autoencoder_kl_wan import (
+        WanCausalConv3d,
+        WanRMS_norm,
+        WanUpsample,
+    )
 
+    on_cuda = {WanCausalConv3d: causal_conv_forward, WanUpsample: upsample_forward}
     for module in vae.modules():
         if isinstance(module, WanRMS_norm):
             assert module.channel_first and isinstance(module.bias, float), (
                 "the VAE's norms have no bias"
             )
             module.forward = functools.partial(channel_rms_norm, module)
+        elif type(module) in on_cuda:
+            module.forward = functools.partial(_forward, module, on_cuda[type(module)])
     if vae.dtype == torch.float16:
         warnings.warn(
             "Wan's VAE was published in float32 and may overflow in float16, got vae_dtype fp16. "
-            "Set vae_dtype fp32",
+            "Set vae_dtype bf16",
             stacklevel=2,
         )
+
+
+def _forward(
+    module: nn.Module, forward: Callable[..., Tensor], hidden: Tensor, *features: Tensor | None
+) -> Tensor:
+    """Run ``forward`` on a GPU, and diffusers' own forward pass on a CPU."""
+    if hidden.is_cuda:
+        return forward(module, hidden, *features)
+    return type(module).forward(module, hidden, *features)
+
+
+def causal_conv_forward(layer: nn.Conv3d, hidden: Tensor, features: Tensor | None = None) -> Tensor:
+    """Return the output of a causal convolution, after the features of earlier frames.
+
+    The convolution itself pads with zeros at the sides of a frame, so only earlier frames are
+    copied. Shapes: (batch, channels, frames, height, width).
+    """
+    width, _, height, _, before, _ = layer._padding
+    if features is not None and before:
+        hidden = torch.cat([features, hidden], dim=2)
+        before -= features.shape[2]
+    if before:
+        hidden = F.pad(hidden, (0, 0, 0, 0, before, 0))
+    return F.conv3d(hidden, layer.weight, layer.bias, layer.stride, (0, height, width))
+
+
+def upsample_forward(layer: nn.Upsample, hidden: Tensor) -> Tensor:
+    """Return the frames enlarged by repeating pixels, which is exact in every dtype, channels-last
+    as the convolution after it needs them.
+
+    Shape: (frames, channels, height, width).
+    """
+    hidden = hidden.contiguous(memory_format=torch.channels_last)
+    return F.interpolate(hidden, scale_factor=layer.scale_factor, mode=layer.mode)
 
 
 @torch.no_grad()

@@ -68,6 +68,29 @@ def test_diffusers_reads_the_original_format_of_every_linear_layer(tmp_path, alp
             assert torch.equal(again.b * (again.alpha / pair.alpha), pair.b)
 
 
+def test_the_original_format_has_the_names_by_which_comfyui_finds_layers(tmp_path):
+    """It looks for `diffusion_model.` and the name of a layer in the original checkpoint."""
+    model = tiny()
+    save_lora(draw(model), tmp_path, form="original")
+    modules = {
+        name.removesuffix(end)
+        for name in load_file(tmp_path / FILE)
+        for end in (".lora_A.weight", ".lora_B.weight", ".alpha")
+        if name.endswith(end)
+    }
+    layers = [f"{kind}_attn.{part}" for kind in ("self", "cross") for part in "qkvo"]
+    blocks = range(model.config.num_layers)
+    assert modules == {
+        f"diffusion_model.blocks.{i}.{layer}"
+        for i in blocks
+        for layer in (*layers, "ffn.0", "ffn.2")
+    }
+    original = FAMILY.transformer.to_original(model.state_dict())
+    assert {
+        f"{name.removeprefix('diffusion_model.')}.weight" for name in modules
+    } <= original.keys()
+
+
 def test_a_lora_without_a_module_of_the_blocks_is_not_saved_in_the_original_format(tmp_path):
     lora = draw(tiny(), names=["proj_out", "condition_embedder.time_proj"])
     with pytest.raises(ValueError, match="condition_embedder.time_proj"):

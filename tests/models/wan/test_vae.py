@@ -3,14 +3,26 @@ unmodified class.
 """
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from diffusers import AutoencoderKLWan
-from diffusers.models.autoencoders.autoencoder_kl_wan import WanRMS_norm
+from diffusers.models.autoencoders.autoencoder_kl_wan import (
+    WanCausalConv3d,
+    WanRMS_norm,
+    WanUpsample,
+)
 
+from hyvideo.models.norms import fused_channel_rms_norm
 from hyvideo.models.wan.tiny import drawn
-from hyvideo.models.wan.vae import latents, prepare, set_tiling
+from hyvideo.models.wan.vae import (
+    causal_conv_forward,
+    latents,
+    prepare,
+    set_tiling,
+    upsample_forward,
+)
 from tests.tiny_wan import VAE as SMALL
 from tests.tiny_wan import VAE_22
 
@@ -159,3 +171,32 @@ def test_non_finite_values_in_the_decoder_are_visible_after_the_clamp(number):
         )
         assert not vae.decode(noise(1, 4, 2, 2, 2)).sample.isfinite().all(), layer
         handle.remove()
+
+
+# --- forward passes for a GPU, run on the CPU -----------------------------------------------------
+
+
+ON_CUDA = {
+    WanCausalConv3d: causal_conv_forward,
+    WanUpsample: upsample_forward,
+    WanRMS_norm: lambda norm, hidden: fused_channel_rms_norm(norm.gamma, hidden),
+}
+
+
+@CONFIGS
+def test_the_gpu_passes_and_their_gradient_match_diffusers(config):
+    """In double precision, so that only another formula would differ."""
+    stock, ours = stock_and_ours(config)
+    for vae, on_cuda in ((stock, {WanUpsample: torch.nn.Upsample.forward}), (ours, ON_CUDA)):
+        for module in vae.double().modules():  # diffusers' own upsampling rounds to float32
+            if type(module) in on_cuda:
+                module.forward = partial(on_cuda[type(module)], module)
+    part = noise(2, 4, 3, 4, 6).double().requires_grad_()
+    frames = [vae.decode(part).sample for vae in (stock, ours)]
+    assert_same(frames[1], frames[0], 1e-12)
+    by_frames = torch.randn_like(frames[0])
+    expected, gradient = (torch.autograd.grad(each, part, by_frames)[0] for each in frames)
+    assert (gradient - expected).norm() < 1e-12 * expected.norm()
+    videos = frames[0].detach()
+    encoded = [vae.encode(videos).latent_dist.mode() for vae in (ours, stock)]
+    assert_same(*encoded, 1e-12)

@@ -98,13 +98,7 @@ def test_a_body_that_is_too_large_or_has_no_length_is_rejected_before_it_is_read
 
 @pytest.mark.parametrize(
     "body",
-    [
-        b"",
-        b"no safetensors",
-        encode_request([CLIP[0][:, :1]], ["a"], 8.0),
-        encode_request(CLIP, ["a", "b"], 8.0),
-        encode_request(CLIP, ["a"], float("nan")),
-    ],
+    [b"no safetensors", encode_request(CLIP, ["a", "b"], 8.0)],
 )
 def test_invalid_requests_are_rejected(client, body):
     assert client().post("/score", content=body).status_code == 422

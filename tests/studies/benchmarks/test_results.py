@@ -12,7 +12,7 @@ from studies.benchmarks import table as tables
 from studies.benchmarks.results import read_results, read_run
 from studies.benchmarks.suites import SUITES
 
-VBENCH, VBENCH2 = SUITES["vbench"], SUITES["vbench2"]
+VBENCH = SUITES["vbench"]
 
 
 def result_file(path, folder="videos", scale=1.0, **dimensions):
@@ -90,20 +90,6 @@ def test_a_missing_dimension_is_missing_and_no_total_counts_it_as_0(tmp_path):
     assert "| **total** | - |" in tables.as_markdown(turned)
 
 
-def test_imaging_quality_has_videos_from_0_to_100_and_a_score_from_0_to_1(tmp_path):
-    path = result_file(
-        tmp_path / "x_eval_results.json",
-        scale=100,
-        imaging_quality={"x": [60.0, 70.0], "y": [50.0]},
-    )
-    _, run = read_run(path)
-    assert run["imaging_quality"].score == pytest.approx(0.6)
-    assert list(run["imaging_quality"].videos.values()) == [0.6, 0.7, 0.5]
-    table = table_of(f"base={path}")
-    assert row(table, "imaging_quality")["scores"]["base"]["mean"] == pytest.approx(60)
-    assert not any("mean of" in note for note in table["notes"])
-
-
 def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
     first = result_file(
         tmp_path / "a_eval_results.json", Mechanics={"x": [1, 0, -1], "y": [1, 1, 1], "z": [-1, 1]}
@@ -127,71 +113,7 @@ def test_dropped_videos_of_vbench2_do_not_count_and_are_reported(tmp_path):
     assert len(run["overall_consistency"].videos) == 2  # a cosine
 
 
-def test_filtered_videos_are_paired_by_prompt_because_their_numbers_changed(tmp_path):
-    first = {"x": [0.9, 0.8], "y": [0.7]}
-    second = {"x": [0.6], "y": [0.9, 0.9]}
-    a = result_file(
-        tmp_path / "a_eval_results.json", folder="static/filtered_videos", temporal_flickering=first
-    )
-    b = result_file(tmp_path / "b_eval_results.json", temporal_flickering=second)
-    table = table_of(f"base={a}", f"tuned={b}")
-    assert row(table, "temporal_flickering")["differences"]["tuned"]["mean"] == pytest.approx(
-        100 * (-0.25 + 0.2) / 2
-    )
-    assert row(table, "temporal_flickering")["scores"]["base"]["videos"] == 3
-    unfiltered = [
-        note.partition(":")[0] for note in table["notes"] if "without the static filter" in note
-    ]
-    assert unfiltered == ["tuned"]
-    twice = table_of(f"base={a}", f"tuned={b}", f"tuned={b}")["notes"]
-    assert len(twice) == len({*twice}), "one note for equal notes of several runs"
-
-
-@pytest.mark.parametrize("folders, is_filtered", [("ff", True), ("fv", False)])
-def test_only_a_file_without_unfiltered_videos_counts_as_filtered(tmp_path, folders, is_filtered):
-    """One video outside the folder of the static filter is enough for the note."""
-    names = {"f": "static/filtered_videos", "v": "videos"}
-    rows = [
-        {"video_path": f"/data/{names[folder]}/x-{number}.mp4", "video_results": 0.5}
-        for number, folder in enumerate(folders)
-    ]
-    path = tmp_path / "a_eval_results.json"
-    path.write_text(json.dumps({"temporal_flickering": [0.5, rows]}))
-    _, results = read_run(path)
-    assert results["temporal_flickering"].is_filtered == is_filtered
-    notes = table_of(f"base={path}")["notes"]
-    assert any("without the static filter" in note for note in notes) != is_filtered
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ({"scene": [0.5, []]}, "no video counts"),
-        (
-            {"scene": [0.5, [{"video_path": "a-0.mp4", "video_results": None}]]},
-            "scene in .*must be",
-        ),
-        ({"scene": 0.5}, "must be"),
-        ({"speed": [0.5, []]}, "must have dimensions of VBench, got 'speed'"),
-    ],
-)
-def test_another_result_file_is_rejected(tmp_path, content, message):
-    path = tmp_path / "x_eval_results.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        read_run(path)
-
-
 # --- intervals ------------------------------------------------------------------------------------
-
-
-def test_the_interval_of_a_dimension_is_a_t_interval_over_prompts():
-    scores = {f"{n}": float(x) for n, x in enumerate(np.random.default_rng(0).normal(size=30))}
-    expected = t_interval(np.array([sorted(scores.values())]))
-    found = t_interval(tables.prompt_values([{"scene": scores}], {"scene": 1.0}))
-    assert (found.mean, found.low, found.high) == pytest.approx(
-        (expected.mean, expected.low, expected.high)
-    )
 
 
 def test_the_interval_of_a_sum_adds_the_variances_of_dimensions_with_different_prompts():
@@ -207,17 +129,6 @@ def test_the_interval_of_a_sum_adds_the_variances_of_dimensions_with_different_p
         factors[name] ** 2 * arrays[name].var(ddof=1) / size for name, size in sizes.items()
     )
     assert found.high - found.mean == pytest.approx(t_quantile(53) * math.sqrt(variance))
-
-
-def test_opposite_deviations_of_one_prompt_in_two_dimensions_cancel():
-    drawn = dict(zip("abcdef", np.random.default_rng(0).normal(size=6)))
-    runs = [{"x": drawn, "y": {prompt: 2 - value for prompt, value in drawn.items()}}]
-    found = t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5}))
-    assert (found.mean, found.low, found.high) == pytest.approx((1, 1, 1))
-    runs[0]["y"] = drawn
-    assert t_interval(tables.prompt_values(runs, {"x": 0.5, "y": 0.5})) == t_interval(
-        np.array([[*drawn.values()]])
-    )
 
 
 def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path):
@@ -238,23 +149,6 @@ def test_several_runs_widen_the_interval_and_share_the_run_of_the_base(tmp_path)
         ValueError, match="base must have one run, or as many as every other policy"
     ):
         table_of(words[0], *words)
-
-
-def test_one_prompt_has_no_interval_and_no_common_prompt_has_no_difference(tmp_path):
-    one = result_file(tmp_path / "1_eval_results.json", scene={"x": [0.5]})
-    other = result_file(tmp_path / "2_eval_results.json", scene={"y": [0.5]})
-    table = table_of(f"base={one}", f"tuned={other}")
-    scores = row(table, "scene")["scores"]["base"]
-    assert (scores["mean"], scores["low"]) == (50, None)
-    assert row(table, "scene")["differences"]["tuned"] == {
-        "mean": None, "low": None, "high": None, "prompts": 0, "verdict": "no interval",
-    }  # fmt: skip
-    values = {name: {"x": [0.5], "y": [0.7]} for name in VBENCH2.dimensions} | {
-        "Diversity": {"x": [0.5]}
-    }
-    table = table_of(f"base={result_file(tmp_path / '3_eval_results.json', **values)}")
-    assert row(table, "total")["scores"]["base"]["low"] is None  # Diversity's variance is unknown
-    assert row(table, "physics")["scores"]["base"]["low"] is not None
 
 
 def test_read_writes_a_table_of_both_benchmarks(tmp_path, capsys):

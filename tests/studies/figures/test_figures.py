@@ -2,16 +2,14 @@
 
 import json
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import yaml
 
 from hyvideo.settings.command_line import load_config
 from scripts import make_figures
-from studies.figures.curves import MissingRuns, compare, curve, find_runs
+from studies.figures.curves import compare, curve, find_runs
 
-original_plot = plt.Axes.plot
 METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
 
 
@@ -61,16 +59,6 @@ def test_seeds_are_averaged_and_settings_are_not(make_run, tmp_path):
     np.testing.assert_allclose(found.std, 0.5)
 
 
-def test_a_curve_has_the_common_iterations_of_all_seeds_and_is_smoothed(make_run):
-    runs = find_runs([make_run("long", iterations=6), make_run("short", iterations=4, seed=1)])
-    found = curve(runs, "reward/mean", window=3)
-    assert found.iterations.tolist() == [3, 4]
-    np.testing.assert_allclose(found.mean, [2, 3])
-    for name, window in (("reward/mean", 5), ("no/metric", 1)):
-        with pytest.raises(MissingRuns, match=f"at least {window} iterations of {name}"):
-            curve(runs, name, window=window)
-
-
 @pytest.mark.system
 def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
     for seed in (0, 1):
@@ -81,27 +69,3 @@ def test_figures_are_drawn_from_runs(make_run, figures, tmp_path):
     code, made, output = figures(tmp_path / "runs")
     assert code == 0 and made == ["figure3.png", "figure7.png", "figure8.png"]
     assert "skipped" in output.out
-
-
-@pytest.mark.slow
-def test_the_learning_curve_needs_runs_of_one_setting(make_run, figures, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(
-        plt.Axes,
-        "plot",
-        lambda axes, x, y, **more: drawn.append([*y]) or original_plot(axes, x, y, **more),
-    )
-    for seed in (0, 1):
-        make_run(f"seed{seed}", seed=seed, level=seed, iterations=3 + seed)
-    code, made, output = figures(tmp_path / "runs" / "seed0", "--figures", "0")
-    assert code == 0 and made == ["learning_curve.png"] and "learning curve: " in output.out
-    assert drawn == [[2.0]] * 4, "reward, VQ, MQ and TA: means of the three iterations"
-    drawn.clear()
-    figures(tmp_path / "runs", "--figures", "0")
-    assert drawn == [[2.5]] * 4
-    make_run("other", learning_rate=1e-3)
-    output = figures(tmp_path / "runs", "--figures", "0")[2].out
-    assert (
-        output == "learning curve: skipped, it needs runs that differ only in their seed, got 2 "
-        "different settings\n"
-    )

@@ -6,16 +6,13 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_video, write_video
+from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.generation.generation import Source
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair, save_lora
 from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
-from scripts import compare_policies
-from studies.figures import policies
 from studies.figures.policies import read_policies
 from tests.distributed.launch import start
 
@@ -60,19 +57,6 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
     }
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["somewhere"], "`base` or `name=path`, got 'somewhere'"),
-        (["base@6", "base@6"], "got 'base@6' twice"),
-        (["x=nowhere"], "got 'nowhere'"),
-    ],
-)
-def test_an_invalid_policy_raises_value_error(words, message):
-    with pytest.raises(ValueError, match=message):
-        read_policies(words, sampling())
-
-
 @pytest.mark.slow
 def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
     """The process with fewer videos waits for the other one for longer than
@@ -111,40 +95,3 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     }
     assert [record["guidance_scale"] for record in records.values()] == [1.0, 2.0, 0.0]
     assert Image.open(out / "policies.png").width > 3 * 5 * 96
-
-
-def test_the_sheet_holds_only_the_frames_that_it_shows(tmp_path, monkeypatch):
-    sizes, draw = [], policies.contact_sheet
-
-    def measured(path, prompts, clips, captions):
-        sizes.extend(clip.shape for column in clips.values() for clip in column)
-        return draw(path, prompts, clips, captions)
-
-    for name in ("base", "sage"):
-        (tmp_path / name).mkdir()
-        write_video(
-            tmp_path / name / "0000.mp4", torch.zeros(25, 3, 480, 864, dtype=torch.uint8), 24
-        )
-    monkeypatch.setattr(policies, "contact_sheet", measured)
-    sheet = policies.draw_policies(["base", "sage"], [Request("a cat")], tmp_path, seed=3)
-    assert sizes == [(5, 3, 160, 288)] * 2 and Image.open(sheet).width > 2 * 5 * 96
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--num_prompts", "0"], "--num_prompts"),
-        (
-            ["--policies", "x=configs"],
-            "configs",
-        ),
-    ],
-)
-def test_invalid_flags_are_reported_before_anything_is_written(
-    tmp_path, tiny_config, monkeypatch, capsys, flags, message
-):
-    out = tmp_path / "out"
-    monkeypatch.setattr("sys.argv", ["x", *COMMON, "--out", str(out), "--policies", "base", *flags])
-    with pytest.raises(SystemExit, match="2"):
-        compare_policies.main()
-    assert message in capsys.readouterr().err and not out.exists()

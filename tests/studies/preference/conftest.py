@@ -9,7 +9,7 @@ import torch
 
 from hyvideo.data.videos import write_video
 from studies.preference.rating import Study
-from studies.preference.study import make_study
+from studies.preference.study import clips_of, make_study
 
 METHODS = ("ours_zq7", "flow_zq8", "dance_zq9")
 PROMPTS = [
@@ -47,6 +47,10 @@ def add(study, *given):
     study.add(json.dumps(content(study, *given)).encode())
 
 
+def clips_in(folders):
+    return {name: clips_of(folder, []) for name, folder in folders.items()}
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("methods")
@@ -74,7 +78,7 @@ def folders(tmp_path_factory):
 @pytest.fixture(scope="session")
 def made(folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "study"
-    make_study(folder, folders, [], raters=4, pairs=8, checks=2, seed=0)
+    make_study(folder, clips_in(folders), raters=4, pairs=8, checks=2, seed=0)
     return folder
 
 

@@ -12,7 +12,7 @@ import pytest
 from studies.preference import analysis
 from studies.preference.analysis import analyse, question_results, share
 from studies.preference.study import design
-from tests.studies.preference.conftest import METHODS, add, content
+from tests.studies.preference.conftest import METHODS, content
 
 
 def results(study, most_failed=0.5):
@@ -36,11 +36,13 @@ def prefers_lower(_, pair):
     return "tie" if first == second else "first" if first < second else "second"
 
 
-@pytest.mark.parametrize("mean, rater_std, prompt_std", [(0.8, 0.3, 0.8), (1.5, 0.0, 0.0)])
-def test_intervals_have_95_percent_coverage(mean, rater_std, prompt_std, random):
+def test_intervals_have_95_percent_coverage(random):
     """Latent differences have normal effects of raters, prompts and answers: above 0.2 is a win,
     within 0.2 a tie.
     """
+    mean = 0.8
+    rater_std = 0.3
+    prompt_std = 0.8
     raters, prompts, studies = 12, 16, 150
     designed = design(2, prompts, raters=raters, pairs=12, checks=0, seed=0)
     rater = np.repeat(np.arange(raters), 12)
@@ -60,16 +62,6 @@ def test_intervals_have_95_percent_coverage(mean, rater_std, prompt_std, random)
     assert 0.9 * studies <= covered <= studies
 
 
-def test_intervals_are_wider_if_raters_or_prompts_differ():
-    values, clusters, single = [1.0] * 10 + [0.0] * 10, [0] * 10 + [1] * 10, list(range(20))
-    independent = share_of(values, single, single)
-    for clustered in (share_of(values, clusters, single), share_of(values, single, clusters)):
-        assert clustered["high"] - clustered["low"] > 1.5 * (
-            independent["high"] - independent["low"]
-        )
-        assert clustered["mean"] == independent["mean"] == 0.5
-
-
 def test_intervals_stay_within_0_and_1_and_have_a_width_if_all_agree():
     for value in (0.0, 0.5, 1.0):
         mean, low, high = share_of(
@@ -77,17 +69,6 @@ def test_intervals_stay_within_0_and_1_and_have_a_width_if_all_agree():
         ).values()
         assert mean == value and 0 <= low <= value <= high <= 1
         assert 0.2 < high - low < 0.9
-
-
-def test_ties_give_a_win_rate_of_one_half(study, answer_all):
-    answer_all(lambda *_: "tie")
-    found = results(study)
-    for result in found["questions"].values():
-        assert all(
-            rate["mean"] == 0.5 and rate["low"] < 0.5 < rate["high"] for rate in result["win_rates"]
-        )
-        assert result["strengths"] == pytest.approx(dict.fromkeys(METHODS, 0), abs=1e-6)
-        assert result["alpha"] is None and result["first_side"]["mean"] is None
 
 
 def test_preferences_are_measured_independently_of_sides(study, answer_all):
@@ -108,38 +89,6 @@ def test_preferences_are_measured_independently_of_sides(study, answer_all):
     )
 
 
-def test_agreement_falls_if_one_rater_disagrees(study, answer_all):
-    def contrary(rater, pair):
-        better = prefers_lower(rater, pair)
-        return (
-            {"first": "second", "second": "first", "tie": "tie"}[better]
-            if rater == "r02"
-            else better
-        )
-
-    answer_all(contrary)
-    found = results(study)
-    assert -1 < found["questions"]["VQ"]["alpha"] < 0.7
-    assert 0.5 < found["questions"]["VQ"]["win_rates"][0]["mean"] < 1
-
-
-def test_a_single_rater_has_no_alpha(study):
-    key, (token, *_) = json.loads((study.folder / "key.json").read_text())["pairs"], study.raters
-    for pair in study.raters[token]["pairs"]:
-        add(study, token, pair, prefers_lower(None, key[pair]))
-    found = results(study)["questions"]["VQ"]
-    assert found["alpha"] is None and found["win_rates"][0]["mean"] == 1
-
-
-def test_a_rater_who_always_chooses_one_side_is_excluded(study, answer_all):
-    answer_all(lambda rater, pair: "first" if rater == "r03" else prefers_lower(rater, pair))
-    found = results(study)
-    assert found["checks"]["r03"] == [True] * 4 and found["left_out"] == ["r03"]
-    assert all(rate["mean"] == 1 for rate in found["questions"]["VQ"]["win_rates"])
-    kept = results(study, most_failed=1.0)["questions"]["VQ"]
-    assert min(rate["mean"] for rate in kept["win_rates"]) < 1 and kept["first_side"]["mean"] > 0.5
-
-
 def test_a_rater_who_always_chooses_one_side_is_named_and_can_be_excluded(study, answer_all):
     """Also one who passes enough checks."""
     answer_all(lambda rater, pair: "second" if rater == "r03" else prefers_lower(rater, pair))
@@ -153,23 +102,6 @@ def test_a_rater_who_always_chooses_one_side_is_named_and_can_be_excluded(study,
     assert ",r03" not in (study.folder / "pairs.csv").read_text()
     with pytest.raises(ValueError, match="--exclude .*r9"):
         analyse(study, 1.0, ["r9"])
-
-
-def test_checks_use_the_last_question_and_ties_pass_repeats(study):
-    key = json.loads((study.folder / "key.json").read_text())["pairs"]
-    for token, rater in study.raters.items():
-        for pair in rater["pairs"]:
-            given = content(study, token, pair, "first")
-            at_checks = {"identical": "second", "repeat": "tie"}
-            given["answers"][pair]["Overall"] = at_checks.get(key[pair]["kind"]) or prefers_lower(
-                None, key[pair]
-            )
-            study.add(json.dumps(given).encode())
-    found = results(study)
-    assert {tuple(sorted(checks)) for checks in found["checks"].values()} == {
-        (False, False, True, True)
-    }
-    assert found["left_out"] == []
 
 
 def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_question_of_the_same_pair(
@@ -229,51 +161,6 @@ def test_alpha_and_strengths_match_their_formulas(random):
     wins = sum(value for *_, value in rows)
     odds = math.log((wins + 0.5) / (len(rows) - wins + 0.5))
     assert list(found["strengths"].values()) == pytest.approx([odds / 2, -odds / 2])
-
-
-def test_a_video_that_has_changed_since_make_raises_value_error(study, answer_all):
-    answer_all(prefers_lower)
-    results(study)
-    first, second = sorted((study.folder / "videos").glob("*.mp4"))[:2]
-    content = first.read_bytes()
-    first.write_bytes(content + b"0")
-    with pytest.raises(ValueError, match=first.name):
-        results(study)
-    first.write_bytes(content)
-    second.unlink()  # to save space
-    results(study)
-
-
-def test_a_changed_key_raises_value_error(study, answer_all):
-    answer_all(prefers_lower)
-    path = study.folder / "key.json"
-    text = path.read_text()
-    pair = next(name for name, pair in json.loads(text)["pairs"].items() if pair["kind"] == "pair")
-    changes = [
-        lambda key: key["methods"].pop(),
-        lambda key: key["pairs"].pop(pair),
-        lambda key: key["pairs"][pair].pop("kind"),
-        lambda key: key["pairs"][pair].update(methods=[0, 7]),
-        lambda key: key["pairs"][pair].update(sources=[1, 2]),
-        lambda key: key["pairs"][pair].update(methods=[1, 1]),
-        lambda key: key["pairs"][pair].update(first=key["pairs"][pair]["second"]),
-    ]
-    for change in changes:
-        change(key := json.loads(text))
-        path.write_text(json.dumps(key))
-        with pytest.raises(ValueError, match="key.json"):
-            analyse(study, 0.5)
-    path.write_text(text)
-    analyse(study, 0.5)
-
-
-@pytest.mark.parametrize("change", ["rater = 'r02'", "rater = 'r99'"])
-def test_a_changed_answer_raises_value_error(study, answer_all, change):
-    answer_all(prefers_lower)
-    with study._database as database:
-        database.execute(f"UPDATE answers SET {change} WHERE rowid = 1")
-    with pytest.raises(ValueError, match="answers.sqlite"):
-        analyse(study, 0.5)
 
 
 def test_the_table_and_the_pairs_are_written(study, answer_all):

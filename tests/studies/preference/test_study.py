@@ -7,15 +7,10 @@ from pathlib import Path
 
 import av
 import pytest
-import torch
 
-from hyvideo.data.examples import Example, check_latents
-from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_header, read_video, write_video
-from hyvideo.training.video_latents import write_latents
-from studies.preference.study import DATE, design, make_study
-from tests.full_size import copy_distinct, write_full_size
-from tests.studies.preference.conftest import METHODS, PROMPTS, write_folder
+from hyvideo.data.videos import read_video, write_video
+from studies.preference.study import design, make_study, two_sides
+from tests.studies.preference.conftest import METHODS, clips_in, write_folder
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 
@@ -64,27 +59,6 @@ def test_repeats_come_after_their_pairs_with_sides_swapped():
             assert (first == second) == (kind == "identical")
 
 
-@pytest.mark.parametrize("wrong", [{"raters": 0}, {"pairs": 0}, {"checks": -1}])
-def test_impossible_sizes_raise_value_error(wrong):
-    with pytest.raises(
-        ValueError, match=f"--{next(iter(wrong))} must be from .* for 2 methods with 12 videos"
-    ):
-        design(2, 12, **({"raters": 2, "pairs": 12, "checks": 1} | wrong))
-
-
-def test_latents_beside_the_videos_are_copied_with_them(folders, tmp_path):
-    methods = {name: shutil.copytree(folders[name], tmp_path / name) for name in METHODS[:2]}
-    for folder in methods.values():
-        write_latents(folder / "clip_0.mp4", torch.ones(2, 3, 4, 5))
-    make_study(tmp_path / "study", methods, [], raters=1, checks=0)
-    copies = sorted((tmp_path / "study/videos").glob("*.safetensors"))
-    assert len(copies) == 2 and {path.stat().st_mtime for path in copies} == {DATE}
-    for path in copies:
-        video = path.with_suffix(".mp4")
-        pair = [Example(Request(PROMPTS[0]), (video, video), "row 1")]
-        check_latents(pair, (3, 4, 5))
-
-
 def test_only_the_key_reveals_the_method(study, folders):
     files = sorted((study.folder / "videos").iterdir())
     key = json.loads((study.folder / "key.json").read_text())
@@ -123,7 +97,7 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
                 packet.stream = stream
                 target.mux(packet)
     assert METHODS[1].encode() in marked.read_bytes()
-    make_study(tmp_path / "study", methods, [], raters=4, pairs=8, checks=0, seed=0)
+    make_study(tmp_path / "study", clips_in(methods), raters=4, pairs=8, checks=0, seed=0)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     sources = {
         pair[side]: pair["sources"][number]
@@ -140,55 +114,32 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
         assert content == (tmp_path / "again.mp4").read_bytes()
 
 
-def test_another_study_has_different_names_and_tokens(study, folders, tmp_path):
-    make_study(tmp_path / "other", folders, [], raters=4, pairs=8, checks=0)
-    other = json.loads((tmp_path / "other/study.json").read_text())
-    assert not set(other["raters"]) & set(study.raters)
-    orders = [
-        [[pair["prompt"] for pair in r["pairs"].values()] for r in raters.values()]
-        for raters in (other["raters"], study.raters)
-    ]
-    assert orders[0] != orders[1]
-    assert not {p.name for p in (tmp_path / "other/videos").iterdir()} & {
-        p.name for p in study.folder.glob("videos/*")
-    }
-
-
 def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
     fewer = write_folder(tmp_path / "fewer", ["a star", "a dog", "a red circle"], name="x{}")
     sizes = {"raters": 1, "pairs": 2, "checks": 0}
-    make_study(tmp_path / "study", {"ours": folders[METHODS[0]], "fewer": fewer}, [], **sizes)
+    make_study(tmp_path / "study", clips_in({"ours": folders[METHODS[0]], "fewer": fewer}), **sizes)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     assert {pair["prompt"] for pair in pairs} == {"a star", "a red circle"}
     strange = write_folder(tmp_path / "strange", ["a dog"])
     for given in ({"ours": folders[METHODS[0]], "strange": strange}, {"ours": fewer}):
         with pytest.raises(ValueError, match=f"for {len(given)} methods with"):
-            make_study(tmp_path / "none", given, [], **sizes)
+            make_study(tmp_path / "none", clips_in(given), **sizes)
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_copied", [True, False])
-def test_a_study_of_full_size_videos_keeps_their_length_and_size(tmp_path, is_copied):
-    clip = write_full_size(tmp_path / "clip.mp4", num_frames=121 if is_copied else 9)
-    methods = {name: tmp_path / name for name in METHODS}
-    for number, folder in enumerate(methods.values()):
-        folder.mkdir()
-        for unit in range(2):
-            copy_distinct(clip, folder / f"{unit}.mp4", 10 * number + unit)
-            (folder / f"{unit}.json").write_text(json.dumps({"prompt": f"prompt {unit}"}))
-    if not is_copied:
-        shutil.move(folder / "1.json", folder / "2.json")
-        with av.open(str(clip)) as source, av.open(str(folder / "2.mp4"), "w") as target:
-            target.metadata["comment"] = "x"
-            stream = target.add_stream_from_template(source.streams.video[0])
-            for packet in (packet for packet in source.demux(video=0) if packet.dts is not None):
-                packet.stream = stream
-                target.mux(packet)
-        (folder / "1.mp4").unlink()
-    make_study(tmp_path / "study", methods, [], raters=2, pairs=6, checks=1)
-    files = [*(tmp_path / "study/videos").iterdir()]
-    assert len(files) == 6 and {read_header(file) for file in files} == {read_header(clip)}
-    assert (
-        sum(file.stat().st_size for file in files) == 6 * (clip.stat().st_size + 16)
-    ) == is_copied
+def test_videos_of_a_prompt_and_first_frame_are_compared_two_by_two(tmp_path):
+    folder = write_folder(tmp_path / "made", ["a star"] * 5 + ["a dog"])
+    for number in (0, 3):
+        path = folder / f"clip_{number}.json"
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"image": str(tmp_path / "a.png")})
+        )
+    sides = two_sides(folder, [])
+    pairs = [
+        (sides["even"][unit].path.stem, sides["odd"][unit].path.stem) for unit in sides["even"]
+    ]
+    assert pairs == [("clip_0", "clip_3"), ("clip_1", "clip_2")]
+    make_study(tmp_path / "study", sides, raters=1, pairs=2, checks=0)
+    key = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
+    images = {pair["unit"]: pair.get("ref_image_path") for pair in key}
+    assert images == {0: str(tmp_path / "a.png"), 1: None}

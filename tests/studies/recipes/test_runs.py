@@ -1,6 +1,5 @@
 import json
 import os
-import shutil
 import signal
 import subprocess
 
@@ -16,7 +15,7 @@ from studies.recipes.train_runs import (
     describe,
     plan_run,
 )
-from studies.tables.cells import KL_FLAGS, Cell, grid
+from studies.tables.cells import KL_FLAGS, Cell
 from studies.tables.study_command import grid_parser, grid_study, plan_and_train
 from tests.forked import ROOT, python
 
@@ -87,12 +86,6 @@ def test_cells_can_be_evaluated_with_other_scorers(tmp_path, tiny_config):
         plan_and_train(RecipeStudy(SMOKE, tmp_path, scorers=["beauty"]), [CELL], options)
 
 
-def test_the_grid_is_ordered_by_seed_and_names_are_unique():
-    cells = grid("AB", ["cps", "sage_grpo"], ["none", "fixed"], [0, 1, 1], no_equalizer=True)
-    assert len({cell.name for cell in cells}) == len(cells) == 2 * 2 * 2 * 2 * 2
-    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
-
-
 def test_extra_flags_are_parsed_and_cannot_set_flags_of_the_cells(tmp_path):
     study = grid_study(options_of("--config", SMOKE, "--extra", "--max_steps 3 --eta 0.5"))
     assert study.extra == ["--max_steps", "3", "--eta", "0.5"]
@@ -144,22 +137,6 @@ def test_a_cell_that_was_trained_on_other_prompts_raises_value_error(tmp_path, t
         progress(study.folder(CELL), study.config(CELL))
 
 
-def test_a_cell_that_was_trained_from_other_weights_raises_value_error(tmp_path, tiny_config):
-    root = shutil.copytree(ROOT / "assets" / "miniature", tmp_path / "root")
-    flags = ["--max_steps", "2", "--pretrained_model_root", str(root), "--random_weights", "false"]
-    study = RecipeStudy(SMOKE, tmp_path / "table", flags)
-    write_run(study, CELL, iterations=2, checkpoint=2)
-    config = study.config(CELL)
-    record_inputs(study)
-    assert progress(study.folder(CELL), config).is_finished
-    (file,) = (root / "vae").glob("*.safetensors")
-    file.write_bytes(file.read_bytes()[:-4] + b"1234")
-    with pytest.raises(ValueError, match="pretrained_model_root/vae"):
-        progress(study.folder(CELL), config)
-    shutil.rmtree(root)  # a table of finished runs needs no weights
-    assert progress(study.folder(CELL), config).is_finished
-
-
 def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
     cells = [RecipeRun(Cell("A", "sage_grpo", kl, True), 0) for kl in ("none", "fixed")]
     without, with_anchor = (plan_run(study, cell) for cell in cells)
@@ -173,9 +150,9 @@ def test_the_plan_counts_rollouts_and_forward_passes_and_writes_nothing(study):
     assert not study.out.exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_stopped_study_ends_its_runs(study, tmp_path, number):
+def test_a_stopped_study_ends_its_runs(study, tmp_path):
     """A run that continued would block its folder for the next start."""
+    number = signal.SIGTERM
     started = tmp_path / "pid"
     (tmp_path / "sleep.py").write_text(
         f"import os, pathlib, time; pathlib.Path({str(started)!r}).write_text(str(os.getpid())); "

@@ -33,17 +33,6 @@ def test_milder_never_exceeds_two_stage_which_never_exceeds_constant(tmp_path, t
     assert two_stage.value == 0.2 and (milder.value < 0.2) == (kl > 1e-3)
 
 
-def test_the_schedules_of_figure_7_count_updates(tmp_path):
-    study = RecipeStudy("configs/paper/table2_b_8gpu.yaml", tmp_path)
-    assert [study.config(run).kl_warmup for run in runs_of_figure(7, "B", [0])] == [100, 100, 200]
-    (table2,) = (
-        study.config(run)
-        for run in runs_of_figure(3, "B", [0], methods=["cps"])
-        if run.recipe.has_equalizer
-    )
-    assert table2.rollout.reference_conventions and table2.kl_warmup == 1.25
-
-
 def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config):
     study = RecipeStudy(
         "configs/miniature_paper.yaml", tmp_path, ["--kl_warmup_updates", "7", "--kl_gain=0.5"]
@@ -58,11 +47,6 @@ def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config
         if plain[name] != value and name != "output_dir"
     }
     assert changed == {"kl_schedule": "adaptive", "kl_warmup_updates": 14, "kl_gain": 0.25}
-
-
-def test_figure_7_without_a_kl_raises_value_error():
-    with pytest.raises(ValueError, match="--kl"):
-        runs_of_figure(7, "B", [0], kls=["none"])
 
 
 @pytest.fixture

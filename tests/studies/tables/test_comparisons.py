@@ -1,6 +1,5 @@
 """Paired differences between rows of Table 2, and the verdicts on them."""
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hyvideo.validation.scores_file import Evaluation, mark_seen
 from studies.recipes.runs import RecipeRun
 from studies.tables.cells import Cell
 from studies.tables.comparisons import as_markdown
-from studies.tables.table2 import COMPARED, NOTES, comparisons_of, questions
+from studies.tables.table2 import COMPARED, NOTES, comparisons_of
 
 SAGE, FLOW = (Cell("B", method, "dual_moving", True) for method in ("sage_grpo", "flow_grpo"))
 # effect of each prompt, much larger than differences between policies
@@ -107,39 +106,6 @@ def test_only_common_seeds_and_videos_are_compared():
     assert found.seeds == [1] and found.differences["Reward"].mean == pytest.approx(0.3)
     none = sage_against_flow({0: evaluation(0)}, {1: evaluation(1)})
     assert none.verdict("Reward") == "no common seed: no verdict" and not none.differences
-
-
-def test_a_seed_without_scores_prevents_a_verdict():
-    unscored = evaluation(1, missing=range(4))
-    found = sage_against_flow(
-        {0: evaluation(0, 0.1), 1: unscored}, {0: evaluation(0), 1: evaluation(1)}
-    )
-    assert found.verdict("Reward") == "not measured" and "Reward" not in found.differences
-
-
-def test_questions_compare_rows_that_differ_in_one_setting():
-    rows = [
-        Cell("", *cell)
-        for cell in itertools.product(("cps", "sage_grpo"), ("none", "fixed"), (True, False))
-    ]
-    found = [
-        question
-        for question, _, _ in questions([*rows, Cell("", "dance_grpo", "dual_moving", True)])
-    ]
-    assert found == [
-        "SAGE-GRPO against CPS, no KL, no equalizer",
-        "SAGE-GRPO against CPS, fixed KL, no equalizer",
-        "SAGE-GRPO against CPS, no KL, equalizer",
-        "SAGE-GRPO against CPS, fixed KL, equalizer",
-        "fixed KL against no KL, CPS, no equalizer",
-        "fixed KL against no KL, SAGE-GRPO, no equalizer",
-        "fixed KL against no KL, CPS, equalizer",
-        "fixed KL against no KL, SAGE-GRPO, equalizer",
-        "equalizer against no equalizer, CPS, no KL",
-        "equalizer against no equalizer, SAGE-GRPO, no KL",
-        "equalizer against no equalizer, CPS, fixed KL",
-        "equalizer against no equalizer, SAGE-GRPO, fixed KL",
-    ]
 
 
 def test_settings_are_compared_separately_with_their_weights():

@@ -1,12 +1,10 @@
 import math
-from dataclasses import replace
 
 import pytest
 
 from hyvideo.validation.scores_file import Evaluation
 from studies.recipes.runs import RecipeRun
 from studies.tables.cells import Cell
-from studies.tables.table import as_markdown
 from studies.tables.table2 import table_of
 
 SAGE = [RecipeRun(Cell("A", "sage_grpo", "dual_moving", True), seed) for seed in (0, 1)]
@@ -54,25 +52,3 @@ def test_a_set_metric_has_an_interval_over_seeds_and_none_for_one_seed(table):
 def test_the_best_trained_row_has_the_lowest_frechet_distance(table):
     assert table.best("A: VQ") is table.rows[1]
     assert table.best("A: Frechet distance") is table.rows[2]
-
-
-def test_unfinished_cells_are_listed(table):
-    assert "not included: A-flow_grpo-none-noeq-seed1" in as_markdown(table)
-    nothing = table_of(evaluation([0.0]), SAGE, {})
-    (base,) = nothing.rows
-    assert (
-        base.labels[0] == "Base model" and "A-sage_grpo-dual_moving-eq-seed0, " in nothing.notes[-1]
-    )
-
-
-def test_unseen_prompts_have_a_column_and_a_number_of_videos():
-    marked = [replace(e, videos=[entry | {"seen": entry["group"] == 0} for entry in e.videos])
-              for e in (evaluation([0.0, 0.1, 0.2]), evaluation([0.4, 0.5, 0.7]))]  # fmt: skip
-    table = table_of(marked[0], SAGE[:1], {SAGE[0]: marked[1]})
-    assert [row.values["A: Overall, unseen prompts"].mean for row in table.rows] == pytest.approx(
-        [0.45, 1.8]
-    )
-    assert (
-        "3 validation videos per policy, 2 of them with prompts unseen in training"
-        in table.notes[0]
-    )

@@ -21,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 
 # The longest tests start first, in this order, so that no worker finishes long after the others.
 LONGEST = (
+    "training/test_objective_contract.py",
     "training/test_faults.py",
     "promises/test_same_results.py",
     "promises/test_restart.py",
@@ -54,7 +55,6 @@ LONGEST = (
     "models/test_fp8.py",
     "models/test_loading.py",
     "models/wan/test_vae.py",
-    "distributed/test_agent.py",
 )
 
 

@@ -1,7 +1,6 @@
 """post_train.py and generate.py, run as programs."""
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ import sys
 import pytest
 
 import post_train
-from hyvideo.data.videos import read_video
 from tests.forked import ROOT, python
 from tests.settings.test_reference_flags import LINE
 
@@ -324,15 +322,3 @@ def test_a_short_run_ends_with_a_summary(program, tmp_path):
     )
     assert "validation videos, same prompts and seeds, iteration 0 -> 1" in result.stdout
     assert (tmp_path / "out" / "before_after.png").is_file()
-
-
-def test_generate_writes_a_video_and_its_settings(program, tmp_path):
-    prompt = "a red circle moves up"
-    result = program(
-        "generate.py", "--prompt", prompt, "--output_path", tmp_path, "--num_inference_steps", "4"
-    )
-    assert result.returncode == 0, result.stderr
-    video, fps = read_video(tmp_path / "0000.mp4")
-    settings = json.loads((tmp_path / "0000.json").read_text())
-    assert len(video) == 9 and fps == 8 and video.float().std() > 1
-    assert settings["prompt"] == prompt and settings["steps"] == 4

@@ -19,6 +19,7 @@ def check_refused(result, *words):
     assert all(word in result.output for word in words), result.output
 
 
+@pytest.mark.system
 def test_files_of_spreadsheets_and_editors_are_read(tmp_path):
     prompts = (
         f'\ufeffid, Prompt ,Seed\r\n1,{PROMPT},1.0\r\n"2,000",a blue square moves up,\r\n,,\r\n\r\n'

@@ -30,6 +30,7 @@ def test_a_second_run_in_the_folder_is_refused_and_does_not_disturb_the_first(fi
     assert run.saved(3) == finished.saved(3)
 
 
+@pytest.mark.system
 def test_a_run_that_has_lost_the_folder_publishes_nothing_more(tmp_path):
     run = Run(tmp_path)
     result = run.start_with("delete_lease", str(run.out), 2)
@@ -51,6 +52,7 @@ def test_only_checkpoints_of_the_run_are_deleted_and_files_of_others_are_kept(co
     assert (copy.out / "checkpoints" / "000002.kept" / "note.txt").read_text() == "mine"
 
 
+@pytest.mark.system
 def test_files_that_appear_during_the_run_are_not_replaced(tmp_path):
     run = Run(tmp_path, max_steps=1, log_video_interval=1)
     result = run.start_with("add_videos", str(run.out))

@@ -68,6 +68,10 @@ OBJECTIVES = {
 }
 
 
+# Those whose resume is in the default suite; test_run_state.py has that of grpo.
+QUICK = ("nft of a flow map", "dpo", "distill", "sft")
+
+
 def trainer_of(name, folder, mesh, **changes):
     """Return a trainer of an objective, which finds its videos in ``folder / "videos"``."""
     settings = SETTINGS | OBJECTIVES[name]
@@ -95,11 +99,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(params=OBJECTIVES)
-def name(request):
-    return request.param
-
-
 def gradient_of(trainer, collected, rows_per_pass):
     """Return the gradient of the mean loss, from passes of some rows."""
     objective, policy = trainer.run.objective, trainer.run.policy
@@ -120,6 +119,7 @@ def gradient_of(trainer, collected, rows_per_pass):
     return torch.cat(gradients)
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
 def test_the_gradient_of_an_iteration_does_not_depend_on_the_rows_of_a_pass(name, folder, tmp_path):
     trainer = trainer_of(name, folder, Mesh.single(), output_dir=str(tmp_path))
     trainer.iteration = 1
@@ -133,6 +133,13 @@ def test_the_gradient_of_an_iteration_does_not_depend_on_the_rows_of_a_pass(name
     assert (of_pairs - of_all).norm() <= 1e-3 * of_all.norm()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.system)
+        for name in OBJECTIVES
+    ],
+)
 def test_a_resumed_run_continues_as_the_uninterrupted_run_and_costs_what_is_planned(
     name, folder, tmp_path
 ):
@@ -174,14 +181,18 @@ def test_a_resumed_run_continues_as_the_uninterrupted_run_and_costs_what_is_plan
     assert all(map(torch.equal, weights(trainer), weights(resumed)))
 
 
+# tests/distributed has the same of grpo.
+RANKED = ("nft of a flow map", "nft and reward", "draft", "dpo", "distill", "sft")
+
+
 def train_each(folder, num_ranks):
     """Return the metrics of two iterations of each objective, and the size of the weights."""
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.sharded_tensors import full_tensor
 
     mesh, found = ranks.start(1, CPU), {}
-    for name, settings in OBJECTIVES.items():
-        batch = settings.get("batch_size", 8) // num_ranks
+    for name in RANKED:
+        batch = OBJECTIVES[name].get("batch_size", 8) // num_ranks
         layout = {"batch_size": batch, "enable_fsdp": num_ranks > 1}
         layout["output_dir"] = f"{folder}/{num_ranks}/{name}"
         trainer = trainer_of(name, Path(folder), mesh, **layout)

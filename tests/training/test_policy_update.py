@@ -93,7 +93,11 @@ def equalizer_weights(trainer, variances):
 
 @pytest.mark.parametrize(
     "kl_velocity, is_balanced, of_anchor",
-    [("log_ratio", True, None), ("gaussian", False, None), ("gaussian", True, 3.0)],
+    [
+        ("log_ratio", True, None),
+        ("gaussian", False, None),
+        pytest.param("gaussian", True, 3.0, marks=pytest.mark.system),
+    ],
 )
 def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced, of_anchor):
     settings = {

@@ -84,8 +84,11 @@ def latents_of_the_library(record, config, transformer):
     "flags",
     [
         ("--sigmas", SIGMAS),
-        ("--shift", "6", "--num_inference_steps", "3", "--guidance_scale", "1"),
-        ("--guidance_scale", "3"),
+        pytest.param(
+            ("--shift", "6", "--num_inference_steps", "3", "--guidance_scale", "1"),
+            marks=pytest.mark.system,
+        ),
+        pytest.param(("--guidance_scale", "3"), marks=pytest.mark.system),
     ],
     ids=["levels", "shift", "guidance"],
 )

@@ -56,7 +56,12 @@ def lora_weights(lora):
     return {f"{name}.{part}": getattr(pair, part).clone() for name, pair in pairs for part in "ab"}
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.0], ids=["ema", "no ema"])
+DECAYS = pytest.mark.parametrize(
+    "decay", [0.5, pytest.param(0.0, marks=pytest.mark.system)], ids=["ema", "no ema"]
+)
+
+
+@DECAYS
 def test_the_lora_of_a_checkpoint_is_the_ema_and_its_tensors_are_those_of_the_policy(train, decay):
     trainer, checkpoint = train(ema_decay=decay, **LORA)
     policy = trainer.run.policy
@@ -79,7 +84,7 @@ def test_the_lora_of_a_checkpoint_is_the_ema_and_its_tensors_are_those_of_the_po
         assert same(found, {name: p.detach().clone() for name, p in policy.trained.items()})
 
 
-@pytest.mark.parametrize("decay", [0.5, 0.0], ids=["ema", "no ema"])
+@DECAYS
 def test_a_checkpoint_of_all_weights_is_sampled_and_exported_as_its_ema(
     train, decay, tmp_path, exit_code
 ):

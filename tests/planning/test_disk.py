@@ -71,10 +71,10 @@ def test_saves_by_the_clock_count_until_the_limit():
 
 
 def test_the_disk_space_is_that_of_checkpoints_prompts_videos_and_logs():
-    """300 iterations with 4 videos in every tenth, 7 validations of 4 videos, 256 + 64 prompts."""
+    """300 iterations with 4 videos in every tenth, 7 validations of 4 videos, 256 + 32 prompts."""
     sizes = disk_bytes(planned())
     assert sizes["checkpoints"] == 4 * checkpoint_bytes(planned())
-    assert sizes["encoded prompts"] == (256 + 64) * 300 * 3584 * 2
+    assert sizes["encoded prompts"] == (256 + 32) * 300 * 3584 * 2
     videos = (30 + 7) * 4 * 81 * 352 * 624 / 32  # a quarter of a bit per pixel
     assert sizes["videos and logs"] == pytest.approx(videos + 300 * 2e4 + 1e7)
     assert "encoded prompts" not in disk_bytes(planned(precompute_conditions=False))

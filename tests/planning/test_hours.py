@@ -138,9 +138,9 @@ def test_the_number_of_validations_matches_the_trainer(max_steps, interval, at_s
 def test_the_whole_run_is_the_sum_of_iterations_and_validations():
     run = planned("paper/table2_b_8gpu", validation_repeats=2)
     length = whole_run(run)
-    assert (length.iterations, length.validations, length.validation_videos) == (100, 11, 128)
+    assert (length.iterations, length.validations, length.validation_videos) == (100, 11, 64)
     assert length.seconds == pytest.approx(
-        100 * iteration_seconds(run) + 11 * validation_seconds(run, 128)
+        100 * iteration_seconds(run) + 11 * validation_seconds(run, 64)
     )
     assert length.gpu_hours == pytest.approx(8 * length.seconds / 3600)
     assert whole_run(run.with_settings(valid_video_csv=[])).validations == 0

@@ -145,7 +145,7 @@ def test_a_run_uses_the_frame_rate_the_vae_precision_and_the_negative_prompt_of_
     }
     trainer, (metrics,) = iterations(load_config(folder / "own.yaml", **places), mesh)
     assert {parameter.dtype for parameter in trainer.run.pipeline.vae.parameters()} == {
-        torch.float32
+        torch.bfloat16
     }
     video, fps = read_video(folder / "rollouts/000001/000.mp4")
     assert (len(video), fps) == (5, 16.0)

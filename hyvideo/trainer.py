@@ -7,8 +7,8 @@ Stages of an iteration and the files that implement them:
    over a step (SAGE), and their log-probabilities               pipelines/
 3. Rewards of the decoded videos, in the background              rewards/scoring.py
 4. Advantages within each group                                  grpo/advantages.py
-5. Clipped policy loss, each step weighted by the equalizer      training/objectives/grpo.py,
-   (SAGE)                                                        grpo/
+5. Clipped policy loss, each step weighted by the equalizer      training/objectives/grpo.py
+   (SAGE); the losses of other objectives stand beside it        (nft.py, ...), grpo/
 6. Trust region: KL to a moving anchor and to the rollout        grpo/trust_region.py,
    policy, with an adaptive coefficient (SAGE)                   training/anchor.py
 7. Gradients over all rollouts and steps, one optimizer step     training/policy_update.py

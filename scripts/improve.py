@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
             options.rounds,
             options.num_videos,
             options.guidance_scale,
+            num_gpus=options.num_gpus,
             rate=options.rate,
         )
         folder = options.improve_dir or Path(config.record.output_dir)

@@ -38,9 +38,17 @@ class Plan:
 
 
 def plan_of(
-    config: Config, rounds: int, num_videos: int, guidance_scale: float | None, *, rate: bool
+    config: Config,
+    rounds: int,
+    num_videos: int,
+    guidance_scale: float | None,
+    *,
+    num_gpus: int,
+    rate: bool,
 ) -> Plan:
-    """Return the plan of a command. Raises ValueError for settings that cannot run."""
+    """Return the plan of a command. Raises ValueError for settings that cannot run on this number
+    of processes.
+    """
     if not isinstance(config.objective, SFTSettings):
         raise ValueError(
             "scripts.improve fine-tunes on videos, so it needs objective sft, got "
@@ -48,7 +56,7 @@ def plan_of(
         )
     if not config.data.prompts_csv:
         raise ValueError("scripts.improve needs --prompts_csv, the prompts to sample, got none")
-    check(config, 1, on_this_machine=False)
+    check(config, num_gpus, on_this_machine=False)
     if guidance_scale is None:
         guidance_scale = version_defaults(config.model.transformer_version).guidance_scale
     return Plan(rounds, num_videos, guidance_scale, rate, config.with_absolute_paths().flat())
@@ -80,7 +88,9 @@ def require_same_plan(plan: Plan, folder: Path) -> None:
     if file.is_file():
         found = json.loads(file.read_text(encoding="utf-8"))
         old, new = found | found["settings"], given | given["settings"]
-        changed = [name for name in new if name != "settings" and new[name] != old.get(name)]
+        changed = [
+            name for name in new if name != "settings" and new[name] != old.get(name, new[name])
+        ]
         if [name for name in changed if name != "rounds"]:
             raise ValueError(
                 f"--improve_dir {quote(folder)} has a run with other {', '.join(changed)}; repeat "
@@ -109,18 +119,14 @@ def steps_of(
     last = before / CHECKPOINTS / f"{(number - 1) * steps:06d}"
     source = () if number == 1 else ("--checkpoint_path", last)
     guidance = plan.guidance_scale if number == 1 else 1.0
+    seed = plan.settings["seed"] + number
+    size = ("--video_length", plan.settings["sample_n_frames"])
+    size += ("--height", plan.settings["height"], "--width", plan.settings["width"])
     yield (
         "sample",
         [*launch, ROOT / "generate.py", *config, *source]
         + ["--valid_video_csv", *plan.settings["prompts_csv"], "--num_videos", plan.num_videos]
-        + [
-            "--guidance_scale",
-            guidance,
-            "--seed",
-            plan.settings["seed"] + number,
-            "--keep_latents",
-            "true",
-        ]
+        + ["--guidance_scale", guidance, "--seed", seed, "--keep_latents", "true", *size]
         + ["--output_path", here / "videos"],
     )
     chosen = here / ("rated" if plan.rate else "scores") / VIDEOS_FILE

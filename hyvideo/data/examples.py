@@ -143,7 +143,8 @@ def _best(examples: Sequence[Example], scores: dict[int, float], fraction: float
     kept: set[int] = set()
     for places in by_request.values():
         ranked = sorted(places, key=lambda place: -scores[place])
-        kept.update(ranked[: math.ceil(fraction * len(ranked))])
+        number = math.ceil(round(fraction * len(ranked), 9))  # 0.28 of 25 is 7
+        kept.update(ranked[:number])
     return kept
 
 

@@ -119,7 +119,10 @@ class Generator:
 
     def __init__(self, settings: GenerationSettings, videos: list[Video]):
         self.videos = videos
-        self.config = config = settings.config.with_settings(sp_size=settings.sp_size)
+        # the frames of the settings are those of rollouts, which may be shorter
+        self.config = config = settings.config.with_settings(
+            sp_size=settings.sp_size, sample_n_frames=settings.sampling.frames
+        )
         source = settings.source.with_initial_lora(config.optimizer.pretrained_lora_path)
         self.settings = settings = replace(settings, source=source)
         self.sampling = settings.sampling

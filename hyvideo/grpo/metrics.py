@@ -37,6 +37,7 @@ def reward_metrics(
     deviations = ((groups - groups.nanmean(1, keepdim=True)) ** 2).nanmean(1).sqrt()
     has_two_scores = groups.isfinite().sum(1) >= 2
     by_group = advantages.view(-1, group_size)
+    # groups without a contrast: all their scored rollouts have the advantage 0
     is_zero = ((by_group == 0) | by_group.isnan()).all(1) & (by_group == 0).any(1)
     return {f"reward/{name}": mean for name, mean in zip(dimensions, means[1:])} | {
         "reward/mean": means[0],

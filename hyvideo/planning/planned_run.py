@@ -224,6 +224,7 @@ class PlannedRun:
         branches = self.plan.sampled_branches + self.plan.trained_branches
         if self.parameters.is_flow_map:
             branches += 2 * self.plan.trained_branches
+        # one rollout of all those of a replica, in one of gate_interval iterations
         return branches / self.rollouts_per_replica / self.settings.gate_interval
 
     @property

@@ -124,7 +124,8 @@ def write_timeline(
     ``start`` are left out.
     """
     now = time.perf_counter()
-    spans = [(stage, (*span, now)[:2]) for stage, span in spans]
+    # a stage that has not ended yet lasts until now
+    spans = [(stage, span if len(span) == 2 else (*span, now)) for stage, span in spans]
     relative = [
         [stage, *(round(max(0.0, t - start), 4) for t in span)]
         for stage, span in spans

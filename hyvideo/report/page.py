@@ -108,9 +108,12 @@ def defaults_of(config: Config) -> dict[str, object]:
     of_version = Config.of_version(config.model.transformer_version)
     resolved = of_version.resolve_auto(on_gpu=config.model.device != "cpu").flat()
     defaults = dict(config.defaults)
+    # ``auto`` stands for a value that depends on the device
     for name in defaults:
         if name in SHARED:
             defaults[name] = resolved[name]
+    if config.objective.group_size:
+        defaults["num_generations"] = config.objective.group_size
     return defaults
 
 

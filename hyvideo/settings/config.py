@@ -91,6 +91,8 @@ class Config(BaseModel):
         values = type(self).of_version(self.model.transformer_version).flat()
         own = leaves_of(type(self.objective))
         known = {name: values[name] for name in self.flat() if name not in own}
+        if self.objective.group_size:
+            known["num_generations"] = self.objective.group_size
         return (
             known
             | {name: leaf.default for name, leaf in own.items()}

@@ -20,17 +20,12 @@ def objective_problems(config: Config) -> Problems:
     version = version_defaults(config.model.transformer_version)
     if objective.trains == "steps":
         yield from problem_of(_some_step_is_stochastic, config.sampling, objective.window)
-        if version.is_flow_map and rollout.sde_type in SAMPLERS and rollout.sde_type != "anchored":
-            yield (
-                f"sde_type {rollout.sde_type} needs the velocity at a noise level, but "
-                f"transformer_version {version.name} is a flow map, which predicts the mean "
-                "velocity of a step, so its videos would not be those of the model; use sde_type "
-                "anchored"
-            )
     elif objective.trains == "path":
         yield from teacher_problems(rollout)
     else:
         yield from level_problems(objective, rollout, version)
+    if version.is_flow_map:
+        yield from flow_map_problems(config, version.name)
     if objective.reward_weight:
         yield from reward_gradient_problems(objective, config.reward)
     if isinstance(objective, (DPOSettings, SFTSettings)):
@@ -48,6 +43,22 @@ def objective_problems(config: Config) -> Problems:
             "nothing to train on; set kl_weight and a strategy"
         )
     yield from anchor_problems(objective, rollout, version)
+
+
+def flow_map_problems(config: Config, version: str) -> Problems:
+    """Yield noise that a flow map cannot be sampled with."""
+    sampled = {"sde_type": config.sampling, "validation_eta": config.validation_sampling}
+    if config.objective.videos_from:
+        del sampled["sde_type"]
+    for setting, sampling in sampled.items():
+        is_wrong = sampling.sampler in SAMPLERS and sampling.sampler != "anchored"
+        if is_wrong and sampling.stochastic_transitions():
+            yield (
+                f"{setting} adds noise by {sampling.sampler}, which needs the velocity at a noise "
+                f"level, but transformer_version {version} is a flow map, which predicts the mean "
+                "velocity of a step, so the videos would not be those of the model; use sde_type "
+                "anchored, or eta 0"
+            )
 
 
 def _some_step_is_stochastic(sampling: Sampling, window: str) -> None:

@@ -35,10 +35,10 @@ class Suite:
     videos: int  # per prompt
     categories: dict[str, float]  # weight in the total
     dimensions: dict[str, Dimension]  # of one category follow one another
-    name_length: int | None = None
-    has_folders: bool = False
-    drops_videos: bool = False
-    long_seconds: float | None = None
+    name_length: int | None = None  # characters of the prompt in a file name; None: all
+    has_folders: bool = False  # the videos of each dimension are in a folder of their own
+    drops_videos: bool = False  # a score of -1 stands for a video that does not count
+    long_seconds: float | None = None  # length from which another suite is asked for
 
     @property
     def rows(self) -> dict[str, str]:

@@ -30,6 +30,11 @@ def test_the_best_scores_of_each_prompt_are_kept_and_no_prompt_is_lost(write):
     assert kept(write(*rows), 0.1) == ["b", "d"]
 
 
+def test_the_number_that_is_kept_is_not_raised_by_rounding(write):
+    rows = [f"one,a.mp4,{score},1" for score in range(25)]
+    assert len(read_examples(write(*rows), 0.28)) == 7
+
+
 def test_videos_that_a_person_did_not_keep_are_dropped(write):
     assert kept(write("one,a.mp4,,1", "one,b.mp4,,0", "two,c.mp4,,yes", "two,d.mp4,,")) == [
         "a",

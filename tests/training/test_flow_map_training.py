@@ -182,6 +182,7 @@ def test_the_timesteps_of_all_passes_are_prepared_for_a_cache(trainer, monkeypat
 @pytest.mark.parametrize(
     "settings, message",
     [
+        ({"eta": 0.5}, "sde_type adds noise by sage_grpo.* anchored"),
         ({"reward_gradient_weight": 0.1}, "reward_gradient_weight needs a model of velocities"),
         (
             {"transformer_version": "480p_t2v_step_distilled"},
@@ -193,6 +194,7 @@ def test_what_a_flow_map_cannot_be_trained_with_is_rejected_before_it_is_loaded(
     config, settings, message
 ):
     check(config)
+    check(config.with_settings(eta=0.5, sde_type="anchored"))
     with pytest.raises(ValueError, match=message):
         check(config.with_settings(**settings))
 

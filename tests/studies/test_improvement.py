@@ -1,0 +1,57 @@
+"""Rounds of improvement: the commands of the steps, and plans that cannot run."""
+
+import pytest
+
+from hyvideo.settings.command_line import load_config
+from studies.improvement import plan_of, require_same_plan, steps_of
+from tests.forked import ROOT
+
+CONFIG = ROOT / "configs/miniature_sft.yaml"
+PROMPTS = str(ROOT / "assets/miniature/prompts/train.csv")
+
+
+def plan(num_gpus=1, rounds=2, **changes):
+    config = load_config(CONFIG, prompts_csv=[PROMPTS], **changes)
+    return plan_of(config, rounds, 4, 3.0, num_gpus=num_gpus, rate=False)
+
+
+def value(command, flag):
+    words = [str(word) for word in command]
+    return words[words.index(flag) + 1]
+
+
+def test_the_videos_have_the_size_that_is_trained_and_a_further_round_starts_from_the_last(
+    tmp_path,
+):
+    made = plan(validation_height=64, validation_width=64, validation_num_frames=5)
+    (_, sample), (score, _), (_, train) = steps_of(made, tmp_path, 1, 1)
+    assert [value(sample, flag) for flag in ("--video_length", "--height", "--width")] == [
+        "9",
+        "32",
+        "32",
+    ]
+    assert score == "score" and value(sample, "--guidance_scale") == "3.0"
+    assert value(train, "--max_steps") == "200"
+    (_, sample), _, (_, train) = steps_of(made, tmp_path, 2, 1)
+    last = str(tmp_path / "round1/run/checkpoints/000200")
+    assert value(sample, "--checkpoint_path") == value(train, "--resume_from_checkpoint") == last
+    assert value(sample, "--guidance_scale") == "1.0" and value(train, "--max_steps") == "400"
+    (tmp_path / "round2/scores").mkdir(parents=True)
+    (tmp_path / "round2/scores/videos.csv").write_text("prompt,video\n")
+    assert [name for name, _ in steps_of(made, tmp_path, 2, 1)] == ["sample", "train"]
+
+
+def test_the_settings_are_checked_for_the_processes_that_train():
+    plan(num_gpus=2, sp_size=2)
+    with pytest.raises(ValueError, match="sp_size"):
+        plan(num_gpus=1, sp_size=2)
+    with pytest.raises(ValueError, match="objective sft"):
+        config = load_config(ROOT / "configs/miniature_nft.yaml")
+        plan_of(config, 1, 4, 3.0, num_gpus=1, rate=False)
+
+
+def test_a_folder_of_another_command_is_refused_but_more_rounds_continue(tmp_path):
+    require_same_plan(plan(), tmp_path / "new")
+    require_same_plan(plan(rounds=3), tmp_path / "new")
+    with pytest.raises(ValueError, match="learning_rate"):
+        require_same_plan(plan(learning_rate=1e-3), tmp_path / "new")

@@ -52,7 +52,7 @@ def test_the_first_checks_pass_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     chosen = ["machine", "attention", "on_policy_eager", "copies"]
     folders = ["--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")]
-    code = main(["eager", "--only", *chosen, "--tiny", "--device", "cpu", *folders])
+    code = main(["eager", "more", "--only", *chosen, "--tiny", "--device", "cpu", *folders])
     results = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert code == 0 and [(result["check"], result["ok"]) for result in results] == [
         (name, True) for name in chosen

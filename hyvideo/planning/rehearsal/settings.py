@@ -81,7 +81,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         ),
         Change("output_dir", str(folder / "run"), own),
         Change("conditions_dir", "", own),
-        Change("resume_from_checkpoint", "", "it begins a new run"),
+        Change("resume_from_checkpoint", "auto", "it begins a new run, and continues that"),
         Change("max_steps", 1, "it trains one iteration, and a second one after a restart"),
         Change("save_interval", 1, once),
         Change("log_video_interval", 1, once),

@@ -103,6 +103,7 @@ def test_a_rehearsal_of_a_shipped_config_is_valid_and_keeps_what_determines_size
         config.validation_sampling.size,
     )
     assert processes % config.distributed.sp_size == 0
+    assert after["resume_from_checkpoint"] == "auto"  # the second stage continues the first
     assert after["max_steps"] == 1 and after["num_generations"] == (
         config.objective.group_size or 2
     )

@@ -47,7 +47,12 @@ def main(argv: list[str] | None = None) -> None:
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
     root = config.model.pretrained_model_root
-    check_sampling(config.validation_sampling, root=root, output=options.output_dir)
+    check_sampling(
+        config.validation_sampling,
+        root=root,
+        version=config.model.transformer_version,
+        output=options.output_dir,
+    )
 
     from studies.figures.policies import compare  # slow to import
 

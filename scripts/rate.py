@@ -87,7 +87,7 @@ def rate(options: argparse.Namespace, flags: list[str]) -> None:
 
     from studies.preference import own_videos  # after the flags: it imports torch
 
-    given = own_videos.Plan(
+    given = own_videos.RatingPlan(
         keep=options.keep,
         videos=absolute(options.videos),
         config=absolute(options.config),

@@ -3,8 +3,6 @@
 Each step is a command of its own, which continues where an interrupted one ended.
 """
 
-import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -12,22 +10,23 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.examples import VIDEOS_FILE
-from hyvideo.data.files import ROOT, publish
+from hyvideo.data.files import ROOT, make_folder
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults
+from hyvideo.records.run_files import write_json
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import SFTSettings
 from hyvideo.settings.rules import check
+from studies.steps import changed, run
 
 SETTINGS = "settings.yaml"
 PLAN = "improve.json"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImprovementPlan:
     """What a command asks for; a repeated command must ask for the same."""
 
     rounds: int
@@ -45,7 +44,7 @@ def plan_of(
     *,
     num_gpus: int,
     rate: bool,
-) -> Plan:
+) -> ImprovementPlan:
     """Return the plan of a command. Raises ValueError for settings that cannot run on this number
     of processes.
     """
@@ -59,10 +58,12 @@ def plan_of(
     check(config, num_gpus, on_this_machine=False)
     if guidance_scale is None:
         guidance_scale = version_defaults(config.model.transformer_version).guidance_scale
-    return Plan(rounds, num_videos, guidance_scale, rate, config.with_absolute_paths().flat())
+    return ImprovementPlan(
+        rounds, num_videos, guidance_scale, rate, config.with_absolute_paths().flat()
+    )
 
 
-def improve(plan: Plan, folder: Path, num_gpus: int) -> int:
+def improve(plan: ImprovementPlan, folder: Path, num_gpus: int) -> int:
     """Run all steps that are not finished, and return the exit code of the first that fails."""
     require_same_plan(plan, folder)
     settings = {name: value for name, value in plan.settings.items() if value is not None}
@@ -81,28 +82,25 @@ def improve(plan: Plan, folder: Path, num_gpus: int) -> int:
     return 0
 
 
-def require_same_plan(plan: Plan, folder: Path) -> None:
-    """Record the plan in a new folder. Raises ValueError if the folder has another one."""
+def require_same_plan(plan: ImprovementPlan, folder: Path) -> None:
+    """Record the plan in a new folder. Raises ValueError if the folder has another one; only the
+    number of rounds may change.
+    """
     file = folder / PLAN
-    given = json.loads(json.dumps(asdict(plan)))
-    if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))
-        old, new = found | found["settings"], given | given["settings"]
-        changed = [
-            name for name in new if name != "settings" and new[name] != old.get(name, new[name])
-        ]
-        if [name for name in changed if name != "rounds"]:
-            raise ValueError(
-                f"--improve_dir {quote(folder)} has a run with other {', '.join(changed)}; repeat "
-                "its command to continue, or choose another folder"
-            )
-    folder.mkdir(parents=True, exist_ok=True)
-    with publish(file) as temporary:
-        temporary.write_text(json.dumps(given, indent=1), encoding="utf-8")
+    given = asdict(plan)
+    given |= given.pop("settings")
+    names = [name for name in changed(file, given) if name != "rounds"] if file.is_file() else []
+    if names:
+        raise ValueError(
+            f"--improve_dir {quote(folder)} has a run with other {', '.join(names)}; repeat its "
+            "command to continue, or choose another folder"
+        )
+    make_folder(folder)
+    write_json(file, given)
 
 
 def steps_of(
-    plan: Plan, folder: Path, number: int, num_gpus: int
+    plan: ImprovementPlan, folder: Path, number: int, num_gpus: int
 ) -> Iterator[tuple[str, list[object]]]:
     """Yield the names and commands of the steps of a round, in order.
 
@@ -153,15 +151,3 @@ def steps_of(
         + ["--videos_csv", chosen, *fraction, "--output_dir", here / "run"]
         + ["--max_steps", number * steps],
     )
-
-
-def run(command: list[object]) -> int:
-    """Run a command in the project's folder and return its exit code."""
-    with exit_on_signals():
-        process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
-        try:
-            return process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise

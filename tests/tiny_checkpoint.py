@@ -77,11 +77,9 @@ VISION = {
 }
 
 
-def settings() -> tiny.ModelSettings:
+def settings() -> tiny.TinySettings:
     """Return the settings of all models; tests may change the dictionaries of this file."""
-    return tiny.ModelSettings(
-        transformer=TRANSFORMER, vae=VAE, vision=VISION, upsamplers=UPSAMPLERS
-    )
+    return tiny.TinySettings(transformer=TRANSFORMER, vae=VAE, vision=VISION, upsamplers=UPSAMPLERS)
 
 
 def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:

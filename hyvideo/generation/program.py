@@ -45,7 +45,7 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     output = options.output_path
     folder = output.parent if output.suffix == ".mp4" else output
     root = model.pretrained_model_root
-    check_sampling(settings.sampling, root=root, output=folder)
+    check_sampling(settings.sampling, root=root, version=model.transformer_version, output=folder)
     if options.best_of > 1:
         check_evaluation(config.reward, root=root, output=folder)
     if options.rewritten_csv:

@@ -107,9 +107,8 @@ class Family:
     transformer: Component
     vae: Component
     blocks: str  # name of the transformer's list of blocks
-    target_modules: (
-        str  # regular expression matching the blocks' matrices: targets of a LoRA and of Muon
-    )
+    # regular expression for the blocks' matrices, which a LoRA and Muon train
+    target_modules: str
     # regular expression for the start of module names that occur only in the original
     original_modules: str
     # (module, forward pass) pairs: the modules whose forward pass this project replaces. The

@@ -7,7 +7,7 @@ from hyvideo.rewards.rewards import SCORERS, has_gradient
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
-from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings, SFTSettings
+from hyvideo.settings.objectives import DPOSettings, GivenVideosSettings, ObjectiveSettings
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import RewardSettings, RolloutSettings
@@ -24,11 +24,12 @@ def objective_problems(config: Config) -> Problems:
         yield from teacher_problems(rollout)
     else:
         yield from level_problems(objective, rollout, version)
-    if version.is_flow_map:
-        yield from flow_map_problems(config, version.name)
+    if not objective.videos_from:
+        yield from problem_of(check_noise, version, "sde_type", config.sampling)
+    yield from problem_of(check_noise, version, "validation_eta", config.validation_sampling)
     if objective.reward_weight:
         yield from reward_gradient_problems(objective, config.reward)
-    if isinstance(objective, (DPOSettings, SFTSettings)):
+    if isinstance(objective, GivenVideosSettings):
         yield from guidance_problems(objective, rollout)
     if isinstance(objective, DPOSettings):
         yield from pair_problems(objective, rollout, config.rows_per_pass)
@@ -45,20 +46,23 @@ def objective_problems(config: Config) -> Problems:
     yield from anchor_problems(objective, rollout, version)
 
 
-def flow_map_problems(config: Config, version: str) -> Problems:
-    """Yield noise that a flow map cannot be sampled with."""
-    sampled = {"sde_type": config.sampling, "validation_eta": config.validation_sampling}
-    if config.objective.videos_from:
-        del sampled["sde_type"]
-    for setting, sampling in sampled.items():
-        is_wrong = sampling.sampler in SAMPLERS and sampling.sampler != "anchored"
-        if is_wrong and sampling.stochastic_transitions():
-            yield (
-                f"{setting} adds noise by {sampling.sampler}, which needs the velocity at a noise "
-                f"level, but transformer_version {version} is a flow map, which predicts the mean "
-                "velocity of a step, so the videos would not be those of the model; use sde_type "
-                "anchored, or eta 0"
-            )
+def check_noise(version: Version, setting: str, sampling: Sampling) -> None:
+    """Raise ValueError if a flow map is sampled with noise that needs a velocity; ``setting`` adds
+    it.
+    """
+    if (
+        not version.is_flow_map
+        or sampling.sampler not in SAMPLERS
+        or sampling.sampler == "anchored"
+    ):
+        return
+    if sampling.stochastic_transitions():
+        raise ValueError(
+            f"{setting} adds noise by {sampling.sampler}, which needs the velocity at a noise "
+            f"level, but transformer_version {version.name} is a flow map, which predicts the mean "
+            "velocity of a step, so the videos would not be those of the model; use the sampler "
+            "anchored, or eta 0"
+        )
 
 
 def _some_step_is_stochastic(sampling: Sampling, window: str) -> None:

@@ -16,7 +16,6 @@ from pydantic import create_model, field_validator
 from hyvideo.data.custom_code import load_object
 from hyvideo.data.examples import (
     PAIRS_FILE,
-    VIDEOS_FILE,
     Examples,
     file_in_study,
     read_examples,
@@ -247,7 +246,19 @@ class DraftSettings(RewardGradientSettings, TrustRegionSettings):
     )
 
 
-class DPOSettings(KLCoefficientSettings):
+class GivenVideosSettings(KLCoefficientSettings):
+    """Training on videos of files, without rollouts."""
+
+    kl_strategy: Literal["none", "fixed"] = learning("none", "KL terms: to the base model (fixed).")
+    kl_weight: float = learning(1.0, "Largest coefficient of the KL term.", ge=0)
+    kl_coef: float = learning(1.0, "Initial KL coefficient.", ge=0)
+    kl_min_coef: float = learning(1.0, "Smallest KL coefficient.", ge=0)
+    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
+        "constant", "KL coefficient schedule."
+    )
+
+
+class DPOSettings(GivenVideosSettings):
     """Preferences in CSV files, without rollouts."""
 
     name = "dpo"
@@ -272,11 +283,6 @@ class DPOSettings(KLCoefficientSettings):
     nft_levels: int = learning(4, "Noise levels that are trained per pair.", ge=1)
     kl_strategy: Literal["fixed"] = learning("fixed", "KL to the base model, which is needed.")
     kl_weight: float = learning(1.0, "Largest coefficient of the KL term.", gt=0)
-    kl_coef: float = learning(1.0, "Initial KL coefficient.", ge=0)
-    kl_min_coef: float = learning(1.0, "Smallest KL coefficient.", ge=0)
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
-        "constant", "KL coefficient schedule."
-    )
 
     @field_validator("pairs_csv")
     @classmethod
@@ -315,7 +321,7 @@ class DPOSettings(KLCoefficientSettings):
         return split_by_prompt(found, seed)
 
 
-class SFTSettings(KLCoefficientSettings):
+class SFTSettings(GivenVideosSettings):
     """Supervised fine-tuning on videos in CSV files, without rollouts."""
 
     name = "sft"
@@ -339,18 +345,6 @@ class SFTSettings(KLCoefficientSettings):
         le=1,
     )
     nft_levels: int = learning(1, "Noise levels that are trained per video.", ge=1)
-    kl_strategy: Literal["none", "fixed"] = learning("none", "KL terms: to the base model (fixed).")
-    kl_weight: float = learning(1.0, "Largest coefficient of the KL term.", ge=0)
-    kl_coef: float = learning(1.0, "Initial KL coefficient.", ge=0)
-    kl_min_coef: float = learning(1.0, "Smallest KL coefficient.", ge=0)
-    kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
-        "constant", "KL coefficient schedule."
-    )
-
-    @field_validator("videos_csv")
-    @classmethod
-    def _are_files(cls, paths: list[str]) -> list[str]:
-        return [file_in_study(path, VIDEOS_FILE, "videos_csv") for path in paths]
 
     def read_videos(self, seed: int) -> Examples:
         return Examples(read_examples(self.videos_csv, self.keep_fraction))

@@ -7,11 +7,12 @@ and objectives are in `layout`, `reward_settings` and `objective_rules`. Imports
 import re
 from pathlib import Path
 
+from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings import machine_rules as machine
 from hyvideo.settings.config import Config, SettingsError
 from hyvideo.settings.layout import layout_problems
-from hyvideo.settings.objective_rules import objective_problems
+from hyvideo.settings.objective_rules import check_noise, objective_problems
 from hyvideo.settings.problems import Problems, problem_of, raise_problems
 from hyvideo.settings.reward_settings import reward_problems, weighted_dimensions_exist
 from hyvideo.settings.run_inputs import RunInputs
@@ -76,13 +77,14 @@ def all_problems(error: SettingsError, world_size: int, file: str = "") -> list[
     return problems
 
 
-def check_sampling(sampling: Sampling, *, root: str, output: Path) -> None:
-    """Raise ValueError as `check` does, for sampling of videos into ``output`` with a model below
-    ``root``.
+def check_sampling(sampling: Sampling, *, root: str, version: str, output: Path) -> None:
+    """Raise ValueError as `check` does, for sampling of videos into ``output`` with a version of a
+    model below ``root``.
     """
     raise_problems(
         [
             *problem_of(sampling.transitions),
+            *problem_of(check_noise, version_defaults(version), "sampling", sampling),
             *machine.checkpoints_exist(root),
             *machine.folders_can_be_written("the output", output),
         ]

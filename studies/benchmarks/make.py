@@ -33,7 +33,13 @@ def make_all(
     before the first video is made.
     """
     sampling = config.validation_sampling
-    check_sampling(sampling, root=config.model.pretrained_model_root, output=out)
+    model = config.model
+    check_sampling(
+        sampling,
+        root=model.pretrained_model_root,
+        version=model.transformer_version,
+        output=out,
+    )
     suite, rows = read_list(prompts, dimensions, is_official=is_official)
     requests = read_requests(augmented) if augmented else []
     clips = list_clips(

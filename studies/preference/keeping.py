@@ -1,6 +1,5 @@
 """Videos that a person keeps or drops, one at a time: the CSV file of the answers, and its page."""
 
-import asyncio
 import hmac
 import threading
 from collections.abc import Callable
@@ -19,9 +18,8 @@ from hyvideo.data.examples import (
     parse_keep,
 )
 from hyvideo.data.files import publish
-from hyvideo.data.http_guard import read_body
 from hyvideo.data.templates import fill
-from studies.preference.rating import MAX_BODY, MAX_SECONDS
+from studies.preference.rating import store_answer
 
 
 class Answer(BaseModel):
@@ -102,13 +100,7 @@ def create_app(keeping: Keeping, token: str, end: Callable[[], None]) -> FastAPI
 
     @app.post("/{given}/answers", status_code=204)
     async def add(request: Request) -> None:
-        content = await read_body(request, max_bytes=MAX_BODY, seconds=MAX_SECONDS)
-        try:
-            await asyncio.to_thread(keeping.add, content)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        except OSError as error:  # such as a full disk
-            raise HTTPException(503, str(error)) from error
+        await store_answer(request, keeping.add)
 
     @app.post("/{given}/end", status_code=204)
     def finish() -> None:

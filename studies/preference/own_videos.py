@@ -21,11 +21,11 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.text import quote
 from hyvideo.records.run_files import write_json
 from hyvideo.validation.video_folder import find_clips, write_videos_csv
-from studies.improvement import run
 from studies.preference import keeping, rating
 from studies.preference.analysis import Counted, agreement, count, one_sided, read_key
 from studies.preference.study import design, make_study, two_sides
 from studies.preference.tables import pairs_csv
+from studies.steps import changed, run
 
 PLAN = "rate.json"
 SAMPLED = "made"  # folder of sampled videos
@@ -34,7 +34,7 @@ STOP = 2  # seconds in which open connections end with the server
 
 
 @dataclass(frozen=True)
-class Plan:
+class RatingPlan:
     """What a command asks for, and rate.json in its folder records. A repeated command asks for the
     same or for nothing. Paths are absolute.
     """
@@ -68,32 +68,30 @@ class Address:
     opens_browser: bool
 
 
-def continued(given: Plan, folder: Path) -> Plan:
+def continued(given: RatingPlan, folder: Path) -> RatingPlan:
     """Return the plan of a folder, in a new one the given plan. Raises ValueError for another plan
     than that of the folder, and for one that cannot be carried out.
     """
     file = folder / PLAN
     if file.is_file():
-        found = Plan(**read_json(file, "the study"))
-        if given in (found, Plan()):
+        found = RatingPlan(**read_json(file, "the study"))
+        if given in (found, RatingPlan()):
             return found
-        old, new = asdict(found), asdict(given)
-        changed = [name for name in new if new[name] != old[name]]
         raise ValueError(
-            f"{quote(folder)} has a study with other {', '.join(changed)}; repeat its command or "
+            f"{quote(folder)} has a study with other {', '.join(changed(file, asdict(given)))}; repeat its command or "
             "name the folder alone to continue, or choose another folder"
         )
     check(given)
     return given
 
 
-def record(plan: Plan, folder: Path) -> None:
+def record(plan: RatingPlan, folder: Path) -> None:
     """Record the plan of a folder whose videos can be rated; before, another command may replace it."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / PLAN, asdict(plan))
 
 
-def check(plan: Plan) -> None:
+def check(plan: RatingPlan) -> None:
     """Raise ValueError for a plan that cannot be carried out, before hours of sampling."""
     if not plan.videos and not plan.prompts_csv:
         raise ValueError(
@@ -122,7 +120,7 @@ def check(plan: Plan) -> None:
         design(2, pairs, raters=plan.raters, pairs=pairs, checks=plan.checks)
 
 
-def videos_of(plan: Plan, folder: Path) -> Path:
+def videos_of(plan: RatingPlan, folder: Path) -> Path:
     """Return the folder of the videos, after sampling those that are missing.
 
     Raises SystemExit with the exit code of generate.py if it fails.
@@ -142,7 +140,7 @@ def videos_of(plan: Plan, folder: Path) -> Path:
     return made
 
 
-def rate_pairs(plan: Plan, folder: Path, address: Address) -> None:
+def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
     """Show pairs until all are rated or Ctrl-C is pressed; each answer writes pairs.csv."""
     if not (folder / rating.VIDEOS).is_dir():  # written last
         methods = two_sides(videos_of(plan, folder), plan.requests)
@@ -210,7 +208,7 @@ def pairs_summary(study: rating.Study, counted: Counted) -> str:
     return "\n".join(lines)
 
 
-def rate_single(plan: Plan, folder: Path, address: Address) -> None:
+def rate_single(plan: RatingPlan, folder: Path, address: Address) -> None:
     """Show single videos until the person finishes or presses Ctrl-C; each answer writes
     videos.csv.
     """
@@ -255,7 +253,7 @@ def serve(server: uvicorn.Server, pages: dict[str, str], address: Address) -> No
         server.run(sockets=[listener])
 
 
-def next_command(plan: Plan, folder: Path, objective: str) -> str:
+def next_command(plan: RatingPlan, folder: Path, objective: str) -> str:
     """Return the command that trains on the answers, as a line."""
     config = short(Path(plan.config)) if plan.config else "FILE.yaml"
     words = ["python", "post_train.py", "--config", config, "--objective", objective]

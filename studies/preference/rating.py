@@ -189,14 +189,19 @@ def create_app(study: Study, after_answer: Callable[[], object] | None = None) -
 
     @app.post("/{token}/answers", status_code=204)
     async def add(request: Request) -> None:
-        content = await read_body(request, max_bytes=MAX_BODY, seconds=MAX_SECONDS)
-        try:
-            await asyncio.to_thread(store, content)
-        except ValueError as error:
-            raise HTTPException(422, str(error)) from error
-        except (sqlite3.Error, OSError) as error:  # such as a full disk
-            raise HTTPException(
-                503, f"{error}; please contact the person who invited you"
-            ) from error
+        await store_answer(request, store)
 
     return app
+
+
+async def store_answer(request: Request, store: Callable[[bytes], None]) -> None:
+    """Give the body of a request to ``store``; a ValueError is the rater's mistake, and a full disk
+    is not.
+    """
+    content = await read_body(request, max_bytes=MAX_BODY, seconds=MAX_SECONDS)
+    try:
+        await asyncio.to_thread(store, content)
+    except ValueError as error:
+        raise HTTPException(422, str(error)) from error
+    except (sqlite3.Error, OSError) as error:
+        raise HTTPException(503, f"{error}; please contact the person who invited you") from error

@@ -67,7 +67,7 @@ def write(
     if is_tiny:
         tiny_module(family).write(root, version, num_heads=2, prompts=prompts)
         if sr:
-            tiny_hunyuan.write_super_resolution(root, sr, tiny_hunyuan.ModelSettings(), seed=0)
+            tiny_hunyuan.write_super_resolution(root, sr, tiny_hunyuan.TinySettings(), seed=0)
     elif family == "wan":
         _write_wan(root, prompts)
     else:
@@ -77,7 +77,7 @@ def write(
 def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) -> None:
     from transformers import ByT5Tokenizer, T5Config
 
-    settings = tiny_hunyuan.ModelSettings()
+    settings = tiny_hunyuan.TinySettings()
     transformer = dict(settings.transformer) | HUNYUAN_TRANSFORMER
     if num_layers:
         transformer["mm_double_blocks_depth"] = num_layers

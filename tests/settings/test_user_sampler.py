@@ -67,7 +67,12 @@ def test_a_broken_sampler_is_reported_before_a_run(file, tiny_config, tmp_path, 
     with pytest.raises(ValueError, match=named):
         check(config)
     with pytest.raises(ValueError, match=named):
-        check_sampling(config.sampling, root=config.model.pretrained_model_root, output=tmp_path)
+        check_sampling(
+            config.sampling,
+            version="miniature",
+            root=config.model.pretrained_model_root,
+            output=tmp_path,
+        )
 
 
 def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, tmp_path):
@@ -76,10 +81,18 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
     ).resolved()
     check_evaluation(config.reward, root=config.model.pretrained_model_root, output=tmp_path)
     check_sampling(
-        config.validation_sampling, root=config.model.pretrained_model_root, output=tmp_path
+        config.validation_sampling,
+        version="miniature",
+        root=config.model.pretrained_model_root,
+        output=tmp_path,
     )
     with pytest.raises(ValueError, match="gone.py"):
-        check_sampling(config.sampling, root=config.model.pretrained_model_root, output=tmp_path)
+        check_sampling(
+            config.sampling,
+            version="miniature",
+            root=config.model.pretrained_model_root,
+            output=tmp_path,
+        )
 
 
 def test_a_sampler_file_that_exits_ends_post_train_with_code_2(tmp_path, monkeypatch, capsys):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
-from hyvideo.settings.rules import check
+from hyvideo.settings.rules import check, check_sampling
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
 from tests.shallow import SHALLOW
@@ -182,7 +182,7 @@ def test_the_timesteps_of_all_passes_are_prepared_for_a_cache(trainer, monkeypat
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"eta": 0.5}, "sde_type adds noise by sage_grpo.* anchored"),
+        ({"eta": 0.5}, "sde_type adds noise by sage_grpo.*anchored"),
         ({"reward_gradient_weight": 0.1}, "reward_gradient_weight needs a model of velocities"),
         (
             {"transformer_version": "480p_t2v_step_distilled"},
@@ -197,6 +197,19 @@ def test_what_a_flow_map_cannot_be_trained_with_is_rejected_before_it_is_loaded(
     check(config.with_settings(eta=0.5, sde_type="anchored"))
     with pytest.raises(ValueError, match=message):
         check(config.with_settings(**settings))
+
+
+def test_generate_refuses_the_noise_that_training_refuses(config, tmp_path):
+    sampling = config.sampling
+
+    def sample(sampler, eta):
+        chosen = replace(sampling, sampler=sampler, eta=eta)
+        check_sampling(chosen, root=SHALLOW, version="miniature_flow_map", output=tmp_path)
+
+    sample("anchored", 0.5)
+    sample("cps", 0.0)
+    with pytest.raises(ValueError, match="cps.*anchored"):
+        sample("cps", 0.5)
 
 
 # --- students -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ PHOTO_SIDES = (3000, 4000)  # 12 megapixels
 def hunyuan(tmp_path_factory) -> Path:
     """Return a tiny checkpoint of HunyuanVideo-1.5 with both super-resolution models, 190 MB."""
     root = tmp_path_factory.mktemp("true_sizes") / "hunyuan"
-    settings = tiny_hunyuan.ModelSettings()
+    settings = tiny_hunyuan.TinySettings()
     tiny_hunyuan.write_checkpoint(root, VERSIONS, settings, seed=0)
     for name in ("720p_sr_distilled", "1080p_sr_distilled"):
         tiny_hunyuan.write_super_resolution(root, name, settings, seed=1)

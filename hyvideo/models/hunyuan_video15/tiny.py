@@ -122,7 +122,7 @@ def _upsampler_settings() -> dict[str, dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class ModelSettings:
+class TinySettings:
     """Settings of the models, under the names of their config.json."""
 
     transformer: Mapping[str, Any] = field(default_factory=transformer_settings)
@@ -137,13 +137,13 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
 
     Each word of ``prompts`` becomes one token of the text encoder.
     """
-    settings = ModelSettings(transformer=transformer_settings(num_heads))
+    settings = TinySettings(transformer=transformer_settings(num_heads))
     write_checkpoint(root, [version], settings, seed=0)
     _add_words(root / "text_encoder" / "llm", prompts)
 
 
 def write_checkpoint(
-    root: Path, versions: Iterable[str], settings: ModelSettings, *, seed: int
+    root: Path, versions: Iterable[str], settings: TinySettings, *, seed: int
 ) -> None:
     """Write all parts in the original layout, with random weights; no layer keeps a zero
     initialization.
@@ -164,7 +164,7 @@ def write_checkpoint(
     )
 
 
-def write_super_resolution(root: Path, name: str, settings: ModelSettings, *, seed: int) -> None:
+def write_super_resolution(root: Path, name: str, settings: TinySettings, *, seed: int) -> None:
     """Add a super-resolution model with random weights, its transformer and its upsampler, to a
     checkpoint.
     """

@@ -177,17 +177,22 @@ def make_study(
     are_copied = all(is_as_written(each[unit].path) for each in clips for unit in units)
     remove_partial(out, f"{VIDEOS}.")  # of a killed `make`
     with publish(out / VIDEOS, is_folder=True) as videos:
-        for source, name in files.items():
-            if are_copied:
-                _copy(source, videos / name)
-            else:
-                write_video(videos / name, *read_video(source))
-        for path in videos.iterdir():
-            os.utime(path, (DATE, DATE))
+        _write_copies(videos, files, are_copied)
         digests = {f"{VIDEOS}/{name}": digest_file(videos / name) for name in files.values()}
         write_json(out / KEY, {"methods": list(methods), "pairs": key, "hashes": digests})
         write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
+
+
+def _write_copies(folder: Path, files: dict[Path, str], are_copied: bool) -> None:
+    """Write the videos under their new names, as they are or compressed again, all with one date."""
+    for source, name in files.items():
+        if are_copied:
+            _copy(source, folder / name)
+        else:
+            write_video(folder / name, *read_video(source))
+    for path in folder.iterdir():
+        os.utime(path, (DATE, DATE))
 
 
 def _copy(source: Path, copy: Path) -> None:

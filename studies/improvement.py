@@ -83,14 +83,15 @@ def improve(plan: ImprovementPlan, folder: Path, num_gpus: int) -> int:
 
 
 def require_same_plan(plan: ImprovementPlan, folder: Path) -> None:
-    """Record the plan in a new folder. Raises ValueError if the folder has another one; only the
-    number of rounds may change.
+    """Record the plan in its folder. Raises ValueError if the folder has videos of another one; only
+    the number of rounds may change.
     """
     file = folder / PLAN
     given = asdict(plan)
     given |= given.pop("settings")
-    names = [name for name in changed(file, given) if name != "rounds"] if file.is_file() else []
-    if names:
+    has_videos = any((folder / "round1" / "videos").glob("*.mp4"))
+    names = changed(file, given) if file.is_file() and has_videos else []
+    if set(names) - {"rounds"}:
         raise ValueError(
             f"--improve_dir {quote(folder)} has a run with other {', '.join(names)}; repeat its "
             "command to continue, or choose another folder"

@@ -16,6 +16,7 @@ from pydantic import create_model, field_validator
 from hyvideo.data.custom_code import load_object
 from hyvideo.data.examples import (
     PAIRS_FILE,
+    VIDEOS_FILE,
     Examples,
     file_in_study,
     read_examples,
@@ -345,6 +346,11 @@ class SFTSettings(GivenVideosSettings):
         le=1,
     )
     nft_levels: int = learning(1, "Noise levels that are trained per video.", ge=1)
+
+    @field_validator("videos_csv")
+    @classmethod
+    def _are_files(cls, paths: list[str]) -> list[str]:
+        return [file_in_study(path, VIDEOS_FILE, "videos_csv") for path in paths]
 
     def read_videos(self, seed: int) -> Examples:
         return Examples(read_examples(self.videos_csv, self.keep_fraction))

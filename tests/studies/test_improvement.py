@@ -50,8 +50,11 @@ def test_the_settings_are_checked_for_the_processes_that_train():
         plan_of(config, 1, 4, 3.0, num_gpus=1, rate=False)
 
 
-def test_a_folder_of_another_command_is_refused_but_more_rounds_continue(tmp_path):
+def test_a_folder_with_videos_of_another_command_is_refused_but_more_rounds_continue(tmp_path):
+    require_same_plan(plan(learning_rate=1e-3), tmp_path / "new")  # failed before its first video
     require_same_plan(plan(), tmp_path / "new")
+    (tmp_path / "new/round1/videos").mkdir(parents=True)
+    (tmp_path / "new/round1/videos/0000.mp4").write_bytes(b"")
     require_same_plan(plan(rounds=3), tmp_path / "new")
     with pytest.raises(ValueError, match="learning_rate"):
         require_same_plan(plan(learning_rate=1e-3), tmp_path / "new")

@@ -108,6 +108,15 @@ def test_the_gradient_is_that_of_the_flow_matching_loss_and_the_kl_to_the_base_m
     torch.testing.assert_close(gradient(own), of_equation, rtol=1e-4, atol=1e-6)
 
 
+def test_the_folder_of_a_study_stands_for_its_file(config, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert config.with_settings(videos_csv=[str(tmp_path / "videos")]).objective.videos_csv == (
+        config.objective.videos_csv
+    )
+    with pytest.raises(ValueError, match="videos_csv .*videos.csv.* scripts.rate"):
+        config.with_settings(videos_csv=[str(tmp_path / "empty")])
+
+
 def test_a_video_is_a_group_and_guidance_is_refused(config):
     check(config.with_settings(batch_size=3))
     with pytest.raises(ValueError, match="num_generations"):

@@ -4,7 +4,7 @@
 
 The built-in ones are the files in `objectives/`. A custom objective is a class in a file,
 ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines
-``metrics`` and ``terms`` (docs/add_an_objective.md).
+``metrics`` and ``terms`` (docs/extend.md#add-an-objective).
 """
 
 from abc import ABC, abstractmethod

@@ -4,7 +4,7 @@
 
 The built-in ones are the files in `objectives/`. A custom objective is a class in a file,
 ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines
-``metrics`` and ``terms`` (docs/add_an_objective.md).
+``metrics`` and ``terms`` (docs/extend.md#add-an-objective).
 """
 
 from abc import ABC, abstractmethod
@@ -345,11 +345,23 @@ class LevelObjective(Objective):
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
-        """Return the noise levels of each rollout. Shape: (rollouts, count)."""
-        levels = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
+        """Return the noise levels of each rollout. Shape: (rollouts, count).
+
+        A flow map's interval with a length needs room for the central difference on both sides of
+        its level.
+        """
+        shift = self.config.rollout.shift
+        levels = self.noise.levels(iteration, indices, count, shift)
         if not self.pipeline.transformer.is_flow_map:
             return levels
-        return levels.clamp(DIFFERENCE, 1 - DIFFERENCE)
+        ends = torch.stack(
+            [
+                self.noise.ends(iteration, indices, column, levels[:, column], shift)
+                for column in range(count)
+            ],
+            dim=1,
+        )
+        return torch.where(ends == levels, levels, levels.clamp(DIFFERENCE, 1 - DIFFERENCE))
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]

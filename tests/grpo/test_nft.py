@@ -119,7 +119,7 @@ def our_gradient(batch):
 
 
 def test_beta_scales_only_the_pull_to_the_rollout_policy():
-    """docs/algorithms.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0
+    """docs/methods.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0
     for A = 0.
     """
     start = inputs(None).old_velocity
@@ -136,7 +136,7 @@ def test_beta_scales_only_the_pull_to_the_rollout_policy():
 
 @pytest.mark.parametrize("sigma, ratio", [(0.8, 17), (0.02, 0.43)])
 def test_the_published_weight_of_a_sample_is_proportional_to_the_noise_level(sigma, ratio):
-    """docs/algorithms.md has the formula. The errors are normal with std 0.3; 64 elements vary by a
+    """docs/methods.md has the formula. The errors are normal with std 0.3; 64 elements vary by a
     tenth.
     """
     target, noise = torch.randn(2, 3, 1, 4, 4, 4, generator=torch.Generator().manual_seed(0))

@@ -149,8 +149,7 @@ def lora_lines(out: Path, form: str, source: Path) -> list[str]:
 
 def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> list[str]:
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
-    from hyvideo.models.family import component_of
-    from hyvideo.models.family import family_of
+    from hyvideo.models.family import component_of, family_of
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.training.saved_policy import load_merged

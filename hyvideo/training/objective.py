@@ -255,11 +255,12 @@ class Objective(ABC):
                 f"iteration {iteration}, before the policy has changed; {advice}"
             )
 
-    def check_moved(self, deviation: float, iteration: int) -> None:
-        """Raise an error, on all ranks, if the largest deviation after an update that changed the
-        policy is wrong.
+    def check_moved(self, deviation: float, iteration: int, *, is_fresh: bool) -> None:
+        """Raise an error, on all ranks, or warn, if the largest deviation after an update that
+        changed the policy is wrong.
 
-        Here: any deviation is right.
+        ``is_fresh``: the policy is the rollout policy, so that only an earlier iteration has
+        changed it. Here: any deviation is right.
         """
         return None
 

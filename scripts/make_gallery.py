@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.settings.command_line import parse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,18 +31,20 @@ def main(argv: list[str] | None = None) -> int:
         "--pictures", type=Path, help="folder of the pictures (default: the output folder)"
     )
     options, flags = parser.parse_known_args(argv)
-
-    from studies.figures import gallery  # slow to import
-
     out = options.output_dir
     policies = options.policies
     prompts = options.prompt
+    if not policies:
+        flags = ["--config", "configs/miniature.yaml", *flags]
+    parse(flags)  # stops at wrong flags before hours of training
+
+    from studies.figures import gallery  # slow to import
+
     with exit_on_error("make_gallery.py", (ValueError, OSError)):
         if not policies:
             policies, code = gallery.train_miniatures(out)
             if code:
                 return code
-            flags = ["--config", "configs/miniature.yaml", *flags]
             prompts = prompts or gallery.PROMPTS
         return gallery.make_gallery(policies, prompts, flags, out, options.pictures or out)
 

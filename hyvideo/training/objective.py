@@ -61,7 +61,7 @@ class Terms:
 class Objective(ABC):
     """Base class of the objectives: what an update trains on, and the loss of a pass.
 
-    Attributes of the class:
+    Attributes:
         trains: Stochastic ``steps`` of the schedule, all steps of an ODE rollout (``path``), or noise ``levels``; set
             by `StepObjective` and `LevelObjective`.
         metrics: Names of `Terms.metrics`, in the order of metrics.jsonl.

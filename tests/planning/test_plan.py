@@ -303,6 +303,23 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
     )
 
 
+def test_the_memory_of_versions_on_the_page_on_wan_is_up_to_date(monkeypatch, check_generated):
+    monkeypatch.chdir(ROOT)
+    path = ROOT / "docs" / "train_wan.md"
+    text = path.read_text()
+    rows = re.findall(
+        r"^\| (.*) \| `(--transformer_version [^`]*)` \| ([\d.]+) \|$", text, re.MULTILINE
+    )
+    assert len(rows) == 3
+    for version, flags, gib in rows:
+        config = parse(["--config", "configs/wan21_1gpu_nft.yaml", *flags.split()]).config
+        architecture = released_sizes(config.model.transformer_version)
+        run = PlannedRun(config, 8 if "eight GPUs" in version else 1, architecture)
+        needed = f"{memory(run).needed_gib:.1f}"
+        text = text.replace(f"`{flags}` | {gib} |", f"`{flags}` | {needed} |")
+    check_generated(path, text)
+
+
 def test_the_table_of_networks_is_up_to_date(compare):
     def row(gpus, replicas, batched):
         changes = {"dp_replicate": replicas, "batched_forward": batched}

@@ -93,6 +93,9 @@ class GenerationSettings:
             "shift": sampling.shift,
             "sigmas": sampling.sigmas,
             "guidance_scale": sampling.guidance_scale,
+            "low_noise_guidance_scale": (
+                None if sampling.boundary is None else sampling.low_noise_guidance_scale
+            ),
             "guidance_interval": sampling.guidance_interval,
             "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
             "sde_type": sampling.sampler if is_stochastic else None,
@@ -343,7 +346,7 @@ class Generator:
         return self.best_of.choose(candidate, self.pipeline, video.request.prompt)
 
     def _conditions(self, video: Video) -> Conditions:
-        return self.encoder([video.request], height=video.height, width=video.width)
+        return self.encoder([video.request], (self.sampling.frames, video.height, video.width))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, Part, family_named
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.versions import experts_of, version_defaults
 from hyvideo.models.weight_files import (
     Folder,
     problems_of,
@@ -45,8 +45,11 @@ def check_checkpoint(
         return problems
     kinds = family.kinds(requests)
     checks = [
-        lambda: model_problems(
-            loading.transformer_folder(root, version), weights_needed=weights_needed
+        *(
+            lambda expert=expert: model_problems(
+                loading.transformer_folder(root, version, expert), weights_needed=weights_needed
+            )
+            for expert in experts_of(version)
         ),
         lambda: pipeline_problems(root),
         lambda: model_problems(

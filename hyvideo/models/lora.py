@@ -26,17 +26,20 @@ import functools
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.files import publish, read_json
-from hyvideo.models.family import Component, families, family_of
+from hyvideo.models.family import Component, Family, families, family_of
+from hyvideo.models.guidance import Expert
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
 
@@ -50,6 +53,7 @@ LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = (
 )
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
+_EXPERT = "expert"  # our key for the expert of a model of two
 # Only these settings are written to the metadata, because an older peft rejects files with unknown
 # settings.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
@@ -121,8 +125,38 @@ def read_lora(path: str | Path) -> Lora:
     lora = pairs | _differences(tensors, file)
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
-            return _to_diffusers(lora, family.transformer, file)
+            own = _without_foreign(lora, family, file)
+            return _to_diffusers(own, family.transformer, file)
     return lora
+
+
+def _without_foreign(lora: Lora, family: Family, file: Path) -> Lora:
+    """Return a LoRA without the modules of `Family.foreign_modules`, which a warning names."""
+    dropped = [
+        name for name in lora if family.foreign_modules and re.match(family.foreign_modules, name)
+    ]
+    if dropped:
+        warnings.warn(
+            f"LoRA {file}: {len(dropped)} modules that the model does not have are left out: "
+            f"{', '.join(truncate(sorted(dropped)))}",
+            stacklevel=3,
+        )
+    return {name: value for name, value in lora.items() if name not in dropped}
+
+
+def check_expert(path: str | Path, expert: Expert | None) -> None:
+    """Raise ValueError if the metadata of a LoRA file name the other expert of a model of two.
+
+    Files of other programs name none.
+    """
+    file = _find_file(Path(path))
+    with safe_open(file, "pt") as opened:
+        named = (opened.metadata() or {}).get(_EXPERT)
+    if expert and named not in (None, expert):
+        raise ValueError(
+            f"LoRA {file}: it was trained for the {named}-noise expert, got the {expert}-noise "
+            f"expert; set expert {named}, or use the LoRA of this expert"
+        )
 
 
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
@@ -319,13 +353,18 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
         yield name, weight
 
 
-def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> None:
+def save_lora(
+    lora: Lora, folder: str | Path, *, form: Form = "diffusers", expert: Expert | None = None
+) -> None:
     """Save a LoRA in the format ``form``, bit-exact for `read_lora`.
 
     ValueError if the format cannot represent it.
 
     In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the
     blocks. For others, B is multiplied by alpha / rank, which is exact for a power of two.
+
+    Of a model of two experts, the metadata name the ``expert``. In the original's format, so does
+    the file name, because both files have the same tensors.
 
     Differences are written, too. Only this project reads them in the formats diffusers and peft.
     """
@@ -361,6 +400,10 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
             for name, pair in pairs.items()
             if pair.alpha != pair.rank
         }
+    if expert:
+        metadata |= {_EXPERT: expert}
+        if form == "original":
+            file = f"{Path(file).stem}_{expert}_noise.safetensors"
     with publish(folder / file) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)
 

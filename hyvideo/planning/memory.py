@@ -145,7 +145,7 @@ def _anchor(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what the forward passes of the anchor add."""
     if not run.config.objective.needs_anchor:
         return {}
-    guidance = max(run.settings.cfg_scale, run.config.anchor_cfg_scale)
+    guidance = max(run.config.policy_cfg_scale, run.config.anchor_cfg_scale)
     activation = activations.inference_bytes(
         run.with_settings(cfg_scale=guidance), run.settings.mini_batch_size_per_update
     )

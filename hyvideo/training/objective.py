@@ -290,7 +290,7 @@ class Objective(ABC):
         """Use the anchor's weights and guidance scale within the context."""
         sampling = self.pipeline.sampling
         with anchor.swapped_in():
-            self.pipeline.sampling = replace(sampling, guidance_scale=self.config.anchor_cfg_scale)
+            self.pipeline.sampling = replace(sampling, guidance=self.config.anchor_guidance)
             try:
                 yield
             finally:
@@ -346,7 +346,8 @@ class LevelObjective(Objective):
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
         """Return the noise levels of each rollout. Shape: (rollouts, count)."""
-        levels = self.noise.levels(iteration, indices, count, self.config.rollout.shift)
+        shift = self.config.rollout.shift
+        levels = self.noise.levels(iteration, indices, count, shift, self.config.trained_levels)
         if not self.pipeline.transformer.is_flow_map:
             return levels
         return levels.clamp(DIFFERENCE, 1 - DIFFERENCE)

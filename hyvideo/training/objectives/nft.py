@@ -224,7 +224,7 @@ class NFT(LevelObjective):
         if not self.config.model.random_weights:
             error = mean_square(velocity - target) / zero_error
             # Guidance adds the distance between its branches.
-            limit = max(1.0, self.pipeline.sampling.guidance_scale) ** 2
+            limit = max(1.0, self.config.policy_cfg_scale) ** 2
             checked[ZERO_ERROR] = Limited(error, limit, UNTRAINED)
         return checked
 

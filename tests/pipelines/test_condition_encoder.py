@@ -32,7 +32,7 @@ def make(text_encoder):
     def make_encoder(store=None, dtype=torch.float32, identity=""):
         encoded = []
 
-        def encode(prompts, height, width):
+        def encode(prompts, size):
             encoded.extend(prompts)
             return [{"states": states} for states in text_encoder(prompts)]
 
@@ -65,7 +65,7 @@ def test_parts_have_the_compute_dtype_except_for_image_latents(tmp_path):
     }
 
     def load(part):
-        return lambda contents, height, width: [made[part.kind]] * len(contents)
+        return lambda contents, size: [made[part.kind]] * len(contents)
 
     encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.bfloat16)
     request = Request('a sign says "left"', str(tmp_path / "image.png"))
@@ -84,8 +84,8 @@ def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(t
     path.write_bytes(b"an image")
 
     def load(part):
-        def encode(contents, height, width):
-            seen.append((part.kind, height, width))
+        def encode(contents, size):
+            seen.append((part.kind, *size[1:]))
             return [{"states": torch.zeros(1, 2)} for _ in contents]
 
         return encode

@@ -54,7 +54,7 @@ def loaded(config, kinds=ALL_KINDS):
 
 
 def sample(pipeline, schedule, encoder, request, noise):
-    return pipeline.sample_ode(encoder([request], height=SIZE[0], width=SIZE[1]), noise, schedule)
+    return pipeline.sample_ode(encoder([request], (1, *SIZE)), noise, schedule)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from hyvideo.models.guidance import Guidance
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.settings.config import LEAVES
 from hyvideo.trainer import Trainer
@@ -57,8 +58,8 @@ def test_pipelines_with_another_guidance_keep_all_other_settings(trainer):
         getattr(pipeline.sampling, each.name) != getattr(defaults, each.name)
         for each in fields(SamplerSettings)
     )
-    other = pipeline.with_guidance(3.0)
-    assert other.sampling == replace(pipeline.sampling, guidance_scale=3.0)
+    other = pipeline.with_guidance(Guidance(3.0))
+    assert other.sampling == replace(pipeline.sampling, guidance=Guidance(3.0))
     attributes, others = vars(pipeline) | {"sampling": None}, vars(other) | {"sampling": None}
     assert attributes.keys() == others.keys()
     assert all(others[name] is value for name, value in attributes.items())
@@ -72,5 +73,5 @@ def test_each_pipeline_of_a_run_has_the_levels_and_guidance_of_its_purpose(train
         (trainer.validation.pipeline, trainer.validation.schedule, config.validation_sampling),
     ):
         assert schedule == sampling.schedule()
-        assert pipeline.sampling.guidance_scale == sampling.guidance_scale
+        assert pipeline.sampling.guidance.scale == sampling.guidance_scale
     assert config.sampling.schedule() != config.validation_sampling.schedule()

@@ -10,7 +10,7 @@ A checkpoint is sampled with the settings of its run. With HunyuanVideo-1.5 in .
     torchrun --nproc_per_node=8 generate.py --resolution 480p --valid_video_csv prompts.csv
 
 Each video's settings are saved beside it as JSON. The same command again makes the videos that are
-missing. Ignored flags of the public reference: docs/reference_flags.md.
+missing. Ignored flags of the public reference: docs/coming_from_other_code.md#flags-of-the-public-reference.
 """
 
 import argparse

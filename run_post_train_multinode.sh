@@ -2,7 +2,7 @@
 # Trains on several nodes that are reachable by ssh, with the repository at the same path on each:
 #   NODES=node1,node2 NPROC_PER_NODE=8 bash run_post_train_multinode.sh --config FILE.yaml [flags of post_train.py]
 # Nodes are read from NODES, NODE_FILE or ./hostfile (one node per line), in this order.
-# docs/multinode.md lists all variables.
+# docs/reliability.md#several-machines lists all variables.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" # also if a symbolic link was started
 

@@ -1,5 +1,5 @@
 """A custom objective with settings and data of its own: supervised fine-tuning on a folder of videos
-with their captions in text files, for ``--objective``; see docs/add_an_objective.md.
+with their captions in text files, for ``--objective``; see docs/extend.md#add-an-objective.
 
     python post_train.py --config configs/miniature_sft.yaml --output_dir outputs/captioned \
         --objective examples/custom_data.py:Captioned --captioned_folders videos

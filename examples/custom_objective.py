@@ -1,5 +1,5 @@
 """A custom objective: advantage-weighted regression of the velocity, for ``--objective``; see
-docs/add_an_objective.md.
+docs/extend.md#add-an-objective.
 
     python post_train.py --config configs/miniature_nft.yaml --output_dir outputs/awr \
         --objective examples/custom_objective.py:WeightedRegression --temperature 0.5

@@ -1,4 +1,4 @@
-"""Write 500 rated pairs of miniature videos, which docs/preference_study.md uses.
+"""Write 500 rated pairs of miniature videos, which docs/ratings.md#blind-preference-study uses.
 
     python -m examples.size_preference outputs/study
 

@@ -3,6 +3,7 @@
     python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --output_dir outputs/exported
     python -m scripts.export --checkpoint_path ... --form original --output_dir ckpts/transformer/480p_t2v_sage
     python -m scripts.export --lora_path lora --output_dir outputs/exported_lora  for load_lora_adapter, or --form peft
+    python -m scripts.export --lora_path lora --form comfyui --output_dir outputs/for_comfyui
     python -m scripts.export --lora_path lora --merge --pretrained_model_root ./ckpts \\
         --transformer_version 480p_t2v --output_dir outputs/merged
 """
@@ -30,7 +31,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--form",
-        choices=["diffusers", "original", "peft"],
+        choices=["diffusers", "original", "comfyui", "peft"],
         default="diffusers",
         help="output format",
     )
@@ -109,11 +110,11 @@ def export_lora(options: argparse.Namespace) -> list[str]:
 
     lora = read_saved_lora(options.lora_path)
     changed = sorted(differences_of(lora))
-    if changed and options.form != "original":
+    if changed and options.form in ("diffusers", "peft"):
         raise ValueError(
             f"--form {options.form} has no place for the changes of {len(changed)} whole "
             f"parameters that the LoRA needs, the first {changed[0]}. Use --merge, which "
-            "writes a whole model, or --form original, whose .diff tensors ComfyUI and "
+            "writes a whole model, or --form comfyui, whose .diff tensors ComfyUI and "
             "LightX2V read"
         )
     with new_folder(options.out) as out:
@@ -136,16 +137,19 @@ def lora_lines(out: Path, form: str, source: Path) -> list[str]:
             lines.append(f"{source} has the same content, so that diffusers needs no export")
         return lines
     if not all(name.startswith("diffusion_model.") for name in load_file(written)):
-        return [f"in the program of the model's authors: transformer.{adapter}"]
-    return [
-        f"in ComfyUI: copy {written} to ComfyUI/models/loras under a name of your own",
-        f'in diffusers: pipeline.load_lora_weights("{out}")',
-    ]
+        return [
+            f"in the program of the model's authors: transformer.{adapter}",
+            "for ComfyUI: --form comfyui",
+        ]
+    lines = [f"in ComfyUI: copy {written} to ComfyUI/models/loras under a name of your own"]
+    if form == "original":
+        lines.append(f'in diffusers: pipeline.load_lora_weights("{out}")')
+    return lines
 
 
 def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> list[str]:
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
-    from hyvideo.models.family import component_of
+    from hyvideo.models.family import component_of, family_of
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.training.saved_policy import load_merged
@@ -161,8 +165,14 @@ def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -
             "the LoRA was trained on a base model in fp8; it is merged into the unquantized "
             "weights of the files"
         )
+    has_comfyui_names = family_of(transformer).lora_prefix == "diffusion_model."
+    if options.form == "comfyui" and not has_comfyui_names:
+        raise ValueError(
+            "--form comfyui writes only LoRA files for this model, got a whole model; train with "
+            "--lora_rank and export with --lora_path"
+        )
     with new_folder(options.out) as out:
-        if options.form == "original":
+        if options.form in ("original", "comfyui"):
             save_original(transformer, out, dtype=dtype)
             return original_model_lines(options.out, transformer)
         transformer.save_pretrained(out / "transformer")

@@ -1,4 +1,4 @@
-"""Run a blind preference study with human raters: docs/preference_study.md.
+"""Run a blind preference study with human raters: docs/ratings.md#blind-preference-study.
 
     python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
     python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml

@@ -1,4 +1,4 @@
-"""Train a reward model on rated pairs of videos, as described in docs/preference_study.md.
+"""Train a reward model on rated pairs of videos, as described in docs/ratings.md#blind-preference-study.
 
     python -m scripts.train_reward --pairs outputs/study/pairs.csv --reward_path ckpts/VideoReward \\
         --output_dir outputs/own/VideoReward --dimensions SIZE

@@ -76,10 +76,10 @@ def without_times(line):
 
 
 def undocumented(names):
-    """Return the metrics without a row in docs/metrics.md, where those of scorers and stages have
+    """Return the metrics without a row in docs/monitoring.md, where those of scorers and stages have
     rows such as ``reward/<dimension>``.
     """
-    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)
     rows = {
         re.sub(r"<\w+>", "<>", name) for cell in cells for name in re.findall("`([^`]+)`", cell)
@@ -391,7 +391,7 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
     measures = {"spreads", "hacking", "made_with"} & json.loads(
         (out / "samples/000002/measures.json").read_text()
     ).keys()
-    page = (ROOT / "docs/output_files.md").read_text()
+    page = (ROOT / "docs/monitoring.md").read_text()
     assert len(measures) == 3 and not [
         name for name in (*written, *entries[0], *measures) if f"`{name}" not in page
     ]

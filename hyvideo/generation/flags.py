@@ -33,8 +33,8 @@ SETTINGS = (  # of a run, whose flags this program has as well
 ).split()
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
-    "stochastic": "Sample with the noise of this sampler (docs/samplers.md); default: as in validation, the ODE "
-    "except for models that sample with noise.",
+    "stochastic": "Sample with the noise of this sampler (docs/methods.md#samplers); default: as in validation, "
+    "the ODE except for models that sample with noise.",
     "video_length": "Frames; default: the value of the run's validation, or of the version.",
     "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
     "eta": "Noise scale of --stochastic.",

@@ -50,6 +50,8 @@ class DPOTerms:
     accuracy: Tensor
     displacement: Tensor  # D_w of the video's pair
     margin: Tensor  # z of the video's pair
+    # |D_w - D_l| / (E_ref_w + E_ref_l) of the video's pair; 0 while the policy equals the base model
+    contrast: Tensor
     deviation: Tensor  # |D| / E_ref of the video; 0 while the policy equals the base model
 
 
@@ -68,6 +70,7 @@ def dpo_terms(inputs: DPOInputs, *, beta: float, kl_coefficient: float) -> DPOTe
         accuracy=_for_both(accuracy_of(margin)),
         displacement=_for_both(change[:, 0].detach()),
         margin=_for_both(margin.detach()),
+        contrast=_for_both(_contrast(change.detach(), anchor_error.view(-1, 2))),
         deviation=change.detach().flatten().abs() / anchor_error,
     )
 
@@ -106,6 +109,7 @@ def dpo_terms_of_videos(
         accuracy=accuracy_of(margin),
         displacement=change[:, 0],
         margin=margin,
+        contrast=_contrast(change, pair_anchor_errors),
         deviation=own.abs() / anchor_error,
     )
 
@@ -116,6 +120,11 @@ def accuracy_of(margin: Tensor) -> Tensor:
     Shape: as ``margin``.
     """
     return (margin.detach().sign() + 1) / 2
+
+
+def _contrast(change: Tensor, anchor_error: Tensor) -> Tensor:
+    """Return `DPOTerms.contrast` of pairs. Shape: (pairs, 2) each, to (pairs,)."""
+    return (change[:, 0] - change[:, 1]).abs() / anchor_error.sum(1)
 
 
 def _for_both(values: Tensor) -> Tensor:

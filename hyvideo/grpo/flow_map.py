@@ -26,12 +26,15 @@ LONG_INTERVAL, LONG_DIFFERENCE = 0.3, 0.03
 
 def differences(starts: Tensor, ends: Tensor) -> Tensor:
     """Return the distance in noise level of the central difference for each interval, at most as
-    far as noise level 1.
+    far as noise levels 0 and 1.
 
-    Shape: (batch,).
+    Starts of intervals with a length must be `DIFFERENCE` away from 0 and 1. Shape: (batch,).
     """
     longer = (1 - starts).clamp(DIFFERENCE, LONG_DIFFERENCE)
-    return torch.where(starts - ends > LONG_INTERVAL, longer, DIFFERENCE)
+    steps = torch.where(starts - ends > LONG_INTERVAL, longer, DIFFERENCE)
+    # Without a length, the term is 0, and any distance above 0 gives it.
+    room = torch.minimum(starts, 1 - starts).clamp(max=DIFFERENCE)
+    return torch.where(starts == ends, room, steps)
 
 
 @torch.no_grad()
@@ -50,7 +53,7 @@ def derivative_term(
         mean_velocity: (latents, starts) -> u, with fixed ends.
         latents: x_s. Shape: (batch, ...).
         tangent: dx/ds, of a re-noised rollout e - x0. Shape: as ``latents``.
-        starts: s, at least h away from 0 and 1. Shape: (batch,).
+        starts: s, at least h away from 0 and 1, and between them where r = s. Shape: (batch,).
         ends: r. Shape: (batch,).
         difference: h, the distance in noise level, by default that of `differences`; the error is
             of the order h^2.

@@ -8,7 +8,8 @@ policy's velocity v_old,
 
 moves v towards the target of good rollouts and away from the target of bad ones: the gradient at v =
 v_old is ``2 (2 r - 1) (v - target)``. A rollout with advantage 0 has no gradient there; later, it
-would only pull v back to v_old, and is left out. Source: Zheng et al. 2025, "DiffusionNFT",
+would only pull v back to v_old, and is left out. While v = v_old, the loss is advantage-weighted
+regression; `NFTTerms.contrast` shows how far it has left that. Source: Zheng et al. 2025, "DiffusionNFT",
 arXiv:2509.16117, with beta 1.
 """
 
@@ -48,6 +49,9 @@ class NFTTerms:
     error: Tensor  # mean squared velocity error |v - target|^2
     # sqrt(|v - v_old|^2 / |v_old - target|^2), detached; 0 before the first update
     distance: Tensor
+    # share in [0, 1] of the gradient that the old velocity adds to advantage-weighted regression:
+    # c / (c + a) with c = 2 (1 - r) |v - v_old| and a = |2 r - 1| |v - target|; detached
+    contrast: Tensor
     is_clipped: Tensor  # whether the advantage is at the clip
 
 
@@ -74,6 +78,12 @@ def nft_terms(
     if inputs.anchor_velocity is not None:
         position = inputs.anchor_weight * mean_square(inputs.velocity - inputs.anchor_velocity)
     distance = (velocity / mean_square(inputs.old_velocity - inputs.target)).sqrt().detach()
+    # The gradient is 2 (2 r - 1) (v - target) + 4 (1 - r) (v - v_old).
+    pulled = 2 * (1 - weight) * velocity.detach().sqrt()
+    regressed = (2 * weight - 1).abs() * error.detach().sqrt()
+    contrast = pulled / (pulled + regressed).clamp(min=torch.finfo(pulled.dtype).tiny)
+    if has_rewards:
+        contrast = torch.where(inputs.advantages == 0, 0.0, contrast)
     kl = weighted_kl(position, velocity, kl_weights)
     return NFTTerms(
         loss=policy + kl_coefficient * kl,
@@ -83,6 +93,7 @@ def nft_terms(
         kl=kl,
         error=error,
         distance=distance,
+        contrast=contrast,
         is_clipped=inputs.advantages.abs() >= advantage_clip,
     )
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
+from hyvideo.models.names import Rename
 from hyvideo.models.registry import class_problem, module_of, packages
 from hyvideo.models.versions import FAMILIES, Task
 
@@ -144,6 +145,10 @@ class Family:
     foreign_modules: str = ""
     # prefix in the original's LoRA files; if set, alpha is stored as a tensor
     lora_prefix: str = ""
+    # (rows by name) -> rows by name of ComfyUI's layers, and the inverse, if they differ from the
+    # original's
+    lora_to_comfyui: Rename | None = None
+    lora_from_comfyui: Rename | None = None
     # transformers of other diffusers classes, with the same blocks, names and forward pass
     variants: tuple[Component, ...] = ()
 

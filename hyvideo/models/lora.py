@@ -5,6 +5,7 @@ diffusers transformer.
     diffusers   pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight or transformer.<module>...
     original    pytorch_lora_weights.safetensors, its metadata     <module>.lora_A.weight with the original's modules;
                 with a `lora_prefix`, no metadata: <prefix><module>.lora_A.weight and <prefix><module>.alpha
+    comfyui     as original with the prefix diffusion_model. and the modules of ComfyUI's model
     kohya       any name, only read; the original's modules with underscores in place of dots:
                 lora_unet_<module>.lora_down.weight and lora_unet_<module>.alpha
 
@@ -18,8 +19,9 @@ such as norms and biases, which are added to the base weights before an adapter 
     <module>.diff, .diff_b or .diff_m        of the module's weight, bias or modulation
     <parameter>.difference                   in a run's checkpoint, in the formats diffusers and peft
 
-Where diffusers and the original order a weight's
-rows differently, the rows of B are reordered and A is unchanged, so conversion is exact.
+Where diffusers and another layout order a weight's rows differently, the rows of B are reordered.
+Where the other layout fuses several modules, their A are stacked and their B are the blocks of a
+block-diagonal matrix. So the changed weights are the same.
 """
 
 import functools
@@ -28,9 +30,10 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -40,13 +43,14 @@ from torch import Tensor, nn
 from hyvideo.data.files import publish, read_json
 from hyvideo.models.family import Component, Family, families, family_of
 from hyvideo.models.guidance import Expert
+from hyvideo.models.names import Rename
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
 
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-Form = Literal["diffusers", "peft", "original"]
+Form = Literal["diffusers", "peft", "original", "comfyui"]
 LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = (
     "adapter_model.safetensors",
     "pytorch_lora_weights.safetensors",
@@ -60,7 +64,8 @@ _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern
 _KEY = re.compile(r"(?P<module>.+)\.lora_(?P<side>A|B|down|up)(?:\.\w+)?\.weight")
 _SIDES = {"down": "A", "up": "B"}
 _FLAT_PREFIX = "lora_unet_"
-_PREFIXES = ("base_model.model.", "transformer.", "model.", "diffusion_model.")
+_COMFYUI_PREFIX = "diffusion_model."
+_PREFIXES = ("base_model.model.", "transformer.", "model.", _COMFYUI_PREFIX)
 # Differences of a module's parameters in files of lightx2v, and of any parameter in checkpoints.
 _DIFFERENCES = {"diff": "weight", "diff_b": "bias", "diff_m": "modulation"}
 _ANY_PARAMETER = "difference"
@@ -125,8 +130,7 @@ def read_lora(path: str | Path) -> Lora:
     lora = pairs | _differences(tensors, file)
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
-            own = _without_foreign(lora, family, file)
-            return _to_diffusers(own, family.transformer, file)
+            return _to_diffusers(_without_foreign(lora, family, file), family, file)
     return lora
 
 
@@ -356,7 +360,7 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
 def save_lora(
     lora: Lora, folder: str | Path, *, form: Form = "diffusers", expert: Expert | None = None
 ) -> None:
-    """Save a LoRA in the format ``form``, bit-exact for `read_lora`.
+    """Save a LoRA in the format ``form``; `read_lora` reads the same changes of the weights.
 
     ValueError if the format cannot represent it.
 
@@ -376,9 +380,11 @@ def save_lora(
         f"{name}.{_ANY_PARAMETER}": difference.tensor
         for name, difference in differences_of(lora).items()
     }
-    if form == "original":
-        pairs, prefix = _to_original(pairs)
-        differences = _original_differences(differences_of(lora))
+    if form in ("original", "comfyui"):
+        layout = _layout_of(pairs, form)
+        pairs = _renamed_pairs(pairs, layout)
+        prefix = layout.prefix
+        differences = _renamed_differences(differences_of(lora), layout)
     settings = _config_of(pairs).to_dict()
     file = _DIFFUSERS_FILE
     metadata = {_METADATA: json.dumps({name: settings[name] for name in _SETTINGS})}
@@ -392,7 +398,7 @@ def save_lora(
         prefix + name: tensor.detach().cpu().contiguous().clone()
         for name, tensor in (_state(pairs) | differences).items()
     }
-    if form == "original" and prefix:  # the original's programs read no metadata
+    if prefix and form != "peft":  # the original's programs and ComfyUI read no metadata
         metadata = {}
         exact = torch.float64
         tensors |= {
@@ -526,31 +532,61 @@ def _with_dots(module: str, file: Path) -> str:
     )
 
 
-def _to_diffusers(lora: Lora, component: Component, file: Path) -> Lora:
-    renamed: Lora = {}
+def _to_diffusers(lora: Lora, family: Family, file: Path) -> Lora:
     try:
-        for module, pair in pairs_of(lora).items():
-            rows = component.to_diffusers({f"{module}.weight": pair.b})
-            renamed |= {
-                name.removesuffix(".weight"): LoraPair(pair.a, b, pair.alpha)
-                for name, b in rows.items()
-            }
-        for parameter, difference in differences_of(lora).items():
-            rows = component.to_diffusers({parameter: difference.tensor})
-            renamed |= {name: Difference(tensor) for name, tensor in rows.items()}
+        return _renamed(lora, family.transformer.to_diffusers)
     except ValueError as error:
+        if family.lora_from_comfyui:
+            with suppress(ValueError):
+                return _renamed(lora, family.lora_from_comfyui)
         raise ValueError(f"LoRA {file}: {error}") from error
+
+
+def _renamed(lora: Lora, to_diffusers: Rename) -> Lora:
+    renamed: Lora = {}
+    for module, pair in pairs_of(lora).items():
+        rows = to_diffusers({f"{module}.weight": pair.b})
+        renamed |= {
+            name.removesuffix(".weight"): LoraPair(pair.a, b, pair.alpha)
+            for name, b in rows.items()
+        }
+    for parameter, difference in differences_of(lora).items():
+        rows = to_diffusers({parameter: difference.tensor})
+        renamed |= {name: Difference(tensor) for name, tensor in rows.items()}
     return renamed
 
 
-def _original_differences(differences: Mapping[str, Difference]) -> dict[str, Tensor]:
-    """Return the differences by their names in the original's files."""
-    if not differences:
-        return {}
+class _Layout(NamedTuple):
+    """Names and fused modules of another program's model."""
+
+    family: Family
+    rename: Rename  # from diffusers' names
+    to_diffusers: Rename
+    prefix: str  # of the names in files
+
+
+def _layout_of(lora: Mapping[str, LoraPair], form: Form) -> _Layout:
+    """Return the layout of the original or of ComfyUI for a LoRA. Raises ValueError without one."""
+    family = renamed_by_family("transformer", "to_original", _rows_without_values(lora))[1]
+    component = family.transformer
+    original = _Layout(family, component.to_original, component.to_diffusers, family.lora_prefix)
+    if form == "original" or family.lora_prefix == _COMFYUI_PREFIX:
+        return original
+    if family.lora_to_comfyui and family.lora_from_comfyui:
+        return _Layout(family, family.lora_to_comfyui, family.lora_from_comfyui, _COMFYUI_PREFIX)
+    raise ValueError(
+        f"the form comfyui is not known for the family {family.name}; save the form diffusers"
+    )
+
+
+def _renamed_differences(
+    differences: Mapping[str, Difference], layout: _Layout
+) -> dict[str, Tensor]:
+    """Return the differences by their names in the files of another program."""
     endings = {parameter: ending for ending, parameter in _DIFFERENCES.items()}
     rows = {name: difference.tensor for name, difference in differences.items()}
     renamed = {}
-    for name, tensor in renamed_by_family("transformer", "to_original", rows)[0].items():
+    for name, tensor in layout.rename(rows).items():
         module, _, last = name.rpartition(".")
         if last not in endings:
             raise ValueError(
@@ -561,32 +597,60 @@ def _original_differences(differences: Mapping[str, Difference]) -> dict[str, Te
     return renamed
 
 
-def _to_original(lora: Mapping[str, LoraPair]) -> tuple[dict[str, LoraPair], str]:
-    """Return the LoRA under the original's names, and the prefix of these names in files."""
+def _renamed_pairs(lora: Mapping[str, LoraPair], layout: _Layout) -> dict[str, LoraPair]:
+    """Return the LoRA under the names of another program."""
+    family = layout.family
     renamed = {}
-    rows = {f"{module}.weight": pair.b for module, pair in lora.items()}
-    original, family = renamed_by_family("transformer", "to_original", rows)
-    for name, b in original.items():
-        # The diffusers modules that form this one: three if the original fuses them.
-        sources = list(family.transformer.to_diffusers({name: b}))
-        parts = [lora[source.removesuffix(".weight")] for source in sources]
-        if any(
-            part.alpha != parts[0].alpha or not torch.equal(part.a, parts[0].a) for part in parts
-        ):
-            raise ValueError(
-                f"the original fuses the modules of {name}: their LoRA must share lora_A and alpha"
-            )
-        pair = LoraPair(parts[0].a, b, parts[0].alpha)
+    for name, pair, sources in _in_layout(lora, layout):
         if family.lora_prefix and not sources[0].startswith(f"{family.blocks}."):
             pair = _with_alpha_in_b(pair)
-        renamed[name.removesuffix(".weight")] = pair
+        renamed[name] = pair
     if family.lora_prefix and not any(name.startswith(f"{family.blocks}.") for name in lora):
         raise ValueError(
             f"the original's form needs at least one module of the transformer's {family.blocks}, "
             "because diffusers reads no other file in this form; got "
             f"{', '.join(truncate(sorted(lora)))}. Save the form diffusers"
         )
-    return renamed, family.lora_prefix
+    return renamed
+
+
+def _rows_without_values(lora: Mapping[str, LoraPair]) -> dict[str, Tensor]:
+    """Return the rows of each module, without values, by the name of its weight."""
+    return {f"{name}.weight": pair.b[:, :1].to("meta") for name, pair in lora.items()}
+
+
+def _in_layout(
+    lora: Mapping[str, LoraPair], layout: _Layout
+) -> Iterator[tuple[str, LoraPair, list[str]]]:
+    """Yield the modules of another layout: name, matrices, and names of the diffusers modules that
+    form this one: three if the layout fuses them.
+    """
+    for name, rows in layout.rename(_rows_without_values(lora)).items():
+        sources = [source.removesuffix(".weight") for source in layout.to_diffusers({name: rows})]
+        if len(sources) == 1:
+            pair = lora[sources[0]]
+            b = layout.rename({f"{sources[0]}.weight": pair.b})[name]
+            pair = LoraPair(pair.a, b, pair.alpha)
+        else:
+            pair = _fused([lora.get(source) for source in sources], len(rows))
+        yield name.removesuffix(".weight"), pair, sources
+
+
+def _fused(parts: Sequence[LoraPair | None], num_rows: int) -> LoraPair:
+    """Return the matrices of a module that fuses ``parts`` of equally many rows: None changes nothing."""
+    known = [part for part in parts if part]
+    first = known[0]
+    if len(known) == len(parts) and all(
+        part.alpha == first.alpha and torch.equal(part.a, first.a) for part in known
+    ):
+        return LoraPair(first.a, torch.cat([part.b for part in known]), first.alpha)
+    if len({part.alpha / part.rank for part in known}) > 1:
+        known = [_with_alpha_in_b(part) for part in known]
+    blocks = iter(known)
+    nothing = first.b.new_zeros(num_rows // len(parts), 0)
+    b = torch.block_diag(*(next(blocks).b if part else nothing for part in parts))
+    a = torch.cat([part.a for part in known])
+    return LoraPair(a, b, known[0].alpha / known[0].rank * len(a))
 
 
 def _with_alpha_in_b(pair: LoraPair) -> LoraPair:

@@ -9,7 +9,7 @@ marginal-preserving reverse SDE with variance ``V`` has
 ``sage_grpo``, ``flow_grpo`` and ``dance_grpo`` differ only in ``V``. ``cps``
 (coefficient-preserving sampling), ``precise`` and ``dance_precise`` recombine the predicted data
 and the predicted noise. Coefficients are Python floats (float64): in float32, sage's variance
-suffers from cancellation. ``SAMPLERS`` lists the built-in samplers; docs/add_a_sampler.md shows how
+suffers from cancellation. ``SAMPLERS`` lists the built-in samplers; docs/extend.md#add-a-sampler shows how
 to add one. Source: SAGE-GRPO, arXiv:2603.21872, Sections 3.1 and 3.2.1; docs/sde.md has the
 formulas and their values.
 """

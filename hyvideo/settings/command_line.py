@@ -292,7 +292,7 @@ def _parser(objective: str | None) -> argparse.ArgumentParser:
         "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of "
         "--config FILE.yaml.\n"
         "Flags of the public reference that have another name here are accepted: see "
-        "docs/reference_flags.md.",
+        "docs/coming_from_other_code.md#flags-of-the-public-reference.",
         usage=USAGE,
         argument_default=argparse.SUPPRESS,
         parents=[_machine_parser()],

@@ -26,7 +26,7 @@ def layout_problems(config: Config, world_size: int, file: str = "") -> Problems
         return
     ways = [f"start it with `torchrun --nproc_per_node={number} post_train.py ...`"]
     if number > 8 and number % 8 == 0:
-        ways = [f"start it on {number // 8} nodes of 8 GPUs (docs/multinode.md)"]
+        ways = [f"start it on {number // 8} nodes of 8 GPUs (docs/reliability.md#several-machines)"]
     smaller = config_for(world_size, file)
     if smaller:
         ways.append(f"use {smaller}")

@@ -431,7 +431,7 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     if source and (not reads or source not in settings.model_fields):
         raise ValueError(
             f"objective {name} has videos_from {source!r}, so its `Settings` must have a setting of "
-            "this name and define read_videos; see docs/add_an_objective.md"
+            "this name and define read_videos; see docs/extend.md#add-an-objective"
         )
     settings.name = name
     settings.label = label_of(name)

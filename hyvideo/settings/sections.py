@@ -289,7 +289,7 @@ class RolloutSettings(Section):
     )
     sde_type: str = learning(
         "sage_grpo",
-        "SDE of the rollouts (docs/samplers.md), or FILE.py:NAME.",
+        "SDE of the rollouts (docs/methods.md#samplers), or FILE.py:NAME.",
         is_path=True,
         choices=SAMPLERS,
     )

@@ -4,7 +4,7 @@
 
 The built-in ones are the files in `objectives/`. A custom objective is a class in a file,
 ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines
-``metrics`` and ``terms`` (docs/add_an_objective.md).
+``metrics`` and ``terms`` (docs/extend.md#add-an-objective).
 """
 
 from abc import ABC, abstractmethod
@@ -255,11 +255,12 @@ class Objective(ABC):
                 f"iteration {iteration}, before the policy has changed; {advice}"
             )
 
-    def check_moved(self, deviation: float, iteration: int) -> None:
-        """Raise an error, on all ranks, if the largest deviation after an update that changed the
-        policy is wrong.
+    def check_moved(self, deviation: float, iteration: int, *, is_fresh: bool) -> None:
+        """Raise an error, on all ranks, or warn, if the largest deviation after an update that
+        changed the policy is wrong.
 
-        Here: any deviation is right.
+        ``is_fresh``: the policy is the rollout policy, so that only an earlier iteration has
+        changed it. Here: any deviation is right.
         """
         return None
 
@@ -345,12 +346,23 @@ class LevelObjective(Objective):
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
     ) -> Tensor:
-        """Return the noise levels of each rollout. Shape: (rollouts, count)."""
+        """Return the noise levels of each rollout. Shape: (rollouts, count).
+
+        A flow map's interval with a length needs room for the central difference on both sides of
+        its level.
+        """
         shift = self.config.rollout.shift
         levels = self.noise.levels(iteration, indices, count, shift, self.config.trained_levels)
         if not self.pipeline.transformer.is_flow_map:
             return levels
-        return levels.clamp(DIFFERENCE, 1 - DIFFERENCE)
+        ends = torch.stack(
+            [
+                self.noise.ends(iteration, indices, column, levels[:, column], shift)
+                for column in range(count)
+            ],
+            dim=1,
+        )
+        return torch.where(ends == levels, levels, levels.clamp(DIFFERENCE, 1 - DIFFERENCE))
 
     def timesteps(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         return 1000 * rollouts.trained_steps[rows, column]

@@ -167,8 +167,8 @@ class PolicyUpdate:
         deviations, losses = gather_ranks(own, self.mesh).cpu().unbind(1)
         by_step = self._by_step(work, found.by_term.cpu()) if self.objective.by_step else None
         deviation = deviations.amax().item()
-        if self._has_moved and not work.is_fresh:
-            self.objective.check_moved(deviation, work.iteration)
+        if self._has_moved:
+            self.objective.check_moved(deviation, work.iteration, is_fresh=work.is_fresh)
         grad_norm = self._step(lr, losses, work.iteration)
         self._has_moved = grad_norm is not None and grad_norm * lr > 0
         if grad_norm is None:

@@ -410,5 +410,5 @@ class WithRewardGradient(LevelObjective):
         share = "the share of the rewards that have no finite value with gradient"
         check_limits(place, {share: unusable, text: checked}, self.mesh)
 
-    def check_moved(self, deviation: float, iteration: int) -> None:
-        self.inner.check_moved(deviation, iteration)
+    def check_moved(self, deviation: float, iteration: int, *, is_fresh: bool) -> None:
+        self.inner.check_moved(deviation, iteration, is_fresh=is_fresh)

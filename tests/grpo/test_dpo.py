@@ -47,6 +47,8 @@ def test_loss_and_gradient_equal_the_equation():
         assert terms.margin[2 * pair].item() == pytest.approx(z)
         assert terms.displacement[2 * pair + 1].item() == pytest.approx(change[0])
         assert terms.accuracy[2 * pair].item() == (z > 0)
+        contrast = abs(change[0] - change[1]) / sum(base)
+        assert terms.contrast[2 * pair].item() == pytest.approx(contrast)
         assert terms.deviation[2 * pair + 1].item() == pytest.approx(abs(change[1]) / base[1])
     assert terms.loss.mean().item() == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(

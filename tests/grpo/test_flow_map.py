@@ -99,3 +99,13 @@ def test_long_intervals_have_a_longer_difference_that_stays_within_the_noise_lev
     found = differences(starts, ends)
     torch.testing.assert_close(found, torch.tensor([0.02, 0.02, 0.03, 0.02, 0.025, 0.03]))
     assert (starts + found).max() <= 1 and (starts - found).min() >= 0
+
+
+def test_an_interval_without_a_length_has_no_term_up_to_the_highest_level():
+    levels = torch.tensor([0.001, 0.5, 0.999])
+    steps = differences(levels, levels)
+    torch.testing.assert_close(steps, torch.tensor([0.001, 0.02, 0.001]))
+    assert (levels + steps).max() <= 1 and (levels - steps).min() >= 0
+    latents = torch.randn(3, 4)
+    term = derivative_term(lambda x, s: x * s[:, None] ** 2, latents, latents, levels, levels)
+    assert not term.any()

@@ -119,7 +119,7 @@ def our_gradient(batch):
 
 
 def test_beta_scales_only_the_pull_to_the_rollout_policy():
-    """docs/algorithms.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0
+    """docs/methods.md: the gradient is 2 ((2 r - 1) (v_old - u) + beta (v - v_old)), and here 0
     for A = 0.
     """
     start = inputs(None).old_velocity
@@ -136,7 +136,7 @@ def test_beta_scales_only_the_pull_to_the_rollout_policy():
 
 @pytest.mark.parametrize("sigma, ratio", [(0.8, 17), (0.02, 0.43)])
 def test_the_published_weight_of_a_sample_is_proportional_to_the_noise_level(sigma, ratio):
-    """docs/algorithms.md has the formula. The errors are normal with std 0.3; 64 elements vary by a
+    """docs/methods.md has the formula. The errors are normal with std 0.3; 64 elements vary by a
     tenth.
     """
     target, noise = torch.randn(2, 3, 1, 4, 4, 4, generator=torch.Generator().manual_seed(0))
@@ -153,3 +153,22 @@ def test_the_published_weight_of_a_sample_is_proportional_to_the_noise_level(sig
         ratio, rel=0.15
     )
     assert torch.cosine_similarity(published, ours).min() > 0.9999
+
+
+def test_the_contrast_is_the_share_of_the_gradient_beyond_advantage_weighted_regression():
+    """The gradient is that of (2 r - 1) |v - t|^2, plus a pull from the old velocity."""
+    velocity = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    batch = inputs(velocity)
+    (whole,) = torch.autograd.grad(terms_of(batch).policy.sum(), velocity, retain_graph=True)
+    weights = ADVANTAGES / 5
+    squares = (velocity - batch.target).square().flatten(1).mean(1)
+    (regression,) = torch.autograd.grad((weights * squares).sum(), velocity)
+    norms = [x.flatten(1).norm(dim=1) for x in (whole - regression, regression)]
+    expected = norms[0] / (norms[0] + norms[1])
+    expected[1] = 0.0  # an advantage of 0 has no gradient
+    found = terms_of(batch).contrast
+    assert not found.requires_grad and 0 < found[0] < found[2] < 1
+    torch.testing.assert_close(found, expected)
+    assert not terms_of(inputs(batch.old_velocity)).contrast.any()
+    control = terms_of(inputs(batch.old_velocity), has_rewards=False).contrast
+    assert not control.any()

@@ -355,3 +355,101 @@ def test_a_fused_difference_of_which_a_part_is_zero_is_saved_and_exported(tmp_pa
     assert again.keys() == read.keys() == lora.keys()
     save_lora(again, tmp_path / "exported", form="original")
     assert read_lora(tmp_path / "exported").keys() == lora.keys()
+
+
+def comfyui_layers(transformer):
+    """Return the names of the linear layers of ComfyUI's HunyuanVideo-1.5, and of the diffusers layers
+    whose rows each has.
+    """
+    layers = {
+        "final_layer.adaLN_modulation.1": ["norm_out.linear"],
+        "final_layer.linear": ["proj_out"],
+        "txt_in.input_embedder": ["context_embedder.proj_in"],
+    }
+    time = "context_embedder.time_text_embed"
+    for i, part in enumerate(("in_layer", "out_layer"), start=1):
+        layers[f"time_in.{part}"] = [f"time_embed.timestep_embedder.linear_{i}"]
+        layers[f"txt_in.t_embedder.{part}"] = [f"{time}.timestep_embedder.linear_{i}"]
+        layers[f"txt_in.c_embedder.{part}"] = [f"{time}.text_embedder.linear_{i}"]
+    for i in (1, 2, 3):
+        layers[f"byt5_in.fc{i}"] = [f"context_embedder_2.linear_{i}"]
+    for i, part in ((1, 1), (3, 2)):
+        layers[f"vision_in.proj.{i}"] = [f"image_embedder.linear_{part}"]
+    for i in range(transformer.config.num_refiner_layers):
+        here = f"context_embedder.token_refiner.refiner_blocks.{i}"
+        there = f"txt_in.individual_token_refiner.blocks.{i}"
+        layers[f"{there}.self_attn.qkv"] = [f"{here}.attn.to_{part}" for part in "qkv"]
+        layers[f"{there}.self_attn.proj"] = [f"{here}.attn.to_out.0"]
+        layers[f"{there}.mlp.0"] = [f"{here}.ff.net.0.proj"]
+        layers[f"{there}.mlp.2"] = [f"{here}.ff.net.2"]
+        layers[f"{there}.adaLN_modulation.1"] = [f"{here}.norm_out.linear"]
+    for i in range(transformer.config.num_layers):
+        here, there = f"transformer_blocks.{i}", f"double_blocks.{i}"
+        layers[f"{there}.img_attn.qkv"] = [f"{here}.attn.to_{part}" for part in "qkv"]
+        layers[f"{there}.txt_attn.qkv"] = [f"{here}.attn.add_{part}_proj" for part in "qkv"]
+        layers[f"{there}.img_attn.proj"] = [f"{here}.attn.to_out.0"]
+        layers[f"{there}.txt_attn.proj"] = [f"{here}.attn.to_add_out"]
+        for stream, feed_forward in (("img", "ff"), ("txt", "ff_context")):
+            norm = "norm1" if stream == "img" else "norm1_context"
+            layers[f"{there}.{stream}_mod.lin"] = [f"{here}.{norm}.linear"]
+            layers[f"{there}.{stream}_mlp.0"] = [f"{here}.{feed_forward}.net.0.proj"]
+            layers[f"{there}.{stream}_mlp.2"] = [f"{here}.{feed_forward}.net.2"]
+    return layers
+
+
+def changes_by_comfyui(folder, layers):
+    """Return what a program adds to the weights of its layers that reads a file as ComfyUI does: by
+    names with diffusion_model., scaled by alpha / rank, where alpha is a tensor or the rank.
+    """
+    tensors = load_file(folder / "pytorch_lora_weights.safetensors")
+    changes = {}
+    for layer in layers:
+        a = tensors.pop(f"diffusion_model.{layer}.lora_A.weight", None)
+        if a is not None:
+            b = tensors.pop(f"diffusion_model.{layer}.lora_B.weight")
+            alpha = float(tensors.pop(f"diffusion_model.{layer}.alpha", len(a)))
+            changes[layer] = alpha / len(a) * b @ a
+    assert not tensors  # ComfyUI would ignore them
+    return changes
+
+
+@pytest.mark.parametrize("alphas", [{4.0}, {4.0, 1.0}])
+@pytest.mark.parametrize("targets", ["blocks", "all", "some"])
+def test_a_file_for_comfyui_changes_its_weights_equally(transformer, tmp_path, targets, alphas):
+    """ComfyUI's model has one layer for queries, keys and values."""
+    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    names = {
+        "blocks": target_modules(transformer, [family_of(transformer).target_modules]),
+        "all": linear,
+        "some": [f"{BLOCK}.attn.to_q", f"{BLOCK}.attn.to_v", f"{BLOCK}.attn.add_k_proj"],
+    }[targets]
+    alphas = sorted(alphas) * len(names)
+    ranks = [2, 3, 1] * len(names) if len(set(alphas)) > 1 else [2] * len(names)
+    lora = draw(transformer, names, ranks, alphas)
+    save_lora(lora, tmp_path, form="comfyui")
+
+    layers = comfyui_layers(transformer)
+    assert {name for parts in layers.values() for name in parts} >= set(names)
+    changes = changes_by_comfyui(tmp_path, layers)
+    differences = {name: pair.alpha / pair.rank * pair.b @ pair.a for name, pair in lora.items()}
+    for layer, parts in layers.items():
+        if not set(parts) & set(names):
+            assert layer not in changes
+            continue
+        weights = [transformer.get_submodule(part).weight for part in parts]
+        expected = torch.cat(
+            [
+                differences.get(part, torch.zeros_like(weight))
+                for part, weight in zip(parts, weights)
+            ]
+        )
+        if layer == "final_layer.adaLN_modulation.1":  # (shift, scale), in diffusers (scale, shift)
+            expected = torch.cat(expected.chunk(2)[::-1])
+        torch.testing.assert_close(changes[layer], expected)
+
+    again = read_lora(tmp_path)
+    assert again.keys() >= lora.keys()
+    for name, pair in again.items():
+        change = pair.alpha / pair.rank * pair.b @ pair.a
+        expected = differences.get(name, torch.zeros_like(change))
+        torch.testing.assert_close(change, expected)

@@ -75,6 +75,6 @@ def expected_of(sde_type: str) -> Expected:
     assert sde_type in EXPECTED, (
         f"SAMPLERS in hyvideo/schedulers/transitions.py has {sde_type}: add its row to EXPECTED in "
         "tests/schedulers/expected.py, then regenerate the tables of docs/sde.md "
-        "(docs/add_a_sampler.md)"
+        "(docs/extend.md)"
     )
     return EXPECTED[sde_type]

@@ -224,11 +224,11 @@ def test_an_ignored_flag_is_reported_on_one_rank(capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-# --- docs/reference_flags.md ----------------------------------------------------------------------
+# --- docs/coming_from_other_code.md ----------------------------------------------------------------------
 
 
 def test_the_page_has_every_flag_and_the_current_defaults():
-    page = (ROOT / "docs/reference_flags.md").read_text()
+    page = (ROOT / "docs/coming_from_other_code.md").read_text()
     assert [name for name in (*TRAINING, *GENERATION) if f"`{name}`" not in page] == []
     differing = re.findall(
         r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", page[page.index("## Defaults") :], re.MULTILINE

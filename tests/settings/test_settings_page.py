@@ -13,7 +13,8 @@ HEAD = """# Settings
 
 All settings of `post_train.py`. Each is a flag and a line of the YAML file for `--config`; flags override the file.
 `--print_config` prints the resolved settings of a run and warns of settings that look as if they had an effect in it,
-but have none. Flags of the public reference that have another name here: [reference_flags.md](reference_flags.md).
+but have none. Flags of the public reference may have another name here
+([list](coming_from_other_code.md#flags-of-the-public-reference)).
 
 Each objective has only the settings that it reads; the sections [objective grpo](#objective-grpo) to
 [objective distill](#objective-distill) list them. A setting of another objective is an error. If a flag chooses

@@ -124,6 +124,22 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
         torch.testing.assert_close(gradient, other, rtol=1e-3, atol=1e-5 * largest.item())
 
 
+@pytest.mark.parametrize("learning_rate, warnings", [(1e-3, 0), (1e-30, 1)])
+def test_pairs_without_a_contrast_after_an_update_are_reported_once(
+    config, mesh, capsys, learning_rate, warnings
+):
+    """A rate of 1e-30 changes no weight in float32."""
+    trainer = Trainer(config.with_settings(learning_rate=learning_rate), mesh, CPU)
+    found = [metrics_of(trainer, iteration)["dpo/contrast"] for iteration in (1, 2, 3)]
+    assert found[0] == 0.0 and (found[2] > 0) == (not warnings)
+    assert capsys.readouterr().err.count("no contrast") == warnings
+
+
+def metrics_of(trainer, iteration):
+    rollouts = collect(trainer, iteration)
+    return trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), iteration)
+
+
 @pytest.fixture
 def rated_videos(tmp_path):
     """Return three videos, and a function that returns their latents, encoded where none are

@@ -161,7 +161,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     read = load_transformer(tmp_path / "whole", None)
     assert read.config.task_type == "i2v"
     assert_same(read, expected.bfloat16())
-    for form in ("diffusers", "peft", "original"):
+    for form in ("diffusers", "peft", "original", "comfyui"):
         code, error = run("--lora_path", checkpoint, "--form", form, out=form)
         assert code == 0, error
         assert read_lora(tmp_path / form).keys() == lora.keys()
@@ -183,12 +183,19 @@ def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, 
     assert f"{tmp_path}/lora/pytorch_lora_weights.safetensors has the same content" in text
     text = printed("b", *given, "--form", "original")
     assert f'load_lora_adapter("{tmp_path}/b"' in text and "same content" not in text
+    text = printed("e", *given, "--form", "comfyui")
+    assert f"copy {tmp_path}/e/pytorch_lora_weights.safetensors to ComfyUI/models/loras" in text
     assert f'PeftModel.from_pretrained(pipeline.transformer, "{tmp_path}/c")' in printed(
         "c", *given, "--form", "peft"
     )
     assert f'HunyuanVideo15Transformer3DModel.from_pretrained("{tmp_path}/d/transformer"' in (
         printed("d", "--checkpoint_path", policy[1])
     )
+
+
+def test_a_whole_model_without_the_layers_of_comfyui_is_not_exported_for_it(run, policy, tmp_path):
+    code, error = run("--checkpoint_path", policy[1], "--form", "comfyui")
+    assert code == 2 and "--lora_path" in error and not (tmp_path / "out").exists()
 
 
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):

@@ -156,10 +156,26 @@ def test_the_derivative_in_bf16_is_close_to_the_derivative_in_float32(tiny_confi
     assert 0 < (found[1] - found[0]).norm() < 0.25 * velocity.norm()
 
 
-def test_the_levels_of_a_flow_map_leave_room_for_the_difference(config, mesh):
+def test_only_intervals_with_a_length_leave_room_for_the_difference(config, mesh):
     objective = Trainer(config, mesh, CPU).run.objective
-    levels = objective.draw(None, 1, [RolloutIndex(0, member) for member in range(20)], 200)
-    assert levels.min() >= DIFFERENCE and levels.max() == pytest.approx(1 - DIFFERENCE)
+    indices = [RolloutIndex(0, member) for member in range(20)]
+    levels = objective.draw(None, 1, indices, 200)
+    ends = torch.stack(
+        [
+            objective.noise.ends(1, indices, column, levels[:, column], config.rollout.shift)
+            for column in range(200)
+        ],
+        dim=1,
+    )
+    long = levels[ends < levels]
+    assert long.min() >= DIFFERENCE and long.max() == pytest.approx(1 - DIFFERENCE)
+    all_levels = objective.noise.levels(1, indices, 200, config.rollout.shift)
+    has_no_length = ends == levels
+    assert torch.equal(levels[has_no_length], all_levels[has_no_length])
+    assert levels.max() > 0.995  # a student's first step is at 1
+    steps = differences(levels.flatten(), ends.flatten())
+    assert steps.min() > 0
+    assert (levels.flatten() + steps).max() <= 1 and (levels.flatten() - steps).min() >= 0
 
 
 def test_the_timesteps_of_all_passes_are_prepared_for_a_cache(trainer, monkeypatch):

@@ -84,7 +84,7 @@ EQUATION = (
 
 
 def velocities_and_targets(trainer, rollouts, column, scale):
-    """Compute the guided velocity of every re-noised rollout and its target, as docs/algorithms.md
+    """Compute the guided velocity of every re-noised rollout and its target, as docs/methods.md
     defines them.
     """
     pipeline, levels = trainer.run.pipeline, rollouts.trained_steps[:, column]

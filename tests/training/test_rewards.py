@@ -424,7 +424,7 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
 
     The run resumes only if their files are unchanged.
     """
-    page = Path("docs/custom_rewards.md").read_text(encoding="utf-8")
+    page = Path("docs/rewards.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(def brightness.*?)```", page, re.S)
     (as_class,) = re.findall(r"```python\n(from \S+ import Scorer\n.*?)```", page, re.S)
     example += as_class

@@ -88,6 +88,8 @@ FAMILY = Family(
         settings.vae_config_to_original,
     ),
     blocks="transformer_blocks",
+    lora_to_comfyui=names.lora_to_comfyui,
+    lora_from_comfyui=names.lora_from_comfyui,
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
     target_modules=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",

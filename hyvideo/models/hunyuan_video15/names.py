@@ -7,7 +7,10 @@ Most tensors differ only in name, according to ``names.yaml``. Two also differ i
 - the last modulation, ``final_layer.adaLN_modulation.1``, returns (shift, scale), but diffusers'
   ``norm_out.linear`` returns (scale, shift): the two halves of the rows are swapped.
 
-Both conversions are exact and round-trip bit for bit. An unknown name raises ValueError and is
+ComfyUI's model, whose names LoRA files for it have, also fuses the queries, keys and values of the
+blocks.
+
+All conversions are exact and round-trip bit for bit. An unknown name raises ValueError and is
 never skipped.
 """
 
@@ -22,6 +25,7 @@ from hyvideo.models.hunyuan_video15.settings import NAMES
 from hyvideo.models.names import both_directions, with_dots
 
 _to_diffusers, _to_original = both_directions(NAMES, "transformer", "transformer")
+_from_comfyui, _to_comfyui = both_directions(NAMES, "comfyui", "ComfyUI transformer")
 module_with_dots = partial(with_dots, NAMES, "transformer")
 vae_to_diffusers, vae_to_original = both_directions(NAMES, "vae", "VAE")
 
@@ -31,7 +35,7 @@ def transformer_to_diffusers(state_dict: Mapping[str, Tensor]) -> dict[str, Tens
 
     Raises ValueError for unknown names.
     """
-    return _swap_final_modulation(_split_refiner_qkv(_to_diffusers(state_dict)), "norm_out.linear.")
+    return _swap_final_modulation(_split_qkv(_to_diffusers(state_dict)), "norm_out.linear.")
 
 
 def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -42,21 +46,35 @@ def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
     first.
     """
     return _swap_final_modulation(
-        _to_original(_fuse_refiner_qkv(state_dict)), "final_layer.adaLN_modulation.1."
+        _to_original(_fuse_qkv(state_dict, blocks=_REFINER)), "final_layer.adaLN_modulation.1."
     )
 
 
+def lora_from_comfyui(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of ComfyUI's layers by diffusers' names. Raises ValueError for unknown names."""
+    return _swap_final_modulation(_split_qkv(_from_comfyui(rows)), "norm_out.linear.")
+
+
+def lora_to_comfyui(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of diffusers' layers by ComfyUI's names, the inverse. A fused layer has rows of
+    zeros for a part that is missing, because a LoRA need not change all three.
+    """
+    return _swap_final_modulation(
+        _to_comfyui(_fuse_qkv(rows, blocks=f"{_REFINER}|{_BLOCK}", fill=True)),
+        "final_layer.adaLN_modulation.1.",
+    )
+
+
+_REFINER = r"context_embedder\.token_refiner\.refiner_blocks\.\d+"
+_BLOCK = r"transformer_blocks\.\d+"
 _FUSED = re.compile(
-    r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_qkv\.(weight|bias)"
-)
-_SPLIT = re.compile(
-    r"(context_embedder\.token_refiner\.refiner_blocks\.\d+\.attn)\.to_[qkv]\.(weight|bias)"
+    rf"((?:{_REFINER}|{_BLOCK})\.attn\.(?:to|add)_)qkv((?:_proj)?\.(?:weight|bias))"
 )
 
 
-def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _split_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Replace each fused ``to_qkv`` (3 * dim, ...) with ``to_q``, ``to_k`` and ``to_v`` of shape
-    (dim, ...).
+    (dim, ...), and ``add_qkv_proj`` likewise.
     """
     split = {}
     for name, tensor in state_dict.items():
@@ -64,30 +82,36 @@ def _split_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if match:
             for part, rows in zip("qkv", _row_chunks(name, tensor, 3)):
                 # Cloned, so that the three parameters are not views of one tensor.
-                split[f"{match[1]}.to_{part}.{match[2]}"] = rows.clone()
+                split[f"{match[1]}{part}{match[2]}"] = rows.clone()
         else:
             split[name] = tensor
     return split
 
 
-def _fuse_refiner_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace ``to_q``, ``to_k`` and ``to_v`` of each refiner block with one ``to_qkv`` (3 * dim,
-    ...).
+def _fuse_qkv(
+    state_dict: Mapping[str, Tensor], *, blocks: str, fill: bool = False
+) -> dict[str, Tensor]:
+    """Replace ``to_q``, ``to_k`` and ``to_v`` of the blocks that match the regular expression with
+    one ``to_qkv`` (3 * dim, ...), and ``add_q_proj`` likewise.
+
+    Raises ValueError for a missing part, which is zero with ``fill``.
     """
+    pattern = re.compile(rf"((?:{blocks})\.attn\.(?:to|add)_)[qkv]((?:_proj)?\.(?:weight|bias))")
     fused = {}
     for name, tensor in state_dict.items():
-        match = _SPLIT.fullmatch(name)
+        match = pattern.fullmatch(name)
         if not match:
             fused[name] = tensor
             continue
-        fused_name = f"{match[1]}.to_qkv.{match[2]}"
+        fused_name = f"{match[1]}qkv{match[2]}"
         if fused_name in fused:
             continue
-        parts = [f"{match[1]}.to_{part}.{match[2]}" for part in "qkv"]
+        parts = [f"{match[1]}{part}{match[2]}" for part in "qkv"]
         missing = [part for part in parts if part not in state_dict]
-        if missing:
+        if missing and not fill:
             raise ValueError(f"the original layout fuses {parts}, but {missing} is missing")
-        fused[fused_name] = torch.cat([state_dict[part] for part in parts])
+        zeros = torch.zeros_like(tensor)
+        fused[fused_name] = torch.cat([state_dict.get(part, zeros) for part in parts])
     return fused
 
 

@@ -9,6 +9,7 @@ in advance, so that only one graph is in memory; the gradient is the same.
 """
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,7 @@ class DPO(LevelObjective):
         "dpo/accuracy",
         "dpo/displacement",
         "dpo/margin",
+        "dpo/contrast",
     )
     deviation_names = ("dpo/deviation_max", "dpo/deviation_first")
     uses_advantages = False
@@ -67,6 +69,7 @@ class DPO(LevelObjective):
         super().__init__(*arguments)
         # of the batches of held-out pairs; the base model does not change
         self._base_errors: list[Tensor] = []
+        self._has_warned = False  # that the policy still equals the base model
 
     def collect(self, run: "Run", iteration: int) -> Collected:
         """Return the rated pairs of an iteration: members 0 are winners, members 1 losers."""
@@ -225,6 +228,7 @@ class DPO(LevelObjective):
                 "dpo/accuracy": found.accuracy,
                 "dpo/displacement": found.displacement,
                 "dpo/margin": found.margin,
+                "dpo/contrast": found.contrast,
             },
         )
 
@@ -256,6 +260,20 @@ class DPO(LevelObjective):
         return dpo_terms_of_videos(
             inputs, *of_pairs, is_winner, beta=beta, kl_coefficient=kl_coefficient
         )
+
+    def check_moved(self, deviation: float, iteration: int, *, is_fresh: bool) -> None:
+        """Warn once if the policy still equals the base model after an update."""
+        if deviation > 0 or self._has_warned:
+            return
+        self._has_warned = True
+        if self.mesh.is_main:
+            print(
+                f"\niteration {iteration}, objective dpo: the policy still equals the base model "
+                "after an update, so that winners and losers have no contrast (dpo/contrast 0): "
+                "the update was too small to change any velocity; raise learning_rate",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def check_fresh(
         self,

@@ -53,6 +53,7 @@ class NFT(LevelObjective):
         "kl/position",
         "kl/velocity",
         "nft/distance",
+        "nft/contrast",
         "nft/advantage_clipped",
         "nft/error",
         "policy/velocity_norm",
@@ -151,6 +152,7 @@ class NFT(LevelObjective):
                 "kl/position": found.position,
                 "kl/velocity": found.velocity,
                 "nft/distance": found.distance,
+                "nft/contrast": found.contrast,
                 "nft/advantage_clipped": found.is_clipped,
                 "nft/error": found.error,
                 "policy/velocity_norm": norm,
@@ -166,9 +168,11 @@ class NFT(LevelObjective):
             has_rewards=not self.config.reward.ignore_rewards,
         )
 
-    def check_moved(self, deviation: float, iteration: int) -> None:
-        """Raise OffPolicyError if the policy still equals the old policy after an update."""
-        if deviation == 0:
+    def check_moved(self, deviation: float, iteration: int, *, is_fresh: bool) -> None:
+        """Raise OffPolicyError if the policy still equals the old policy after an update of this
+        iteration.
+        """
+        if deviation == 0 and not is_fresh:
             raise OffPolicyError(
                 f"iteration {iteration}, objective nft: the old policy still equals the policy "
                 "after an update, so the two directions of the loss have no contrast: the old "

@@ -80,7 +80,7 @@ class HackingMonitor:
         if saved:
             policy = f"the current policy was saved in {saved}"
         raise rule.RewardHacking(
-            f"{self.reason}; {policy}. See docs/reward_hacking.md; "
+            f"{self.reason}; {policy}. See docs/judge_a_run.md#reward-hacking; "
             f"to resume, delete {self.marker} or set --on_reward_hacking warn"
         )
 
@@ -106,7 +106,7 @@ class HackingMonitor:
             _warn(
                 f"iteration {now.iteration}: what is not trained on sees {transfer:.0%} of the "
                 f"reward's gain since the base model, less than {rule.MIN_TRANSFER:.0%}: raise "
-                "kl_weight or stop earlier (docs/reward_hacking.md)"
+                "kl_weight or stop earlier (docs/judge_a_run.md#reward-hacking)"
             )
         ends_run = bool(shifts) and self.action == "stop" and rule.may_stop(base, now)
         return True, shifts, reason, ends_run, transfer

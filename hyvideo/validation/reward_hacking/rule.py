@@ -10,7 +10,7 @@ range.
 
 For a metric of the whole set, s_0 is its base value, and it is compared only between equal numbers
 of videos. Fewer than 4 videos give no verdict; fewer than 16 never stop a run.
-docs/reward_hacking.md has the rates of false alarms.
+docs/judge_a_run.md#reward-hacking has the rates of false alarms.
 """
 
 import math
@@ -260,6 +260,6 @@ def check_output_dir(settings: RecordSettings) -> None:
     if settings.on_reward_hacking != "warn" and marker.is_file():
         raise ValueError(
             f"the run in output_dir {quote(settings.output_dir)} was stopped for reward hacking "
-            "and would stop again; docs/reward_hacking.md describes what to change; to resume, "
+            "and would stop again; docs/judge_a_run.md#reward-hacking describes what to change; to resume, "
             f"delete {marker} or set on_reward_hacking warn"
         )

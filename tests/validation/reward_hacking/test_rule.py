@@ -211,7 +211,7 @@ def test_false_alarm_rate_and_power_match_the_docs(count):
         + " | ".join(f"{rate:.1%}" for rate in alarms)
         + f" | {found:.0%} |"
     )
-    assert row in (Path(__file__).parents[3] / "docs" / "reward_hacking.md").read_text(
+    assert row in (Path(__file__).parents[3] / "docs" / "judge_a_run.md").read_text(
         encoding="utf-8"
     ), row
 

@@ -259,14 +259,15 @@ class Generator:
             weights_device=home,
             sampling=self.sampling,
         )
-        place(
-            self.pipeline.transformer,
-            self.mesh,
-            self.device,
-            config.distributed,
-            offloading,
-            self.settings.caching is not None,
-        )
+        for transformer in self.pipeline.transformers:
+            place(
+                transformer,
+                self.mesh,
+                self.device,
+                config.distributed,
+                offloading,
+                self.settings.caching is not None,
+            )
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
@@ -386,6 +387,7 @@ def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callab
         "--stochastic: the SDE samples rollouts, which run all blocks": settings.sampling.sampler
         != ODE,
         "a step-distilled version": kind == "step_distilled",
+        "a version of two experts": settings.sampling.boundary is not None,
         "guidance_interval: each step must have the same branches": (
             settings.sampling.guidance_interval
         ),

@@ -42,7 +42,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.files import publish, read_json
 from hyvideo.models.family import Component, Family, families, family_of
-from hyvideo.models.guidance import Expert
+from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.names import Rename
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
@@ -148,17 +148,20 @@ def _without_foreign(lora: Lora, family: Family, file: Path) -> Lora:
     return {name: value for name, value in lora.items() if name not in dropped}
 
 
-def check_expert(path: str | Path, expert: Expert | None) -> None:
-    """Raise ValueError if the metadata of a LoRA file name the other expert of a model of two.
-
-    Files of other programs name none.
+def expert_of(path: str | Path) -> Expert | None:
+    """Return the expert of a model of two that a LoRA file was trained for; None if its metadata
+    name none, as in files of other programs.
     """
-    file = _find_file(Path(path))
-    with safe_open(file, "pt") as opened:
-        named = (opened.metadata() or {}).get(_EXPERT)
+    with safe_open(_find_file(Path(path)), "pt") as opened:
+        return (opened.metadata() or {}).get(_EXPERT)
+
+
+def check_expert(path: str | Path, expert: Expert | None) -> None:
+    """Raise ValueError if a LoRA file was trained for the other expert of a model of two."""
+    named = expert_of(path)
     if expert and named not in (None, expert):
         raise ValueError(
-            f"LoRA {file}: it was trained for the {named}-noise expert, got the {expert}-noise "
+            f"LoRA {path}: it was trained for the {named}-noise expert, got the {expert}-noise "
             f"expert; set expert {named}, or use the LoRA of this expert"
         )
 
@@ -424,7 +427,10 @@ def lora_files(path: str | Path) -> list[Path]:
 def _find_file(path: Path) -> Path:
     if path.is_file():
         return path
-    for name in (*LORA_FILES, f"lora/{_DIFFUSERS_FILE}"):  # the last is in a run's checkpoint
+    stem = Path(_DIFFUSERS_FILE).stem
+    of_experts = [f"{stem}_{expert}_noise.safetensors" for expert in OTHER_EXPERT]
+    # the last is in a run's checkpoint
+    for name in (*LORA_FILES, *of_experts, f"lora/{_DIFFUSERS_FILE}"):
         if (path / name).is_file():
             return path / name
     hint = "" if path.exists() else "; this path does not exist"

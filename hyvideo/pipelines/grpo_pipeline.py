@@ -192,9 +192,8 @@ class GRPOPipeline:
         latents = noise.float()
         self.prepare_schedule(schedule)
         for index in self.with_progress(range(len(schedule.transitions))):
-            for transformer in self.transformers:
-                if transformer.step_cache:
-                    transformer.step_cache.step = index
+            if self.transformer.step_cache:
+                self.transformer.step_cache.step = index
             velocity = self.velocity_at_steps(latents, schedule, [index] * len(latents), conditions)
             new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
             step = schedule.step(velocity, latents, index, new_noise)

@@ -1,4 +1,4 @@
-"""Post-train HunyuanVideo-1.5, Wan2.1 or the miniature with SAGE-GRPO:
+"""Train HunyuanVideo-1.5, Wan or the miniature with a reward, ratings or videos:
 ``post_train.py --config FILE.yaml [flags]``.
 
 Use torchrun for several processes. ``--print_config`` prints the settings and the size of the run,

@@ -1,5 +1,5 @@
-"""Compare policies on the same prompts and seeds, as mp4 files and one image: figures 6 and 10 to
-12.
+"""Compare policies on the same prompts and seeds, as mp4 files, one image and one moving picture:
+figures 6 and 10 to 12.
 
     python -m scripts.compare_policies --config configs/miniature.yaml --output_dir outputs/policies \\
         --policies base sage=outputs/miniature --prompt "a green triangle moves left" "a red circle moves up"
@@ -9,11 +9,12 @@
 
 A policy is `base` (the base model of the settings) or NAME=PATH, where PATH is a run (its newest
 checkpoint is used), a checkpoint, or a LoRA file or folder; `base@6` and NAME=PATH@6 have guidance
-scale 6. Accepts every flag of post_train.py. Videos have the frames, size, shift and steps of
-validation. Their noise is the noise that generate.py draws for the seed validation_seed; validation
-draws another one. The prompts are rows spread evenly over valid_video_csv, unless --prompt gives
-them. Writes policies.png and one folder per policy to --output_dir; `python -m scripts.report
---videos` plays two of the folders side by side.
+scale 6, and NAME=PATH@4steps takes four sampling steps. Accepts every flag of post_train.py. Videos
+have the frames, size, shift and steps of validation. Their noise is the noise that generate.py
+draws for the seed validation_seed; validation draws another one. The prompts are rows spread evenly
+over valid_video_csv, unless --prompt gives them. Writes policies.png, policies.webp and one folder
+per policy to --output_dir; `python -m scripts.report --videos` plays two of the folders side by
+side.
 """
 
 from pathlib import Path

@@ -190,6 +190,15 @@ def pairs_csv(folder):
     return str(path)
 
 
+def recipes_file(folder):
+    """Write the file of two configs that a page shows for scripts.compare_recipes."""
+    blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
+    (block,) = [block for block in blocks if block.startswith("sage: configs/")]
+    path = folder / "compare.yaml"
+    path.write_text(block)
+    return str(path)
+
+
 def is_abbreviated(command, output):
     """Return whether a mention failed only because it omits flags or uses placeholders, not for an
     unknown flag.
@@ -238,6 +247,8 @@ def filled_in(words, folder):
             word = "configs/miniature.yaml" if word.startswith("outputs/") else "configs/smoke.yaml"
         elif before == "--pairs_csv" and not exists:
             word = pairs_csv(folder)
+        elif word == "compare.yaml":
+            word = recipes_file(folder)
         elif before == "--videos_csv" and not exists:
             word = videos_csv(folder)
         elif re.fullmatch(r"\S+\.csv", word) and not exists:

@@ -40,6 +40,7 @@ class StageTimer:
         self._stages: list[tuple] = []  # name, mark of the start, mark of the end, FLOPs
         self._synchronize()  # the first event and the CPU's clock have the same origin
         self.start = time.perf_counter()
+        self._cpu_start = time.process_time()
         if self._stream:  # what was allocated before, such as a trial of the decoding, is not of it
             torch.cuda.reset_peak_memory_stats(device)
         self._origin = self._mark()
@@ -67,7 +68,7 @@ class StageTimer:
         ]
 
     def metrics(self) -> dict[str, float]:
-        """Return ``time/<stage>``, ``perf/tflops/<stage>`` of stages with FLOPs, and
+        """Return ``time/<stage>``, ``time/cpu``, ``perf/tflops/<stage>`` of stages with FLOPs, and
         ``perf/mfu/<stage>``.
         """
         seconds = Counter()
@@ -78,6 +79,8 @@ class StageTimer:
         seconds["iteration"] = time.perf_counter() - self.start
         flops["iteration"] = flops.total()
         metrics = {f"time/{stage}": value for stage, value in seconds.items()}
+        # of all threads, so that the load of the machine does not count
+        metrics["time/cpu"] = time.process_time() - self._cpu_start
         for stage in (stage for stage in flops if flops[stage] and seconds[stage]):
             rate = metrics[f"perf/tflops/{stage}"] = flops[stage] / seconds[stage] / 1e12
             if self._peak:

@@ -3,6 +3,7 @@ paper.
 
     <out>/<policy>/0000.mp4, 0000.json    videos of each policy, as written by generate.py
     <out>/policies.png                    a row for each prompt with frames of each policy
+    <out>/policies.webp                   the same as a moving picture
 """
 
 import re
@@ -26,9 +27,11 @@ from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling
 from hyvideo.training.model_setup import choose_device
+from studies.figures.moving_picture import moving_picture, read_clip
 
 BASE = "base"
 SHEET = "policies.png"
+PICTURE = "policies.webp"
 Policies = dict[str, tuple[Source, Sampling]]  # by name
 
 
@@ -37,11 +40,13 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
 
     Raises ValueError for invalid words.
 
-    A suffix such as ``@6`` sets the guidance scale of a policy's settings and is part of its name.
+    A suffix such as ``@6`` sets the guidance scale of a policy's settings, and ``@4steps`` its
+    number of steps. Suffixes are part of its name.
     """
     policies: Policies = {}
     for word in words:
-        plain, suffix, scale = re.fullmatch(r"(.*?)(@(\d+(?:\.\d+)?))?", word, re.DOTALL).groups("")
+        pattern = r"(.*?)((?:@(\d+(?:\.\d+)?))?(?:@(\d+)steps)?)"
+        plain, suffix, scale, steps = re.fullmatch(pattern, word, re.DOTALL).groups("")
         name, has_path, path = plain.partition("=")
         if not has_path and name != BASE:
             raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {quote(word)}")
@@ -53,6 +58,8 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
             )
         source = source_of(Path(path)) if has_path else Source()
         of_policy = replace(sampling, guidance_scale=float(scale)) if scale else sampling
+        if steps:
+            of_policy = replace(of_policy, steps=int(steps))
         policies[name + suffix] = (source, of_policy)
     return policies
 
@@ -94,6 +101,7 @@ def compare(
         barrier(mesh)
         if mesh.is_main:
             print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
+            print(f"wrote {move_policies(policies, requests, out)}")
     ranks.stop()
 
 
@@ -126,3 +134,16 @@ def draw_policies(policies: Iterable[str], requests: list[Request], out: Path, s
     captions = [f"seed {seed}, video {number}" for number in range(len(requests))]
     contact_sheet(out / SHEET, [request.prompt for request in requests], frames, captions)
     return out / SHEET
+
+
+def move_policies(policies: Policies, requests: list[Request], out: Path) -> Path:
+    """Write the moving picture of the videos and return its path."""
+    clips = {}
+    for name, (_, sampling) in policies.items():
+        size = (sampling.height, sampling.width)
+        files = [out / name / f"{number:04d}.mp4" for number in range(len(requests))]
+        clips[name.replace("_", " ")] = [read_clip(file, *size) for file in files]
+    (_, sampling), *_ = policies.values()
+    prompts = [request.prompt for request in requests]
+    moving_picture(out / PICTURE, prompts, clips, fps=sampling.fps)
+    return out / PICTURE

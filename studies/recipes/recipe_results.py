@@ -1,14 +1,16 @@
 """Results of recipes at equal cost: curves over the cost, a Pareto plot, a table and verdicts.
 
 Metrics come from the validations of the runs, in metrics.jsonl and, for the base model, in
-samples/000000. They are interpolated linearly between validations. Seconds count iterations
-times the number of processes, without startup, validations and checkpoints.
+samples/000000. They are interpolated linearly between validations. Seconds are those of the
+iterations, decoding and scoring included, without startup, validations and checkpoints: the wall
+time of the processes, or on a CPU their CPU time, which does not depend on the machine's load.
 """
 
 import itertools
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -28,11 +30,18 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.run_files import write_text
 from hyvideo.rewards.rewards import DIMENSIONS
+from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.validation.intervals import Interval
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
 from hyvideo.validation.scores_file import summarise
 from hyvideo.validation.validation import conditions_of
+from studies.recipes.confounders import (
+    confounder,
+    describe_differences,
+    differing_settings,
+    has_guided_anchor,
+)
 from studies.recipes.recipes import AXES, Budget
 from studies.recipes.runs import RecipeRun, RecipeStudy, finished
 from studies.recipes.train_runs import planned
@@ -50,7 +59,11 @@ COMPARED = {  # names in the metrics, and columns
     "frechet_distance": "Frechet distance",
     "held_out/diversity": "Diversity",
 }
-HEADS = ["Recipe", "Rollouts", "Forwards", "Seconds", "Forwards a rollout", "Forwards a video"]
+
+
+def environment_of(study: RecipeStudy, run: RecipeRun) -> dict:
+    """Return the environment in which a run was trained."""
+    return read_yaml(study.folder(run) / "config.yaml")["environment"]
 
 
 def read_trace(study: RecipeStudy, run: RecipeRun) -> Trace:
@@ -62,7 +75,9 @@ def read_trace(study: RecipeStudy, run: RecipeRun) -> Trace:
     folder = study.folder(run)
     spent = np.zeros(len(AXES))
     points = []
-    processes = read_yaml(folder / "config.yaml")["environment"]["processes"]
+    environment = environment_of(study, run)
+    processes = environment["processes"]
+    clock = "time/cpu" if environment["device"] == "cpu" else "time/iteration"
     rollouts = make_plan(config, processes).rollouts
     base = folder / "samples/000000/measures.json"
     if base.is_file():
@@ -78,7 +93,7 @@ def read_trace(study: RecipeStudy, run: RecipeRun) -> Trace:
         spent = spent + [
             rollouts,
             rollouts * line["cost/forwards"],
-            line["time/iteration"] * processes,
+            line[clock] * processes,
         ]
         if "validation/reward" in line:
             metrics = {name.removeprefix("validation/"): value for name, value in line.items()}
@@ -214,9 +229,18 @@ def write_results(
     missing = [run.name for run in runs if run not in trained]
     if missing:
         notes.append(f"Unfinished runs, not included: {', '.join(missing)}.")
-    write_table(Table(HEADS, rows, notes), study.out / "recipes")
+    is_on_cpu = environment_of(study, trained[0])["device"] == "cpu"
+    seconds = "CPU seconds" if is_on_cpu else "GPU seconds"
+    heads = ["Recipe", "Rollouts", "Forwards", seconds, "Forwards a rollout", "Forwards a video"]
+    write_table(Table(heads, rows, notes), study.out / "recipes")
     controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}
-    write_verdicts(scores, controls, study.out / "verdicts.md", baseline=runs[0].recipe.name)
+    configs = {run.recipe.name: study.config(run) for run in trained}
+    costs = {
+        name: {"Forwards": f"{end['forwards'].mean:,.0f}", seconds: f"{end['seconds'].mean:,.0f}"}
+        for name, end in ends.items()
+    }
+    baseline = runs[0].recipe.name
+    write_verdicts(scores, controls, configs, costs, study.out / "verdicts.md", baseline=baseline)
 
 
 def write_plots(
@@ -245,24 +269,60 @@ def write_plots(
     )
 
 
+def questions(
+    names: list[str], controls: dict[str, str], configs: dict[str, Config], *, baseline: str
+) -> list[tuple[str, str]]:
+    """Return the pairs of recipes to compare: each with the ``baseline`` and with its control, by
+    name in ``controls``, and the control of a guided anchor with the baseline, because their
+    difference is what the anchor gains.
+    """
+    pairs = []
+    if baseline in names:
+        others = [name for name in names if name not in (baseline, *controls.values())]
+        pairs = [(name, baseline) for name in others]
+        pairs += [
+            (control, baseline)
+            for name, control in controls.items()
+            if name in others
+            and has_guided_anchor(configs[name])
+            and not has_guided_anchor(configs[baseline])
+        ]
+    return pairs + [pair for pair in controls.items() if pair[0] in names]
+
+
 def write_verdicts(
-    scores: dict[str, dict[int, Scores]], controls: dict[str, str], path: Path, *, baseline: str
+    scores: dict[str, dict[int, Scores]],
+    controls: dict[str, str],  # of the finished ones, by the recipe that they repeat
+    configs: dict[str, Config],
+    costs: dict[str, dict[str, str]],  # by recipe, then by column
+    path: Path,
+    *,
+    baseline: str,
 ) -> None:
-    """Compare each recipe with the ``baseline`` and with its control, by name in ``controls``."""
+    """Compare the pairs of `questions`, and list the settings in which they differ."""
     notes = [
         "Differences are paired by training seed, with 95 % intervals (Student's t) over seeds. "
         + NO_CORRECTION
     ]
-    pairs = []
-    if baseline in scores:
-        others = [name for name in scores if name not in (baseline, *controls.values())]
-        pairs = [(name, baseline) for name in others]
-    else:
+    if baseline not in scores:
         notes.append(f"No run of {baseline} is finished, so nothing is compared with this recipe.")
-    pairs += [pair for pair in controls.items() if pair[0] in scores]
-    verdicts = [
-        compare(f"{name} against {other}", scores[name], scores[other]) for name, other in pairs
-    ]
+    verdicts = []
+    differing = []
+    for pair in questions(list(scores), controls, configs, baseline=baseline):
+        name, other = pair
+        question = f"{name} against {other}"
+        both = (configs[name], configs[other])
+        reason = confounder(pair, both, {*controls, *controls.values()})
+        verdict = compare(question, scores[name], scores[other])
+        of_both = {
+            column: f"{costs[name][column]}, {costs[other][column]}" for column in costs[name]
+        }
+        verdicts.append(replace(verdict, confounder=reason, costs=of_both))
+        if reason:
+            notes.append(f"**{question} is confounded**: {reason}.")
+        differing.append(f"- {question}: {describe_differences(differing_settings(*both))}")
+    if differing:
+        notes += ["", "The recipes differ in these settings:", "", *differing]
     write_text(path, as_markdown(verdicts, COMPARED.values(), notes))
 
 

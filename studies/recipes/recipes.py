@@ -1,12 +1,20 @@
 """Recipes of a YAML file, each with as many iterations as a budget allows.
 
+A file that compares two configs has a line for each, a name and the config:
+
+    sage: configs/miniature.yaml
+    nft: configs/miniature_nft.yaml
+
+A longer form changes settings:
+
     base: configs/miniature.yaml            base config of all recipes
     common: {validation_interval: 5}        settings of all recipes
     recipes: {sage: {}, fast: {learning_rate: 6e-4}, guidance: {config: configs/miniature_guidance.yaml, control: true}}
 
 A recipe with a ``config`` uses it instead of the base config, together with the common settings.
 One with ``control`` is also trained without the reward (``ignore_rewards``), as the recipe
-``<name>_control``.
+``<name>_control``. All recipes are validated as the first one: with its prompts, size, steps and
+guidance.
 
 With a budget of rollouts or forwards, a run ends with the last whole iteration within the budget.
 With a budget of seconds, it runs to max_steps, and its metrics are read at the time when the budget
@@ -20,15 +28,20 @@ from typing import Any, NamedTuple
 
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.planning.hours import forwards_per_rollout
+from hyvideo.settings.config import Config
 from studies.recipes.runs import RUN_FLAGS, Recipe, RecipeRun, RecipeStudy, reject_flags
 from studies.recipes.train_runs import planned
 
 AXES = ("rollouts", "forwards", "seconds")
 # Settings that must be the same for all recipes, so that their metrics can be compared.
 MEASURED = (
-    "pretrained_model_root transformer_version valid_video_csv validation_seed validation_repeats "
-    "validation_steps validation_height validation_width validation_num_frames validation_shift "
-    "validation_sigmas validation_cfg_scale validation_noise reward_model reward_weights"
+    "pretrained_model_root transformer_version reward_model reward_weights validation_sigmas "
+    "validation_noise"
+).split()
+# The same, which recipes take from the first one.
+OF_VALIDATION = (
+    "valid_video_csv validation_seed validation_repeats validation_steps validation_height "
+    "validation_width validation_num_frames validation_shift validation_cfg_scale"
 ).split()
 
 
@@ -55,6 +68,14 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     Raises ValueError for invalid content.
     """
     content = read_yaml(path)
+    if isinstance(content, dict) and "recipes" not in content:
+        configs = {name: {"config": value} for name, value in content.items()}
+        if not configs or not all(isinstance(value, str) for value in content.values()):
+            raise ValueError(
+                f"{path} must have a line NAME: CONFIG.yaml for each recipe, or base: FILE.yaml "
+                "and recipes: {name: {setting: value}}"
+            )
+        content = {"base": next(iter(content.values())), "recipes": configs}
     match content:
         case {"base": str(base), "recipes": dict(recipes), **rest} if (
             recipes and not rest.keys() - {"common"}
@@ -108,8 +129,30 @@ def _flags(settings: dict[str, Any], path: str) -> list[str]:
     return words
 
 
+def measured_settings(config: Config) -> dict[str, Any]:
+    """Return the values in use of `MEASURED` and `OF_VALIDATION`."""
+    sampling = config.validation_sampling
+    resolved = {
+        "validation_num_frames": sampling.frames,
+        "validation_height": sampling.height,
+        "validation_width": sampling.width,
+        "validation_cfg_scale": sampling.guidance_scale,
+        "validation_shift": sampling.shift,
+        "validation_sigmas": sampling.sigmas,
+        "validation_noise": sampling.noise,
+    }
+    settings = config.flat() | resolved
+    return {name: settings[name] for name in (*MEASURED, *OF_VALIDATION)}
+
+
+def _sets(recipe: Recipe, name: str) -> bool:
+    """Return whether a recipe sets a setting itself, not only by its config."""
+    return any(word.partition("=")[0] == f"--{name}" for word in recipe.words)
+
+
 def limit_to_budget(budget: Budget, study: RecipeStudy, recipes: list[Recipe]) -> list[Recipe]:
-    """Return the recipes with the iterations that the budget allows.
+    """Return the recipes with the iterations that the budget allows and the validation of the first
+    recipe.
 
     Raises ValueError if they are not comparable.
     """
@@ -123,19 +166,26 @@ def limit_to_budget(budget: Budget, study: RecipeStudy, recipes: list[Recipe]) -
             run = planned(study, RecipeRun(recipe, 0), trains=False)
         except ValueError as error:
             raise ValueError(f"recipe {recipe.name}: {error}") from error
-        sampling = run.config.validation_sampling
-        resolved = {
-            "validation_cfg_scale": sampling.guidance_scale,
-            "validation_shift": sampling.shift,
-            "validation_sigmas": sampling.sigmas,
-            "validation_noise": sampling.noise,
+        settings = measured_settings(run.config)
+        measured = measured or settings
+        shared = {
+            name: measured[name]
+            for name in OF_VALIDATION
+            if settings[name] != measured[name] and not _sets(recipe, name)
         }
-        settings = run.config.flat() | resolved
-        measured = measured or {name: settings[name] for name in MEASURED}
-        others = [name for name in MEASURED if settings[name] != measured[name]]
+        if shared:
+            recipe = replace(recipe, words=(*recipe.words, *_flags(shared, recipe.name)))
+            run = planned(study, RecipeRun(recipe, 0), trains=False)
+            settings = measured_settings(run.config)
+        others = [
+            f"{name} ({settings[name]}, not {measured[name]})"
+            for name in measured
+            if settings[name] != measured[name]
+        ]
         if others:
             raise ValueError(
-                f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe"
+                f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe, "
+                "so that their metrics can be compared; set it in common"
             )
         each = {"rollouts": 1, "forwards": forwards_per_rollout(run)}.get(budget.axis)
         steps = (

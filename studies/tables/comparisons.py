@@ -8,7 +8,7 @@ recipes have.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -40,10 +40,12 @@ class RecipeComparison:
     setting: str
     seeds: list[int]  # common to both recipes
     differences: dict[str, Interval]
+    confounder: str = ""  # why the differences are not due to the question's methods
+    costs: dict[str, str] = field(default_factory=dict)  # of both recipes in words, by column
 
     def verdict(self, measure: str) -> str:
-        """Return ``higher`` or ``lower`` if the interval excludes 0, else the reason for no
-        verdict.
+        """Return ``higher`` or ``lower`` if the interval excludes 0 and the methods explain it,
+        else the reason for no verdict.
         """
         if not self.seeds:
             return "no common seed: no verdict"
@@ -54,6 +56,8 @@ class RecipeComparison:
             return "not measured"
         if not difference.excludes_zero:
             return "no significant difference"
+        if self.confounder:
+            return "confounded"
         return "higher" if difference.mean > 0 else "lower"
 
 
@@ -71,7 +75,7 @@ def as_markdown(
     comparisons: list[RecipeComparison], columns: Iterable[str], notes: Iterable[str]
 ) -> str:
     """Format a row for each question, with a verdict on each metric, or on the reward only if there
-    are settings.
+    are settings, and the costs that the first comparison has.
     """
     names = [
         name
@@ -79,15 +83,17 @@ def as_markdown(
         if any(name in comparison.differences for comparison in comparisons)
     ]
     has_settings = len(comparisons) > 0 and comparisons[0].setting != ""
-    heads = ["Question", "Seeds", *names]
+    costs = list(comparisons[0].costs) if comparisons else []
+    heads = ["Question", "Seeds", *costs, *names]
     if has_settings:
-        heads = ["Question", "Setting", "Seeds", *names, "Verdict"]
+        heads = ["Question", "Setting", "Seeds", *costs, *names, "Verdict"]
     rows = [heads, ["---"] * len(heads)]
     for comparison in comparisons:
         cells = [comparison.question]
         if has_settings:
             cells.append(comparison.setting)
         cells.append(format_seeds(len(comparison.seeds)))
+        cells += [comparison.costs[name] for name in costs]
         for name in names:
             cell = "-"
             if name in comparison.differences:

@@ -18,7 +18,9 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.cpu, self.stream, self.waits = 0.0, 0.0, 0
-        monkeypatch.setattr(stage_timer, "time", SimpleNamespace(perf_counter=lambda: self.cpu))
+        self.busy = 100.0  # CPU seconds of the process, since it began
+        clocks = SimpleNamespace(perf_counter=lambda: self.cpu, process_time=lambda: self.busy)
+        monkeypatch.setattr(stage_timer, "time", clocks)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace())
         self.allocated = self.peak = 0.0
@@ -36,6 +38,7 @@ class Clock:
 
     def submit(self, *, cpu, stream):
         self.cpu += cpu
+        self.busy += cpu / 2  # the machine is shared
         self.stream = max(self.stream, self.cpu) + stream
 
     def record_event(self, event):
@@ -75,7 +78,7 @@ def test_events_measure_the_stream_and_no_stage_waits_for_it(monkeypatch):
         "perf/mfu/iteration": 0.24,
     }
     assert timer.metrics() == pytest.approx(
-        {"time/update": 5.0, "time/record": 0.0, "time/iteration": 5.0} | rates
+        {"time/update": 5.0, "time/record": 0.0, "time/iteration": 5.0, "time/cpu": 1.5} | rates
     )
 
 

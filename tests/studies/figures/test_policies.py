@@ -55,6 +55,11 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
         "base@6": (Source(), 6.0),
         "run@2.5": (Source(run_folder / "checkpoints/000020"), 2.5),
     }
+    steps = read_policies(["base@4steps", "base@3@2steps"], sampling(4.0))
+    assert {name: (of.guidance_scale, of.steps) for name, (_, of) in steps.items()} == {
+        "base@4steps": (4.0, 4),
+        "base@3@2steps": (3.0, 2),
+    }
 
 
 @pytest.mark.slow
@@ -95,3 +100,5 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
     }
     assert [record["guidance_scale"] for record in records.values()] == [1.0, 2.0, 0.0]
     assert Image.open(out / "policies.png").width > 3 * 5 * 96
+    with Image.open(out / "policies.webp") as moving:
+        assert moving.n_frames > 1 and moving.width > 5 * 128

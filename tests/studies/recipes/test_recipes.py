@@ -15,8 +15,10 @@ import pytest
 
 from hyvideo.data.prompts import read_requests
 from hyvideo.records.metrics_file import read_metrics
+from hyvideo.settings.command_line import load_config
 from hyvideo.validation.validation import conditions_of
 from scripts import compare_recipes
+from studies.recipes.confounders import confounder, describe_differences, differing_settings
 from studies.recipes.recipe_results import (
     COMPARED,
     at_cost,
@@ -24,6 +26,7 @@ from studies.recipes.recipe_results import (
     curve,
     guided_base,
     read_trace,
+    write_verdicts,
 )
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import Recipe, RecipeRun, RecipeStudy
@@ -146,7 +149,7 @@ def test_a_dry_run_writes_nothing_and_a_table_needs_a_finished_run(compare, tmp_
         (FILE.replace("learning_rate: 1e-2", "seed: 3"), "cannot set seed"),
         (
             FILE.replace("learning_rate: 1e-2", "reward_weights: averaged"),
-            "two.updates must have the same reward_weights as",
+            r"two.updates must have the same reward_weights \(averaged, not alignment\)",
         ),
     ],
 )
@@ -210,6 +213,106 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     assert (sage.optimizer.max_steps, guidance.optimizer.max_steps) == (640 // 32, 640 // 8)
 
 
+def test_two_lines_compare_two_configs_in_the_validation_of_the_first(file, tmp_path, tiny_config):
+    """The student is validated with 2 steps by its config, at another interval."""
+    text = "nft: configs/miniature_nft.yaml\nstudent: configs/miniature_student.yaml\n"
+    base, common, recipes = read_recipes(file(text))
+    study = RecipeStudy(base, tmp_path / "out", common)
+    nft, student = (
+        study.config(RecipeRun(recipe, 0))
+        for recipe in limit_to_budget(Budget("forwards", 9_000), study, recipes)
+    )
+    assert (nft.objective.name, student.objective.name) == ("nft", "distill")
+    assert student.rollout.grpo_sampling_steps == 2
+    assert nft.validation_sampling == student.validation_sampling
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("a: 3", "NAME: CONFIG.yaml"),
+        (
+            "recipes: {b: {config: configs/smoke.yaml, validation_steps: 3}}\n",
+            "base: FILE.yaml",
+        ),
+    ],
+)
+def test_a_file_without_configs_is_an_error(file, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_recipes(file(text))
+
+
+def test_a_recipe_with_a_validation_of_its_own_is_not_compared(file, tmp_path, tiny_config):
+    text = "base: configs/miniature.yaml\nrecipes: {a: {}, b: {validation_steps: 3}}\n"
+    base, common, recipes = read_recipes(file(text))
+    study = RecipeStudy(base, tmp_path / "out", common)
+    with pytest.raises(ValueError, match=r"b must have the same validation_steps \(3, not 8\)"):
+        limit_to_budget(Budget("rollouts", 64), study, recipes)
+
+
+def configs_of(**files):
+    return {name: load_config(f"configs/{file}.yaml") for name, file in files.items()}
+
+
+def test_the_settings_in_which_recipes_differ_are_named():
+    sage, nft = configs_of(sage="miniature", nft="miniature_nft").values()
+    differing = differing_settings(sage, nft)
+    assert differing["objective"] == ("grpo", "nft") and differing["eta"] == (0.7, 0)
+    assert differing["nft_levels"] == (None, 4)
+    assert not {"seed", "output_dir", "shift", "validation_interval"} & differing.keys()
+    assert not differing_settings(sage, sage.with_settings(output_dir="x", max_steps=7))
+    words = describe_differences(differing_settings(sage, sage.with_settings(eta=0.5)))
+    assert words == "eta 0.7 and 0.5"
+
+
+def scores_of(**rewards):
+    """Return the scores of recipes with two seeds, whose rewards differ from the mean by 0.001."""
+    return {
+        name: {seed: {"Reward": np.array([mean + 0.001 * seed])} for seed in (0, 1)}
+        for name, mean in rewards.items()
+    }
+
+
+@pytest.mark.parametrize("has_control", [False, True])
+def test_a_guided_anchor_without_a_control_is_no_better_method(tmp_path, tiny_config, has_control):
+    """As in a comparison of miniature_draft and miniature, whose anchor has no guidance."""
+    scores = scores_of(sage=1.6, nft=1.7, draft=1.8)
+    controls = {}
+    if has_control:
+        scores |= scores_of(draft_control=1.74)
+        controls = {"draft": "draft_control"}
+    configs = configs_of(sage="miniature", nft="miniature_nft", draft="miniature_draft")
+    configs["draft_control"] = configs["draft"].with_settings(ignore_rewards=True)
+    costs = {name: {"Forwards": "9,600", "CPU seconds": "122"} for name in scores}
+    costs["draft"] = {"Forwards": "9,984", "CPU seconds": "230"}
+    path = tmp_path / "verdicts.md"
+    write_verdicts(scores, controls, configs, costs, path, baseline="sage")
+    lines = path.read_text().splitlines()
+    rows = {line.split(" | ")[0].strip("| "): line for line in lines if " against " in line[:40]}
+    assert rows["nft against sage"].endswith("+0.100 [+0.100, +0.100]: higher |")
+    verdict = "higher" if has_control else "confounded"
+    assert rows["draft against sage"].endswith(f"+0.200 [+0.200, +0.200]: {verdict} |")
+    assert "| 2 | 9,984, 9,600 | 230, 122 |" in rows["draft against sage"]
+    text = path.read_text()
+    assert ("anchor_cfg_scale 3" in text and "control: true for draft" in text) != has_control
+    # what guidance alone gains, and what the reward adds
+    assert ("draft_control against sage" in rows) == has_control
+    assert ("draft against draft_control" in rows) == has_control
+    assert "- draft against sage: " in text and "anchor_cfg_scale 3.0 and none" in text
+
+
+def test_recipes_that_both_have_a_guided_anchor_are_compared(tiny_config):
+    configs = configs_of(guidance="miniature_guidance", draft="miniature_draft", sage="miniature")
+
+    def reason(*names):
+        return confounder(names, tuple(configs[name] for name in names), set())
+
+    assert not reason("guidance", "draft")
+    assert "only draft" in reason("sage", "draft") and "only draft" in reason("draft", "sage")
+    without = configs["draft"].with_settings(anchor_cfg_scale=1.0)
+    assert not confounder(("sage", "draft"), (configs["sage"], without), set())
+
+
 def trace(seconds, reward):
     values = {"seconds": seconds, "Reward": reward, "True reward": [math.nan] * len(reward)}
     return {name: np.array(value, dtype=float) for name, value in values.items()}
@@ -231,7 +334,9 @@ def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
     assert len(curve([slow], "seconds")) == 3 and len(curve([slow], "seconds", 20)) == 3
 
 
-def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_config):
+@pytest.mark.parametrize("device, seconds", [("cpu", 6), ("NVIDIA H100 80GB HBM3", 8)])
+def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_config, device, seconds):
+    """Two processes; on a CPU, their CPU time counts, not the time that others used it."""
     study, run = (
         RecipeStudy("configs/miniature.yaml", tmp_path, num_gpus=2),
         RecipeRun(Recipe("a", ()), 0),
@@ -240,8 +345,10 @@ def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_confi
     (study.folder(run) / "samples/000000/measures.json").write_text(
         '{"reward": 1.0, "spreads": {}}'
     )
-    (study.folder(run) / "config.yaml").write_text("environment: {processes: 2}\n")
-    line = {"cost/forwards": 36, "time/iteration": 2.0}
+    (study.folder(run) / "config.yaml").write_text(
+        f"environment: {{processes: 2, device: {device}}}\n"
+    )
+    line = {"cost/forwards": 36, "time/iteration": 2.0, "time/cpu": 1.5}
     end = {"validation/reward": 2.0, "validation/unseen/reward": 1.5}
     end |= {f"validation/true/{name}": v for name, v in (("VQ", 1), ("MQ", 3), ("TA", 5))}
     lines = [
@@ -252,7 +359,7 @@ def test_costs_are_cumulative_and_true_rewards_are_weighted(tmp_path, tiny_confi
     (study.folder(run) / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     values = read_trace(study, run)
     assert values["rollouts"].tolist() == [0, 128] and values["forwards"].tolist() == [0, 128 * 36]
-    assert values["seconds"].tolist() == [0, 8] and values["Reward"].tolist() == [1, 2]
+    assert values["seconds"].tolist() == [0, seconds] and values["Reward"].tolist() == [1, 2]
     assert (
         math.isnan(values["Reward, unseen prompts"][0])
         and values["Reward, unseen prompts"][1] == 1.5

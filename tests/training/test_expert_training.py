@@ -314,7 +314,7 @@ def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(
 
     expert, checkpoint = trained
     out = tmp_path / "exported"
-    run_export(monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", out)  # fmt: skip
+    run_export(monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", out)
     stock = WanPipeline.from_pretrained(
         root,
         local_files_only=True,
@@ -349,7 +349,17 @@ def test_the_original_layout_is_read_and_written(trained, root, tmp_path, monkey
     """`high_noise_model/` and `low_noise_model/`, with one file or several."""
     _, checkpoint = trained
     out = tmp_path / "original"
-    run_export(monkeypatch, "--checkpoint_path", checkpoint, "--form", "original", "--dtype", "fp32", "--output_dir", out)  # fmt: skip
+    run_export(
+        monkeypatch,
+        "--checkpoint_path",
+        checkpoint,
+        "--form",
+        "original",
+        "--dtype",
+        "fp32",
+        "--output_dir",
+        out,
+    )
     assert sorted(path.name for path in Path(out).iterdir()) == [
         "high_noise_model",
         "low_noise_model",

@@ -5,10 +5,12 @@ one budget.
     python -m scripts.compare_recipes ... --dry_run                     the runs and their predicted cost
     python -m scripts.compare_recipes ... --only_table                  the table of the finished runs
 
+The file has a line NAME: CONFIG.yaml for each recipe, or base, common and recipes with settings.
 Interrupted runs resume and finished runs are skipped. Writes to --output_dir: cells/, logs/,
 recipes.md, .csv and .tex, verdicts.md (each recipe against the first and against its control,
-paired by seed), curves over rollouts, forward passes and seconds, and pareto.png. A verdict needs
-at least two seeds; use five or more. The exit code is 1 if a run failed.
+paired by seed, with costs and the settings in which they differ), curves over rollouts, forward
+passes and seconds, and pareto.png. A verdict needs at least two seeds; use five or more. It is
+refused if only one recipe has a guided anchor and no control. The exit code is 1 if a run failed.
 """
 
 import sys
@@ -22,7 +24,9 @@ from studies.tables.study_command import plan_and_train, study_parser
 @exit_on_error("compare_recipes.py")
 def main() -> int:
     parser = study_parser(__doc__, out="outputs/recipes", makes="table")
-    parser.add_argument("recipes", help="YAML file with base, common and recipes")
+    parser.add_argument(
+        "recipes", help="YAML file: NAME: CONFIG.yaml for each recipe, or base, common and recipes"
+    )
     parser.add_argument("--seeds", type=int, default=5, help="number of training seeds")
     parser.add_argument("--first_seed", type=int, default=0, help="first training seed")
     parser.add_argument(

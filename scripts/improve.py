@@ -12,10 +12,11 @@ valid_video_csv. docs/improve.md has results and costs.
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error, truth
+from hyvideo.data.cli import Parser, exit_on_error, exit_on_interrupt, truth
 from hyvideo.settings.command_line import parse
 
 
+@exit_on_interrupt("improve.py")
 def main(argv: list[str] | None = None) -> int:
     parser = Parser(__doc__, usage="improve.py --config FILE.yaml --prompts_csv FILE.csv [flags]")
     parser.add_argument("--rounds", type=int, default=1, help="sample, score and train this often")

@@ -14,7 +14,7 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error, truth
+from hyvideo.data.cli import Parser, exit_on_error, exit_on_interrupt, truth
 from hyvideo.data.files import find_path
 from hyvideo.data.text import quote
 from hyvideo.generation import flags as generation
@@ -117,6 +117,7 @@ def read_arguments() -> tuple[argparse.Namespace, list[str]]:
     return options, flags
 
 
+@exit_on_interrupt("rate.py")
 def main() -> int:
     options, flags = read_arguments()
     with exit_on_error("rate.py", (ValueError, OSError, OverflowError, sqlite3.Error)):

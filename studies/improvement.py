@@ -19,6 +19,7 @@ from hyvideo.records.run_files import write_json
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import SFTSettings
 from hyvideo.settings.rules import check
+from studies.preference.keeping import Keeping
 from studies.steps import changed, run
 
 SETTINGS = "settings.yaml"
@@ -76,10 +77,22 @@ def improve(plan: ImprovementPlan, folder: Path, num_gpus: int) -> int:
             if code:
                 print(f"the step failed with exit code {code}; the same command continues here")
                 return code
+            if step == "rate":
+                require_answers(folder / f"round{number}" / "rated" / VIDEOS_FILE)
     print(
         f"\nThe report of the last round: {folder / f'round{plan.rounds}' / 'run' / 'report.html'}"
     )
     return 0
+
+
+def require_answers(path: Path) -> None:
+    """Raise ValueError if a person has not answered for all videos of a CSV file."""
+    kept = Keeping(path)
+    if kept.num_unanswered:
+        raise ValueError(
+            f"{kept.num_unanswered} of {len(kept.answers)} videos are not answered in {path}; the "
+            "same command shows them again"
+        )
 
 
 def require_same_plan(plan: ImprovementPlan, folder: Path) -> None:

@@ -11,14 +11,23 @@ from hyvideo.data.files import ROOT, read_json
 
 
 def run(command: Sequence[object]) -> int:
-    """Run a command in the project's folder and return its exit code."""
+    """Run a command in the project's folder and return its exit code.
+
+    Ctrl-C and signals end the command by SIGTERM, after which it may save its work; a second Ctrl-C
+    kills it.
+    """
     with exit_on_signals():
-        process = subprocess.Popen(list(map(str, command)), cwd=ROOT)
+        # In a process group of its own, so that Ctrl-C in a terminal reaches only this program.
+        process = subprocess.Popen(list(map(str, command)), cwd=ROOT, process_group=0)
         try:
             return process.wait()
         except BaseException:
             process.terminate()
-            process.wait()
+            try:
+                process.wait()
+            except KeyboardInterrupt:
+                process.kill()
+                process.wait()
             raise
 
 

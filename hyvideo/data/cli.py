@@ -125,6 +125,18 @@ def exit_on_error(
 
 
 @contextmanager
+def exit_on_interrupt(program: str) -> Iterator[None]:
+    """Context manager or decorator that turns Ctrl-C into one message and exit code 130, for a
+    program that continues where it stopped.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted; the same command continues", file=sys.stderr)
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+@contextmanager
 def exit_on_signals() -> Iterator[None]:
     """Context manager in which SIGTERM and SIGHUP raise SystemExit, so that ``finally`` blocks end
     the processes that the program has started.

@@ -21,7 +21,7 @@ _STEPS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """Optimizer for matrices; dimensions after the first are flattened.
+    """Optimizer for matrices; dimensions after the first are flattened, and count as columns.
 
     Newton-Schulz steps compute in ``dtype``.
     """

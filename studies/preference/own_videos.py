@@ -7,7 +7,6 @@ import shlex
 import sys
 import threading
 import webbrowser
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from secrets import token_urlsafe
@@ -141,7 +140,7 @@ def videos_of(plan: RatingPlan, folder: Path) -> Path:
 
 
 def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
-    """Show pairs until all are rated or Ctrl-C is pressed; each answer writes pairs.csv."""
+    """Show pairs until all are rated; each answer writes pairs.csv."""
     if not (folder / rating.VIDEOS).is_dir():  # written last
         methods = two_sides(videos_of(plan, folder), plan.requests)
         make_study(
@@ -165,11 +164,13 @@ def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
             server.should_exit = True
 
     server = make_server(rating.create_app(study, after_answer))
-    if num_unrated(study):
-        pages = {rater["name"]: token for token, rater in study.raters.items()}
-        serve(server, pages, address)
-    print(pairs_summary(study, write_pairs(study, key)))
-    print(next_command(plan, folder, "dpo"))
+    pages = {rater["name"]: token for token, rater in study.raters.items()}
+    try:
+        if num_unrated(study):
+            serve(server, pages, address)
+    finally:  # also after Ctrl-C
+        print(pairs_summary(study, write_pairs(study, key)))
+        print(next_command(plan, folder, "dpo"))
 
 
 def write_pairs(study: rating.Study, key: dict) -> Counted:
@@ -209,9 +210,7 @@ def pairs_summary(study: rating.Study, counted: Counted) -> str:
 
 
 def rate_single(plan: RatingPlan, folder: Path, address: Address) -> None:
-    """Show single videos until the person finishes or presses Ctrl-C; each answer writes
-    videos.csv.
-    """
+    """Show single videos until the person finishes; each answer writes videos.csv."""
     path = folder / VIDEOS_FILE
     if not path.is_file():
         clips = find_clips(videos_of(plan, folder), plan.requests)
@@ -225,22 +224,24 @@ def rate_single(plan: RatingPlan, folder: Path, address: Address) -> None:
 
     token = token_urlsafe(16)
     server = make_server(keeping.create_app(kept, token, end))
-    if kept.num_unanswered:
-        serve(server, {"page": token}, address)
-    print(
-        f"\n{kept.answers.count(True)} of {len(kept.answers)} videos are kept in {path}; not "
-        f"answered yet: {kept.num_unanswered}"
-    )
-    print(next_command(plan, folder, "sft"))
+    try:
+        if kept.num_unanswered:
+            serve(server, {"page": token}, address)
+    finally:  # also after Ctrl-C
+        print(
+            f"\n{kept.answers.count(True)} of {len(kept.answers)} videos are kept in {path}; not "
+            f"answered yet: {kept.num_unanswered}"
+        )
+        print(next_command(plan, folder, "sft"))
 
 
 def serve(server: uvicorn.Server, pages: dict[str, str], address: Address) -> None:
-    """Serve pages, by who opens them and their token, until the server is told to end or Ctrl-C is
-    pressed.
+    """Serve pages, by who opens them and their token, until the server is told to end. Raises
+    KeyboardInterrupt after Ctrl-C.
     """
     server.config.timeout_graceful_shutdown = STOP
     listener, url = listen(address.host, address.port)
-    with suppress(KeyboardInterrupt), listener:
+    with listener:
         for name, token in pages.items():
             print(f"{name} {url}/{token}/", flush=True)
         print("Ctrl-C ends the program; the same command continues.", flush=True)

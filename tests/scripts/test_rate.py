@@ -74,7 +74,7 @@ def test_each_answer_is_written_and_the_folder_alone_continues(videos, serve, tm
     assert rating.outcome == 0 and rating.request.prompt == state["pairs"][0]["prompt"]
     process.send_signal(signal.SIGINT)
     output = process.communicate(timeout=60)[0]
-    assert process.returncode == 0 and "not rated yet: 1" in output
+    assert process.returncode == 130 and "not rated yet: 1" in output
     assert f"--objective dpo --pairs_csv {tmp_path}/study\n" in output
 
     process, link = serve()
@@ -108,6 +108,7 @@ def test_single_videos_are_kept_dropped_and_answered_again(videos, serve, tmp_pa
     assert [row["keep"] for row in rows(path)] == ["0", "0", "", ""]
     process.send_signal(signal.SIGINT)
     assert "not answered yet: 2" in process.communicate(timeout=60)[0]
+    assert process.returncode == 130
 
     process, link = serve("--keep", "true", "--videos", videos)
     assert [video["keep"] for video in state_of(link)] == [False, False, None, None]

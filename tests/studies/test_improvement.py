@@ -3,16 +3,17 @@
 import pytest
 
 from hyvideo.settings.command_line import load_config
-from studies.improvement import plan_of, require_same_plan, steps_of
+from studies import improvement
+from studies.improvement import improve, plan_of, require_same_plan, steps_of
 from tests.forked import ROOT
 
 CONFIG = ROOT / "configs/miniature_sft.yaml"
 PROMPTS = str(ROOT / "assets/miniature/prompts/train.csv")
 
 
-def plan(num_gpus=1, rounds=2, **changes):
+def plan(num_gpus=1, rounds=2, rate=False, **changes):
     config = load_config(CONFIG, prompts_csv=[PROMPTS], **changes)
-    return plan_of(config, rounds, 4, 3.0, num_gpus=num_gpus, rate=False)
+    return plan_of(config, rounds, 4, 3.0, num_gpus=num_gpus, rate=rate)
 
 
 def value(command, flag):
@@ -58,3 +59,27 @@ def test_a_folder_with_videos_of_another_command_is_refused_but_more_rounds_cont
     require_same_plan(plan(rounds=3), tmp_path / "new")
     with pytest.raises(ValueError, match="learning_rate"):
         require_same_plan(plan(learning_rate=1e-3), tmp_path / "new")
+
+
+def test_videos_without_an_answer_are_counted_and_not_trained_on(tmp_path, monkeypatch):
+    table = tmp_path / "round1/rated/videos.csv"
+    answers = ["1", "", ""]
+    commands = []
+
+    def run(command):
+        commands.append(list(map(str, command)))
+        if "scripts.rate" in commands[-1]:
+            table.parent.mkdir(parents=True, exist_ok=True)
+            rows = [f"a red circle,{number}.mp4,{keep}" for number, keep in enumerate(answers)]
+            table.write_text("\n".join(["prompt,video,keep", *rows]))
+            for number in range(len(answers)):
+                (table.parent / f"{number}.mp4").touch()
+        return 0
+
+    monkeypatch.setattr(improvement, "run", run)
+    with pytest.raises(ValueError, match=r"2 of 3 videos .*the same command"):
+        improve(plan(rounds=1, rate=True), tmp_path, 1)
+    assert not any("post_train.py" in word for command in commands for word in command)
+    answers[1:] = "00"
+    assert improve(plan(rounds=1, rate=True), tmp_path, 1) == 0
+    assert any("post_train.py" in word for word in commands[-1])

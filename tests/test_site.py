@@ -1,0 +1,104 @@
+"""The site of the pages: it is built without a warning, and works in a browser and on a phone."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from tests.chromium import start_chromium
+from tests.forked import ROOT
+from tests.test_docs import TEXTS
+
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the built site. Dead links, dead anchors and pages outside the navigation end
+    the build with an error.
+    """
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def address(site):
+    """The address of a server of the site."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.system
+def test_every_page_is_in_the_site(site):
+    first, index = "index.html", "all_pages.html"  # README.md, docs/README.md
+    for name in TEXTS.keys() - {"README.md", "docs/README.md"}:
+        assert (site / name.removeprefix("docs/")).with_suffix(".html").is_file()
+    assert "Try it" in (site / first).read_text(encoding="utf-8")
+    assert "Quickstart" in (site / index).read_text(encoding="utf-8")
+
+
+@pytest.mark.system
+def test_a_page_shows_the_meaning_of_a_term_once_and_not_in_a_heading(site):
+    page = (site / "methods.html").read_text(encoding="utf-8")
+    meaning = re.search(r"\*\*rollout\*\* \| (.*?) \|", TEXTS["docs/glossary.md"])[1]
+    assert page.count(f'<abbr title="{meaning}">') == 1
+    assert not re.search(r"<h\d[^>]*>[^\n]*<abbr", page)
+    assert "<abbr" not in (site / "glossary.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.system
+def test_the_python_interface_has_signatures_and_shapes(site):
+    page = (site / "api.html").read_text(encoding="utf-8")
+    named = re.findall(r"`(hyvideo[\w.]+)`", TEXTS["docs/api.md"])
+    objects = [name for name in named if f"[`{name}`]" in TEXTS["docs/api.md"]]
+    assert len(objects) > 10
+    assert not [name for name in objects if f'id="{name}"' not in page]
+    for text in ("log_prob_grad_norms", "group_size", "Shape of each video"):
+        assert text in page
+
+
+@pytest.mark.system
+def test_pages_fit_a_phone_and_can_be_searched(site, address):
+    pages = [path.name for path in sorted(site.glob("*.html"))]
+    with start_chromium() as browser:
+        page = browser.new_page(viewport=PHONE, is_mobile=True)
+        page.route("**/workers/search*", lambda route: route.abort())  # not searched here
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        for name in pages:
+            page.goto(f"{address}/{name}")
+            width = page.evaluate("document.documentElement.scrollWidth")
+            broken = page.evaluate(
+                "[...document.images].filter(i => !i.naturalWidth).map(i => i.src)"
+            )
+            assert (width, broken) == (PHONE["width"], []), name
+        assert not [url for url in asked if not url.startswith(address)]  # of other servers
+        page = browser.new_page()
+        page.goto(f"{address}/index.html")
+        page.locator(".md-search__input").fill("vbench")
+        first = page.locator(".md-search-result__link").first
+        first.wait_for()
+        assert "benchmarks.html" in first.get_attribute("href")

@@ -115,15 +115,17 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     assert (
         out / "recipes.md"
     ).read_text() in output.out and "| two.updates against one_update | 2 |" in output.out
-    gain = float(row["Reward"]) - float(rows["one_update"]["Reward"])
-    assert (
-        f"| two.updates against one_update | 2 | {gain:+.3f} [" in (out / "verdicts.md").read_text()
-    )
-    gain = float(row["Reward"]) - float(rows["two.updates_control"]["Reward"])
-    assert (
-        f"| two.updates against two.updates_control | 2 | {gain:+.3f} ["
-        in (out / "verdicts.md").read_text()
-    )
+    verdicts = {
+        line.split(" | ")[0].strip("| "): line.split(" | ")[1:]
+        for line in (out / "verdicts.md").read_text().splitlines()
+    }
+    for other in ("one_update", "two.updates_control"):
+        seeds, forwards, seconds, reward, *_ = verdicts[f"two.updates against {other}"]
+        gain = float(row["Reward"]) - float(rows[other]["Reward"])
+        assert seeds == "2" and reward.startswith(f"{gain:+.3f} [")
+        assert forwards == f"{float(row['Forwards']):,.0f}, {float(rows[other]['Forwards']):,.0f}"
+        assert seconds == f"{row['CPU seconds']}, {rows[other]['CPU seconds']}"
+    assert all(each["time/cpu"] > 0 for each in line)
     assert "two.updates_control against" not in (out / "verdicts.md").read_text()
     for name in ("curves_rollouts", "curves_forwards", "curves_seconds", "pareto"):
         assert (out / f"{name}.png").stat().st_size > 10_000

@@ -55,8 +55,10 @@ def web_videos(vae: nn.Module, seed: int, *, number: int, from_middle: bool = Fa
 
 def caption_texts(root: Path, vae: nn.Module) -> list[Tensor]:
     """Return the encoded captions, followed by the empty prompt, by the text encoder in ``root``."""
-    encode = next(part for part in family_of(vae).parts if part.kind == "text").load(root, vae=vae)
-    return [encoded["states"] for encoded in encode([*world.CAPTIONS, ""])]
+    encode = next(part for part in family_of(vae).parts if part.kind == "text").load(
+        root, transformer={}, vae=vae
+    )
+    return [encoded["states"] for encoded in encode([*world.CAPTIONS, ""], (0, 0, 0))]
 
 
 def train_policy(

@@ -28,7 +28,8 @@ class Miniature:
             ROOT, transformer={}, vae=self.vae
         )
         self.conditions = {
-            text: Condition(part["states"]) for text, part in zip(CAPTIONS, encode(CAPTIONS, (0, 0, 0)))
+            text: Condition(part["states"])
+            for text, part in zip(CAPTIONS, encode(CAPTIONS, (0, 0, 0)))
         }
         self.scorers = LearnedMiniatureScorer(ROOT), MiniatureScorer(ROOT)
 

@@ -32,7 +32,7 @@ def objective_problems(config: Config) -> Problems:
     if objective.reward_weight:
         yield from reward_gradient_problems(objective, config.reward)
     if isinstance(objective, GivenVideosSettings):
-        yield from guidance_problems(objective, rollout)
+        yield from guidance_problems(config)
     if isinstance(objective, DPOSettings):
         yield from pair_problems(objective, rollout, config.rows_per_pass)
     if objective.group_size not in (0, rollout.num_generations):
@@ -45,7 +45,7 @@ def objective_problems(config: Config) -> Problems:
             "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves "
             "nothing to train on; set kl_weight and a strategy"
         )
-    yield from anchor_problems(objective, rollout, version)
+    yield from anchor_problems(objective, config.policy_cfg_scale, version)
     if version.boundary is not None:
         yield from expert_problems(config, version.boundary)
 
@@ -207,9 +207,14 @@ def reward_gradient_problems(objective: ObjectiveSettings, reward: RewardSetting
             )
 
 
-def guidance_problems(objective: ObjectiveSettings, rollout: RolloutSettings) -> Problems:
+def guidance_problems(config: Config) -> Problems:
     """Yield guidance with which given videos cannot be trained on."""
-    guided = {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": objective.anchor_cfg_scale or 1}
+    objective = config.objective
+    own = "low_noise_cfg_scale" if config.trained_expert == "low" else "cfg_scale"
+    guided = {
+        own: config.policy_cfg_scale,
+        "anchor_cfg_scale": objective.anchor_cfg_scale or 1,
+    }
     for setting, scale in guided.items():
         if scale > 1:
             yield (
@@ -250,7 +255,7 @@ def teacher_problems(rollout: RolloutSettings) -> Problems:
 
 
 def anchor_problems(
-    objective: ObjectiveSettings, rollout: RolloutSettings, version: Version
+    objective: ObjectiveSettings, policy_cfg_scale: float, version: Version
 ) -> Problems:
     """Yield coefficients and anchors that contradict each other."""
     strategy = objective.strategy
@@ -273,7 +278,7 @@ def anchor_problems(
         "anchor_path": bool(objective.anchor_path),
         "anchor_cfg_scale": objective.anchor_moves
         and objective.anchor_cfg_scale is not None
-        and max(1.0, scale) != max(1.0, rollout.cfg_scale),
+        and max(1.0, scale) != max(1.0, policy_cfg_scale),
     }
     for setting, is_given in needs_fixed.items():
         if is_given and not strategy.endswith("fixed"):

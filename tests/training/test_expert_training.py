@@ -95,6 +95,30 @@ def test_one_expert_is_trained_and_its_partner_stays_frozen(config, mesh, settin
 
 
 @pytest.mark.parametrize("expert", ["high", "low"])
+def test_the_on_policy_check_of_nft_replays_a_step_of_the_policy(config, mesh, expert):
+    """A disturbed policy fails the check, which a replay of its partner's step would not see."""
+    nft = {"objective": "nft", "nft_levels": 2, "gate_interval": 1, "eta": 0.0}
+    config = config.with_settings(**nft, expert=expert, random_weights=True)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    objective = trainer.run.objective
+    trainer.iteration = 1
+    trainer.run_iteration()
+    collected = {}
+    original = objective.prepare
+
+    def prepare(rollouts):
+        collected["rollouts"] = rollouts
+        return original(rollouts)
+
+    objective.prepare = prepare
+    trainer.iteration = 2
+    trainer.run_iteration()
+    with torch.no_grad():
+        distance = objective._replay_distance(collected["rollouts"], 0).item()
+    assert distance > 0  # the updates of this iteration have changed the policy
+
+
+@pytest.mark.parametrize("expert", ["high", "low"])
 def test_levels_are_drawn_in_the_interval_of_the_expert_one_from_each_part(config, mesh, expert):
     config = config.with_settings(objective="nft", nft_levels=4, expert=expert)
     trainer, _ = iterations(config, mesh)

@@ -16,18 +16,43 @@ from hyvideo.models.lora import expert_of, pairs_of, read_lora
 from hyvideo.models.wan import tiny
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 from scripts import export
+from tests.distributed.launch import launch
 from tests.models.wan.test_lora import lightx2v_file
 from tests.pipelines.test_wan_parity import relative_difference
 from tests.test_trainer import CPU, Redness
+from tests.tiny_checkpoint import write_image
 
 PROMPTS = ["a red car turns left", "a car turns"]
 VERSION = "wan2.2_t2v_a14b"
 BOUNDARY = 0.875
 STEPS = 4  # two of each expert at shift 5
+SETTINGS = {
+    "transformer_version": VERSION,
+    "random_weights": False,
+    "encoder_dtype": "fp32",
+    "height": 32,
+    "width": 32,
+    "shift": 5.0,
+    "grpo_sampling_steps": STEPS,
+    "sde_type": "cps",
+    "eta": 0.9,
+    "sde_window": "fixed:0:2",
+    "cfg_scale": 2.0,
+    "low_noise_cfg_scale": 1.5,
+    "mini_batch_size_per_update": 4,
+    "reward_model": ["test"],
+    "lora_rank": 2,
+    "learning_rate": 1e-3,
+    "kl_strategy": "fixed",
+    "kl_weight": 0.1,
+    "num_threads": 1,
+}
+MODULE = "tests.training.test_expert_training"
 
 
 @pytest.fixture(scope="module")
@@ -42,27 +67,7 @@ def config(tiny_config, root, tmp_path):
     csv = tmp_path / "prompts.csv"
     csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
     return tiny_config.with_settings(
-        pretrained_model_root=str(root),
-        prompts_csv=str(csv),
-        transformer_version=VERSION,
-        random_weights=False,
-        encoder_dtype="fp32",
-        height=32,
-        width=32,
-        shift=5.0,
-        grpo_sampling_steps=STEPS,
-        sde_type="cps",
-        eta=0.9,
-        sde_window="fixed:0:2",
-        cfg_scale=2.0,
-        low_noise_cfg_scale=1.5,
-        mini_batch_size_per_update=4,
-        reward_model=["test"],
-        lora_rank=2,
-        learning_rate=1e-3,
-        kl_strategy="fixed",
-        kl_weight=0.1,
-        num_threads=1,
+        **SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv)
     )
 
 
@@ -171,6 +176,31 @@ def test_objectives_on_the_whole_path_and_reward_gradients_of_early_steps_are_re
         check(config.with_settings(objective="draft", kl_weight=0.0))
 
 
+def test_image_to_video_trains_with_the_first_frame_of_each_prompt(config, mesh, tmp_path):
+    root = tmp_path / "i2v"
+    tiny.write(root, "wan2.2_i2v_a14b", num_heads=2, prompts=PROMPTS)
+    image = write_image(tmp_path / "image.png")
+    csv = tmp_path / "images.csv"
+    csv.write_text("prompt,ref_image_path\n" + "".join(f"{text},{image}\n" for text in PROMPTS))
+    config = config.with_settings(
+        pretrained_model_root=str(root),
+        transformer_version="wan2.2_i2v_a14b",
+        prompts_csv=str(csv),
+        precompute_conditions=True,
+    )
+    trainer, (metrics,) = iterations(config, mesh)
+    assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
+    # frames of the whole given video, not only the first one
+    condition = trainer.run.encoder(
+        [Request(PROMPTS[0], str(image))], config.sampling.size
+    ).samples[0]
+    shape = trainer.run.pipeline.latent_shape(*config.sampling.size)
+    assert condition.image.latents.shape == shape
+    without = config.with_settings(prompts_csv=str(tmp_path / "prompts.csv"))
+    with pytest.raises(ValueError, match="image"):
+        Trainer(without, mesh, CPU, scorers={"test": Redness()})
+
+
 # --- places of the partner ------------------------------------------------------------------------
 
 
@@ -211,6 +241,39 @@ def test_a_partner_in_fp8_has_rounded_matrices_and_other_videos(config, mesh):
 def test_places_that_exclude_each_other_are_refused(config, settings, named):
     with pytest.raises(ValueError, match=named):
         check(config.with_settings(**settings), 2 if "enable_fsdp" in settings else 1)
+
+
+def train(root, csv, folder, settings):
+    """Return the metrics of two iterations on this rank."""
+    from hyvideo.distributed import mesh as ranks
+
+    common = SETTINGS | {
+        "pretrained_model_root": root,
+        "prompts_csv": csv,
+        "output_dir": folder,
+        "valid_video_csv": "",
+        "num_updates_per_rollout": 1,
+        "log_video_interval": 0,
+        "adam_epsilon": 1e-2,
+    }
+    config = load_config("configs/smoke.yaml", **common | settings)
+    mesh = ranks.start(config.distributed.sp_size, CPU)
+    _, metrics = iterations(config, mesh, 2)
+    names = ("reward/mean", "loss/total", "grad/norm", "policy/log_prob")
+    return [{name: line[name] for name in names} for line in metrics]
+
+
+@pytest.mark.system
+def test_a_sharded_partner_gives_the_rewards_and_gradients_of_one_process(root, tmp_path):
+    (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    run = str(root), str(tmp_path / "prompts.csv")
+    (expected,) = launch(f"{MODULE}:train", 1, *run, str(tmp_path / "one"), {"batch_size": 8})
+    settings = {"batch_size": 4, "enable_fsdp": True}
+    for lines in launch(f"{MODULE}:train", 2, *run, str(tmp_path / "two"), settings):
+        for line, single in zip(lines, expected):
+            assert line == {
+                key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()
+            }
 
 
 # --- resuming -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Export a trained policy as a diffusers model, in the original layout, or as LoRA files.
+"""Export a trained model as a diffusers model, in the original layout, or as LoRA files.
 
     python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --output_dir outputs/exported
     python -m scripts.export --checkpoint_path ... --form original --output_dir ckpts/transformer/480p_t2v_sage

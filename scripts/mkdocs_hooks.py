@@ -58,12 +58,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Keep the first tooltip of each term on the page, and none in headings."""
+    """Keep the first tooltip of each term on the page, and none in headings and in words such as
+    SAGE-GRPO.
+    """
     seen = set()
 
     def first(match: re.Match) -> str:
         if match["heading"]:
             return TOOLTIP.sub(r"\g<text>", match[0])
+        if html[: match.start()].endswith("-"):
+            return match["text"]
         is_new = match["meaning"] not in seen
         seen.add(match["meaning"])
         return match[0] if is_new else match["text"]

@@ -3,9 +3,9 @@
     python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
     python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml
     python -m scripts.preference_study serve study
-    python -m scripts.preference_study analyse study
+    python -m scripts.preference_study analyze study
 
-Add --static FOLDER to serve for pages that need no server, and --answers FILE ... to analyse for
+Add --static FOLDER to serve for pages that need no server, and --answers FILE ... to analyze for
 the answers from such pages.
 """
 
@@ -125,30 +125,32 @@ def main() -> None:
     serving.add_argument(
         "--static", type=Path, help="write a page per rater to this folder instead"
     )
-    analysing = commands.add_parser("analyse", help="write table3, analysis and pairs.csv")
-    analysing.add_argument(
+    analyzing = commands.add_parser(
+        "analyze", aliases=["analyse"], help="write table3, analysis and pairs.csv"
+    )
+    analyzing.add_argument(
         "--answers", type=Path, nargs="+", default=[], help="files from raters of static pages"
     )
-    analysing.add_argument(
+    analyzing.add_argument(
         "--most_failed", type=float, default=0.5, help="share of checks that a rater may fail"
     )
-    analysing.add_argument(
+    analyzing.add_argument(
         "--exclude", nargs="+", default=[], metavar="RATER", help="names of raters to leave out"
     )
-    for command in (making, serving, analysing):
+    for command in (making, serving, analyzing):
         command.add_argument("study", type=Path, help="folder of the study")
     options, flags = parser.parse_known_args()
     if options.command == "make":
         return make(options, flags)
     options = parser.parse_args()
     study = Study(options.study)
-    if options.command == "analyse":
-        from studies.preference.analysis import analyse
+    if options.command in ("analyze", "analyse"):
+        from studies.preference.analysis import analyze
 
         for path in options.answers:
             with exit_on_error(f"preference_study.py: {path}"):
                 study.add(read_text(path).encode())
-        print(analyse(study, options.most_failed, options.exclude))
+        print(analyze(study, options.most_failed, options.exclude))
         return
     study.require_videos()
     if options.static:

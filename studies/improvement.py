@@ -12,6 +12,7 @@ import yaml
 
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import ROOT, make_folder
+from hyvideo.data.prompts import read_requests
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults
@@ -46,8 +47,8 @@ def plan_of(
     num_gpus: int,
     rate: bool,
 ) -> ImprovementPlan:
-    """Return the plan of a command. Raises ValueError for settings that cannot run on this number
-    of processes.
+    """Return the plan of a command. Raises ValueError for prompts that cannot be read, and settings
+    that cannot run on this number of processes.
     """
     if not isinstance(config.objective, SFTSettings):
         raise ValueError(
@@ -56,6 +57,7 @@ def plan_of(
         )
     if not config.data.prompts_csv:
         raise ValueError("scripts.improve needs --prompts_csv, the prompts to sample, got none")
+    read_requests(*config.data.prompts_csv)
     check(config, num_gpus, on_this_machine=False)
     if guidance_scale is None:
         guidance_scale = version_defaults(config.model.transformer_version).guidance_scale

@@ -1,12 +1,10 @@
 """Chromium for the tests that open a page: one on PATH, or playwright's own."""
 
-import shutil
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+from studies.figures.screenshots import chromium_of
 
 
 @contextmanager
@@ -17,9 +15,10 @@ def start_chromium():
     """
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as running:
-        path = next(filter(None, map(shutil.which, NAMES)), running.chromium.executable_path)
-        if not Path(path).is_file():
-            pytest.skip("needs Chromium: apt-get install chromium, or playwright install chromium")
+        try:
+            path = chromium_of(running)
+        except ValueError as problem:
+            pytest.skip(str(problem))
         browser = running.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -51,7 +51,7 @@ def benchmark(work, repeats=7):
 
 @pytest.mark.slow
 def test_our_transformer_is_faster_than_diffusers():
-    """Prints the numbers of docs/cost.md, for 2,000 video tokens and 200 text tokens."""
+    """Prints both ratios, for 2,000 video tokens and 200 text tokens."""
     for stage, difference, ratio in benchmark(Workload(CPU, torch.float32, SMALL, (5, 20, 20))):
         print(
             f"{stage}: {ratio:.3g} of diffusers' seconds, largest relative difference "

@@ -127,7 +127,22 @@ def test_a_version_sets_its_default_settings(make, tmp_path):
     video, fps = read_video(tmp_path / "videos" / "0000.mp4")
     assert len(video) == 5 and fps == 24
     assert (settings["height"], settings["width"]) == (32, 48)
-    assert "1 mp4 in" in output.out and "%|" not in output.err, "a progress bar in a log"
+    assert "1 mp4 in" in output.out and "by 480p_t2v" in output.out
+    assert "%|" not in output.err, "a progress bar in a log"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "is_known"), [("a cat", False), ("a red circle moves up", True)]
+)
+def test_the_miniature_names_a_prompt_that_it_does_not_know(
+    prompt, is_known, tmp_path, monkeypatch, capsys
+):
+    flags = ["--prompt", prompt, "--num_inference_steps", "1", "--output_path", str(tmp_path / "v")]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["generate.py", "--config", "configs/miniature.yaml", *flags])
+    assert generate.main() == 0
+    output = capsys.readouterr()
+    assert "by miniature" in output.out and (f"got {prompt!r}" in output.err) != is_known
 
 
 def test_an_image_selects_the_image_to_video_version_and_changes_the_video(

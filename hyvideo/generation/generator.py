@@ -229,8 +229,9 @@ class Generator:
         if self.mesh.is_main:
             each = (time.perf_counter() - loaded) / len(videos)
             print(
-                f"{len(videos)} mp4 in {folder}: {each:.2f} s each after {loaded - start:.1f} s of "
-                f"loading, {peak_memory_gib(self.device):.2f} GiB peak memory"
+                f"{len(videos)} mp4 in {folder} by {self.config.model.transformer_version}: "
+                f"{each:.2f} s each after {loaded - start:.1f} s of loading, "
+                f"{peak_memory_gib(self.device):.2f} GiB peak memory"
             )
         return problems
 

@@ -14,6 +14,7 @@ from hyvideo.generation import generation
 from hyvideo.generation.flags import CACHING, SPEED
 from hyvideo.generation.generation import Source, resolve_sampling
 from hyvideo.generation.generator import GenerationSettings, Generator
+from hyvideo.miniature.world import labels_of
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.step_cache import StepCaching
 from hyvideo.models.versions import FAMILIES, version_defaults
@@ -51,6 +52,8 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     if options.rewritten_csv:
         rewriter.write(requests, options.rewritten_csv)
         return []
+    if model.transformer_version.startswith("miniature") and processes.rank() == 0:
+        print_unknown_words([request.prompt for request in requests])
     sizes = {request: size_of(options, settings, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
@@ -71,6 +74,14 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     ranks.stop()
     write_page(options, folder, videos)
     return problems
+
+
+def print_unknown_words(prompts: list[str]) -> None:
+    """Print that the miniature does not know the words of a prompt; its video is made anyway."""
+    try:
+        labels_of(prompts)
+    except ValueError as error:
+        print(f"a video does not show its prompt: {error}", file=sys.stderr)
 
 
 def sampling_of(options: argparse.Namespace, has_images: bool) -> tuple[Config, Sampling]:

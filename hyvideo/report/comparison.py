@@ -5,7 +5,7 @@ A folder is recognized by its files, and may be of several kinds:
     config.yaml             output_dir of a run
     scores.json             evaluation by scripts.evaluate, for example of the guided base model
     benchmarks.json         results of benchmarks, read back by scripts.benchmark_videos
-    analysis.json           preference study, analysed by scripts.preference_study
+    analysis.json           preference study, analyzed by scripts.preference_study
     mp4 and JSON files      videos of generate.py or scripts.compare_policies
 
 Any other folder stands for the runs below it.

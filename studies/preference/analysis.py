@@ -146,7 +146,7 @@ def scores_of(folder: Path) -> dict[str, dict]:
             except (ValueError, LookupError, TypeError) as error:
                 raise ValueError(
                     f"{path} must be a list of videos with scores ({error!r}); restore it, or "
-                    "delete it to analyse the study without the scores"
+                    "delete it to analyze the study without the scores"
                 ) from error
     return {}
 
@@ -290,7 +290,7 @@ def count(
     return Counted(given, checks, left_out, answers)
 
 
-def analyse(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> str:
+def analyze(study: Study, most_failed: float, exclude: Sequence[str] = ()) -> str:
     """Write table3, pairs.csv and the analysis, without the raters ``exclude``; return its text.
 
     Raises ValueError for an unknown rater, and if no answers remain.

@@ -61,7 +61,7 @@ def test_methods_are_folders_or_policies_whose_videos_are_generated(call, tmp_pa
     code, output = call(*make, *flags)
     old = f"'{tmp_path}/study/videos', '{tmp_path}/study/answers.sqlite'"
     assert code == 2 and str(old) in output
-    code, output = call("analyse", tmp_path / "study")
+    code, output = call("analyze", tmp_path / "study")
     assert code == 2 and output == "preference_study.py: file is not a database\n"
     (tmp_path / "study/answers.sqlite").unlink()
     (tmp_path / "other.json").write_text('{"token": "of another study", "answers": {"x": {}}}')

@@ -12,7 +12,7 @@ PROMPTS = str(ROOT / "assets/miniature/prompts/train.csv")
 
 
 def plan(num_gpus=1, rounds=2, rate=False, **changes):
-    config = load_config(CONFIG, prompts_csv=[PROMPTS], **changes)
+    config = load_config(CONFIG, **{"prompts_csv": [PROMPTS]} | changes)
     return plan_of(config, rounds, 4, 3.0, num_gpus=num_gpus, rate=rate)
 
 
@@ -49,6 +49,14 @@ def test_the_settings_are_checked_for_the_processes_that_train():
     with pytest.raises(ValueError, match="objective sft"):
         config = load_config(ROOT / "configs/miniature_nft.yaml")
         plan_of(config, 1, 4, 3.0, num_gpus=1, rate=False)
+
+
+def test_prompts_that_cannot_be_read_are_named_before_the_first_step(tmp_path):
+    empty = tmp_path / "empty.csv"
+    empty.write_text("prompt\n")
+    for path in (tmp_path / "absent.csv", empty):
+        with pytest.raises(ValueError, match=path.name):
+            plan(prompts_csv=[str(path)])
 
 
 def test_a_folder_with_videos_of_another_command_is_refused_but_more_rounds_continue(tmp_path):

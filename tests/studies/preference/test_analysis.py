@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from studies.preference import analysis
-from studies.preference.analysis import analyse, question_results, share
+from studies.preference.analysis import analyze, question_results, share
 from studies.preference.study import design
 from tests.studies.preference.conftest import METHODS, content
 
 
 def results(study, most_failed=0.5):
-    analyse(study, most_failed)
+    analyze(study, most_failed)
     return json.loads((study.folder / "analysis.json").read_text())
 
 
@@ -92,16 +92,16 @@ def test_preferences_are_measured_independently_of_sides(study, answer_all):
 def test_a_rater_who_always_chooses_one_side_is_named_and_can_be_excluded(study, answer_all):
     """Also one who passes enough checks."""
     answer_all(lambda rater, pair: "second" if rater == "r03" else prefers_lower(rater, pair))
-    text = analyse(study, 1.0)
+    text = analyze(study, 1.0)
     found = json.loads((study.folder / "analysis.json").read_text())
     assert found["one_sided"] == {"r03": "B"} and found["left_out"] == []
     assert "`--exclude r03`" in text
-    text = analyse(study, 1.0, ["r03"])
+    text = analyze(study, 1.0, ["r03"])
     assert json.loads((study.folder / "analysis.json").read_text())["left_out"] == ["r03"]
     assert "`--exclude r03`" not in text
     assert ",r03" not in (study.folder / "pairs.csv").read_text()
     with pytest.raises(ValueError, match="--exclude .*r9"):
-        analyse(study, 1.0, ["r9"])
+        analyze(study, 1.0, ["r9"])
 
 
 def test_a_repeat_is_compared_with_the_answer_of_the_same_rater_to_the_same_question_of_the_same_pair(
@@ -165,7 +165,7 @@ def test_alpha_and_strengths_match_their_formulas(random):
 
 def test_the_table_and_the_pairs_are_written(study, answer_all):
     answer_all(lambda rater, pair: "both_bad" if rater == "r01" else prefers_lower(rater, pair))
-    assert "| r01 | 0 | 4 |" in analyse(study, 0.5)
+    assert "| r01 | 0 | 4 |" in analyze(study, 0.5)
     markdown, latex = ((study.folder / f"table3.{kind}").read_text() for kind in ("md", "tex"))
     lines = markdown.strip().splitlines()
     assert lines[0] == "| Method | Against | Raters | VQ (%) | MQ (%) | TA (%) | Overall (%) |"

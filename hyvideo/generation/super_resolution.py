@@ -20,7 +20,6 @@ from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import fit_checks, loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.family import install
-from hyvideo.models.guidance import Guidance
 from hyvideo.models.offload import offload, on_device
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import SUPER_RESOLUTION
@@ -104,7 +103,7 @@ class Refiner:
         root = self.settings.pretrained_model_root
         device = base.device
         seed = weights_seed(self.settings)
-        pipeline = base.with_guidance(Guidance(model.guidance_scale))
+        pipeline = base.with_guidance(base.sampling.guidance.with_scale(None, model.guidance_scale))
         base.transformer = pipeline.transformer = None
         gc.collect()
         upsampler = loading.load_vae(

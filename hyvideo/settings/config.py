@@ -161,8 +161,9 @@ class Config(BaseModel):
             "fps": version.fps,
             "shift": version.shift,
             "cfg_scale": version.guidance_scale,
-            "low_noise_cfg_scale": version.low_noise_guidance_scale or 1.0,
         }
+        if version.boundary is not None:
+            defaults["low_noise_cfg_scale"] = version.low_noise_guidance_scale
         sigmas = self.rollout.sigmas
         if sigmas is None and self.rollout.shift is None and version.sigmas:
             sigmas = version.sigmas
@@ -258,7 +259,9 @@ class Config(BaseModel):
             shift=rollout.shift,
             sigmas=rollout.sigmas,
             guidance_scale=rollout.cfg_scale,
-            low_noise_guidance_scale=rollout.low_noise_cfg_scale,
+            low_noise_guidance_scale=1.0
+            if rollout.low_noise_cfg_scale is None
+            else rollout.low_noise_cfg_scale,
             boundary=self.version.boundary,
             guidance_interval=rollout.guidance_interval,
             negative_prompt=data.negative_prompt,

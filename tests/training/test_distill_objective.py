@@ -115,7 +115,7 @@ def test_the_targets_are_those_of_the_guided_base_model_from_the_latents_of_the_
     rollouts = sample_rollouts(trainer)
     targets = trainer.run.objective.prepare(rollouts)
     assert trainer.run.pipeline.sampling.guidance.scale == 1.0  # only the teacher is guided
-    guided = trainer.run.pipeline.with_guidance(3.0)
+    guided = trainer.run.pipeline.with_guidance(Guidance(3.0))
     fine = Schedule.ode(6, student.rollout.shift)
     latents, levels = rollouts.trajectories.latents, rollouts.schedule.sigmas
     for row in (0, 3):

@@ -201,7 +201,7 @@ def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
     config = tiny_config.with_settings(**VALIDATED, **settings, validation_steps=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     sampling = trainer.run.pipeline.sampling, trainer.validation.pipeline.sampling
-    assert [settings.guidance_scale for settings in sampling] == [1, 3]
+    assert [settings.guidance.scale for settings in sampling] == [1, 3]
     batches = []
     trainer.run.policy.transformer.register_forward_pre_hook(
         lambda _, args: batches.append(len(args[0]))

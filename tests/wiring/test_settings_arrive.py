@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from hyvideo.models.guidance import Guidance
 from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.settings.config import LEAVES
 from hyvideo.trainer import Trainer
@@ -58,8 +57,9 @@ def test_pipelines_with_another_guidance_keep_all_other_settings(trainer):
         getattr(pipeline.sampling, each.name) != getattr(defaults, each.name)
         for each in fields(SamplerSettings)
     )
-    other = pipeline.with_guidance(Guidance(3.0))
-    assert other.sampling == replace(pipeline.sampling, guidance=Guidance(3.0))
+    guidance = pipeline.sampling.guidance.with_scale(None, 3.0)
+    other = pipeline.with_guidance(guidance)
+    assert other.sampling == replace(pipeline.sampling, guidance=guidance)
     attributes, others = vars(pipeline) | {"sampling": None}, vars(other) | {"sampling": None}
     assert attributes.keys() == others.keys()
     assert all(others[name] is value for name, value in attributes.items())

@@ -153,6 +153,7 @@ HALF = "--sde_window fixed:0:10"
 LORA = "--lora_rank 32 --lora_alpha 64 --enable_fsdp false"
 RECIPES = (
     ("1 RTX 4090", "wan21_1gpu_nft", ""),
+    ("1 RTX 4090", "wan21_1gpu_sage", ""),
     ("1 RTX 4090", "wan21_1gpu_guidance", ""),
     ("1 RTX 4090", "wan21_1gpu_draft", ""),
     ("1 RTX 4090", "wan21_1gpu_dpo", ""),

@@ -9,6 +9,7 @@ without another forward pass.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,10 +62,10 @@ class NFT(LevelObjective):
     )
     deviation_names = ("nft/distance_max", "nft/distance_first")
 
-    @property
-    def keeps_all_latents(self) -> bool:
-        """True if the first step that the policy makes, which is checked, is not the first one."""
-        return self._first_own_step(self.config.sampling.levels) > 0
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
+        # the first step that the policy makes is checked
+        self.keeps_all_latents = self._first_own_step(self.config.sampling.levels) > 0
 
     def _first_own_step(self, levels: Sequence[float]) -> int:
         """Return the first step that the policy makes, and not its partner."""

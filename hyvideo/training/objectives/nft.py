@@ -230,7 +230,7 @@ class NFT(LevelObjective):
         first = self._first_own_step(rollouts.schedule.sigmas[:-1])
         self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[[first]]))
         checked = {
-            "the distance between a rollout's first step of the policy and its replay": Limited(
+            "the distance between a rollout's first step and its replay": Limited(
                 replay_distance, step_tolerance(self.config.model.dtype)
             ),
             "the gradient of the worst rollouts, relative to that of the best rollouts,": Limited(

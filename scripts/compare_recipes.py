@@ -7,10 +7,11 @@ one budget.
 
 The file has a line NAME: CONFIG.yaml for each recipe, or base, common and recipes with settings.
 Interrupted runs resume and finished runs are skipped. Writes to --output_dir: cells/, logs/,
-recipes.md, .csv and .tex, verdicts.md (each recipe against the first and against its control,
-paired by seed, with costs and the settings in which they differ), curves over rollouts, forward
-passes and seconds, and pareto.png. A verdict needs at least two seeds; use five or more. It is
-refused if only one recipe has a guided anchor and no control. The exit code is 1 if a run failed.
+recipes.md, .csv and .tex, seeds.csv (the results of each run, for scripts.seed_tables), verdicts.md
+(each recipe against the first and against its control, paired by seed, with costs and the settings
+in which they differ), curves over rollouts, forward passes and seconds, and pareto.png. A verdict
+needs at least two seeds; use five or more. It is refused if only one recipe has a guided anchor and
+no control. The exit code is 1 if a run failed.
 """
 
 import sys

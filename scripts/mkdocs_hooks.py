@@ -26,6 +26,9 @@ LINK = re.compile(r"(\]\(|(?:src|href)=\")([^)\s\"#]+)")
 CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 TOOLTIP = re.compile(r'<abbr title="(?P<meaning>[^"]*)">(?P<text>.*?)</abbr>')
 OBJECT = re.compile(r"\[`(hyvideo[\w.]+)`\]\([^)]*\)")  # in a table of the API page
+FLAG = re.compile(r"--\w+")
+INTERVAL = re.compile(r"\[[+-]?[\d.]+, [+-]?[\d.]+\]")
+WHOLE = r'<span class="whole">\g<0></span>'  # site.css
 SOURCE = "source"  # folder of the site for source text
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".json": "json"}
 
@@ -59,7 +62,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Keep the first tooltip of each term on the page, and none in headings and in words such as
-    SAGE-GRPO.
+    SAGE-GRPO. Flags and intervals stay on one line.
     """
     seen = set()
 
@@ -72,6 +75,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
         seen.add(match["meaning"])
         return match[0] if is_new else match["text"]
 
+    html = re.sub(r"<code>[^<]*</code>", lambda code: FLAG.sub(WHOLE, code[0]), html)
+    html = INTERVAL.sub(WHOLE, html)
     return re.sub(rf"(?P<heading><h\d.*?</h\d>)|{TOOLTIP.pattern}", first, html, flags=re.DOTALL)
 
 

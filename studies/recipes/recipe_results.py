@@ -8,7 +8,7 @@ time of the processes, or on a CPU their CPU time, which does not depend on the 
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.validation.intervals import Interval
 from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
-from hyvideo.validation.scores_file import summarise
+from hyvideo.validation.scores_file import summarise, write_csv
 from hyvideo.validation.validation import conditions_of
 from studies.recipes.confounders import (
     confounder,
@@ -186,7 +186,7 @@ def curve(traces: list[Trace], axis: str, end: float = np.inf) -> list[Point]:
 def write_results(
     study: RecipeStudy, runs: list[RecipeRun], budget: Budget, guidance: float | None = None
 ) -> None:
-    """Write the results of the finished runs: recipes.md, .csv, .tex, verdicts.md,
+    """Write the results of the finished runs: recipes.md, .csv, .tex, seeds.csv, verdicts.md,
     curves_<axis>.png and pareto.png.
 
     With ``guidance``, the table also has the base model with this guidance scale.
@@ -233,6 +233,7 @@ def write_results(
     seconds = "CPU seconds" if is_on_cpu else "GPU seconds"
     heads = ["Recipe", "Rollouts", "Forwards", seconds, "Forwards a rollout", "Forwards a video"]
     write_table(Table(heads, rows, notes), study.out / "recipes")
+    write_csv(study.out / "seeds.csv", seed_rows(scores))
     controls = {run.recipe.control_of: run.recipe.name for run in trained if run.recipe.control_of}
     configs = {run.recipe.name: study.config(run) for run in trained}
     costs = {
@@ -241,6 +242,22 @@ def write_results(
     }
     baseline = runs[0].recipe.name
     write_verdicts(scores, controls, configs, costs, study.out / "verdicts.md", baseline=baseline)
+
+
+def seed_rows(scores: Mapping[str, Mapping[int, Scores]]) -> Iterator[dict[str, str | int]]:
+    """Yield the results of each run as a row of a table of seeds (`studies.tables.seed_table`)."""
+    for name, by_seed in scores.items():
+        for seed, values in by_seed.items():
+            row: dict[str, str | int] = {"recipe": name, "seed": seed}
+            for column, value in values.items():
+                is_known = np.isfinite(value).all()
+                row[_metric_name(column)] = f"{value.item():.6g}" if is_known else ""
+            yield row
+
+
+def _metric_name(column: str) -> str:
+    """Return the name of a column in a table of seeds: ``true_reward`` of ``True reward``."""
+    return column.lower().replace(",", "").replace(" ", "_")
 
 
 def write_plots(

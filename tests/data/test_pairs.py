@@ -85,7 +85,7 @@ def test_a_bad_row_is_one_message_that_names_it(videos, row, message):
 
 def test_a_first_frame_that_cannot_be_read_is_one_message_that_names_the_row(videos):
     (videos / "text.png").write_text("no image")
-    shutil.copyfile(ROOT / "docs" / "before_after.png", videos / "frame.png")
+    shutil.copyfile(ROOT / "docs" / "study" / "figure3.png", videos / "frame.png")
     columns = ("prompt", "first", "second", "answer", "ref_image_path")
     row = (PROMPT, "0a.mp4", "0b.mp4", "first")
     found = preferences(videos, [(*row, "frame.png"), (*row, "text.png")], columns)

@@ -16,6 +16,7 @@ import pytest
 from hyvideo.data.prompts import read_requests
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.settings.command_line import load_config
+from hyvideo.validation.scores_file import write_csv
 from hyvideo.validation.validation import conditions_of
 from scripts import compare_recipes
 from studies.recipes.confounders import confounder, describe_differences, differing_settings
@@ -26,10 +27,12 @@ from studies.recipes.recipe_results import (
     curve,
     guided_base,
     read_trace,
+    seed_rows,
     write_verdicts,
 )
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import Recipe, RecipeRun, RecipeStudy
+from studies.tables.seed_table import read_seed_table
 
 FILE = """
 base: configs/smoke.yaml
@@ -71,6 +74,12 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     out = tmp_path / "out"
     assert code == 0 and output.out.count(": trained") == 6, output
     rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
+    table = read_seed_table(out / "seeds.csv")
+    for (name,), values in table.values.items():
+        assert len(values["reward"]) == 2
+        interval = table.intervals((name,))["reward"]
+        assert f"{interval.mean:.4f}" == f"{float(rows[name]['Reward']):.4f}"
+        assert f"{interval.low:.3f}" == f"{float(rows[name]['Reward low']):.3f}"
     bases = ["Base model", "Base model, guidance 2"]
     assert list(rows) == [*bases, "one_update", "two.updates", "two.updates_control"]
     # two steps
@@ -334,6 +343,18 @@ def test_metrics_are_interpolated_at_the_budget_and_curves_end_there():
         and "True reward" not in points[-1]
     )
     assert len(curve([slow], "seconds")) == 3 and len(curve([slow], "seconds", 20)) == 3
+
+
+def test_results_of_seeds_become_a_table_of_seeds(tmp_path):
+    scores = {
+        "a": {3: {"True reward": np.array([1.5]), "Reward, seen prompts": np.array([2.0])}},
+        "b": {3: {"True reward": np.array([np.nan]), "Reward, seen prompts": np.array([4.0])}},
+    }
+    write_csv(tmp_path / "seeds.csv", seed_rows(scores))
+    table = read_seed_table(tmp_path / "seeds.csv")
+    assert (table.heads, table.metrics) == (["recipe"], ["true_reward", "reward_seen_prompts"])
+    assert table.values["a",]["true_reward"] == {"3": 1.5}
+    assert table.values["b",] == {"true_reward": {}, "reward_seen_prompts": {"3": 4.0}}
 
 
 @pytest.mark.parametrize("device, seconds", [("cpu", 6), ("NVIDIA H100 80GB HBM3", 8)])

@@ -54,10 +54,11 @@ def test_other_steps_than_those_of_a_student_are_a_warning_that_names_both():
 
 def test_a_student_made_by_loras_names_those_that_are_missing():
     student = "wan2.2_t2v_a14b_4step"
-    (warning,) = warnings(run_notes(config_of(student, base_lora_path="high.safetensors")))
+    one = config_of(student, grpo_sampling_steps=4, base_lora_path="high.safetensors")
+    (warning,) = warnings(run_notes(one))
     assert "set low_noise_base_lora_path," in warning
     both = {"base_lora_path": "high.safetensors", "low_noise_base_lora_path": "low.safetensors"}
-    assert warnings(run_notes(config_of(student, **both))) == []
+    assert warnings(run_notes(one.with_settings(**both))) == []
     assert warnings(run_notes(config_of("wan2.2_t2v_a14b"))) == []
 
 

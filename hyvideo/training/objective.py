@@ -291,7 +291,7 @@ class Objective(ABC):
         """Use the anchor's weights and guidance scale within the context."""
         sampling = self.pipeline.sampling
         with anchor.swapped_in():
-            self.pipeline.sampling = replace(sampling, guidance_scale=self.config.anchor_cfg_scale)
+            self.pipeline.sampling = replace(sampling, guidance=self.config.anchor_guidance)
             try:
                 yield
             finally:
@@ -352,7 +352,7 @@ class LevelObjective(Objective):
         its level.
         """
         shift = self.config.rollout.shift
-        levels = self.noise.levels(iteration, indices, count, shift)
+        levels = self.noise.levels(iteration, indices, count, shift, self.config.trained_levels)
         if not self.pipeline.transformer.is_flow_map:
             return levels
         ends = torch.stack(

@@ -4,8 +4,9 @@
 #
 #   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled;
 #                     super-resolution: 720p_sr_distilled (for 480p), 1080p_sr_distilled (for 720p);
-#                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b, and its students of
-#                     few steps: wan2.1_t2v_1.3b_anyflow, wan2.1_t2v_14b_anyflow, wan2.2_ti2v_5b_fastwan
+#                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b, wan2.2_t2v_a14b,
+#                     wan2.2_i2v_a14b, and its students of few steps: wan2.1_t2v_1.3b_anyflow, wan2.1_t2v_14b_anyflow,
+#                     wan2.2_ti2v_5b_fastwan, wan2.2_t2v_a14b_4step, wan2.2_i2v_a14b_4step (the latter with their LoRAs)
 #   --with PARTS      parts besides transformer, VAE and language model (quoted_text,reward; for Wan: reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
 #                     reward (VideoAlign), metrics (CLIP, PickScore); or "none"
@@ -57,8 +58,9 @@ for version in "${versions[@]}"; do
         wan2.1_t2v_1.3b_anyflow) wan=nvidia/AnyFlow-Wan2.1-T2V-1.3B-Diffusers ;;
         wan2.1_t2v_14b_anyflow) wan=nvidia/AnyFlow-Wan2.1-T2V-14B-Diffusers ;;
         wan2.2_ti2v_5b_fastwan) wan=FastVideo/FastWan2.2-TI2V-5B-FullAttn-Diffusers ;;
-        wan*_i2v_*) fail "version $version is not supported: only text-to-video models of Wan can be used" ;;
-        wan*_a14b) fail "version $version is not supported: it has two transformers" ;;
+        wan2.2_t2v_a14b | wan2.2_t2v_a14b_4step) wan=Wan-AI/Wan2.2-T2V-A14B-Diffusers ;;
+        wan2.2_i2v_a14b | wan2.2_i2v_a14b_4step) wan=Wan-AI/Wan2.2-I2V-A14B-Diffusers ;;
+        wan*_i2v_*) fail "version $version is not supported: only text-to-video models of Wan2.1 can be used" ;;
         480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
         720p_i2v_distilled | 480p_i2v_step_distilled | 480p_t2v_step_distilled) ;;
         720p_t2v_distilled) echo "download_weights.sh: $version was announced, and may not be on the hub yet" >&2 ;;
@@ -69,9 +71,9 @@ for version in "${versions[@]}"; do
     if [ -n "$wan" ] && [ ${#versions[@]} -gt 1 ]; then
         fail "download one version at a time: each version of Wan has its own folder, in another layout"
     fi
-    case "$version" in *_i2v*) case ",$parts," in *,i2v,*) ;; *) parts="$parts,i2v" ;; esac ;; esac
+    case "$version" in wan*) ;; *_i2v*) case ",$parts," in *,i2v,*) ;; *) parts="$parts,i2v" ;; esac ;; esac
 done
-out="${out:-./ckpts${wan:+/${versions[0]}}}"
+out="${out:-./ckpts${wan:+/${versions[0]%_4step}}}"
 IFS=, read -r -a chosen <<< "$parts"
 for part in "${chosen[@]}"; do
     case "$part" in i2v | quoted_text | reward | metrics | none) ;; *) fail "--with: unknown part $part; see --help" ;; esac
@@ -141,6 +143,15 @@ if [ -n "$wan" ]; then
     for part in vae tokenizer text_encoder transformer; do
         from_either "$wan" "$wan" "" --include "$part/*"
     done
+    case "${versions[0]}" in *_a14b*) from_either "$wan" "$wan" "" --include "transformer_2/*" ;; esac
+    lora= # of the students of 4 steps, one file per expert
+    case "${versions[0]}" in
+        wan2.2_t2v_a14b_4step) lora=Wan2.2-T2V-A14B-4steps-lora-rank64-Seko-V1.1 ;;
+        wan2.2_i2v_a14b_4step) lora=Wan2.2-I2V-A14B-4steps-lora-rank64-Seko-V1 ;;
+    esac
+    if [ -n "$lora" ]; then
+        from_either lightx2v/Wan2.2-Lightning lightx2v/Wan2.2-Lightning "" --include "$lora/*"
+    fi
 else
     from_either "${hunyuan[@]}" "" --include "scheduler/*"
     from_either "${hunyuan[@]}" "" --include "vae/*"

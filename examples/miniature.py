@@ -25,10 +25,11 @@ class Miniature:
     def __init__(self):
         self.vae = load_vae(ROOT)
         encode = next(part for part in family_of(self.vae).parts if part.kind == "text").load(
-            ROOT, vae=self.vae
+            ROOT, transformer={}, vae=self.vae
         )
         self.conditions = {
-            text: Condition(part["states"]) for text, part in zip(CAPTIONS, encode(CAPTIONS))
+            text: Condition(part["states"])
+            for text, part in zip(CAPTIONS, encode(CAPTIONS, (0, 0, 0)))
         }
         self.scorers = LearnedMiniatureScorer(ROOT), MiniatureScorer(ROOT)
 

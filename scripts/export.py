@@ -21,6 +21,8 @@ from hyvideo.data.text import quote
 if TYPE_CHECKING:
     from torch import nn
 
+    from hyvideo.models.guidance import Expert
+
 
 def main() -> None:
     parser = Parser(__doc__)
@@ -45,6 +47,11 @@ def main() -> None:
     )
     parser.add_argument(
         "--transformer_version", help="version of the base model; default: the run's"
+    )
+    parser.add_argument(
+        "--expert",
+        choices=["high", "low"],
+        help="expert of a model of two that was trained; default: the run's, or as the LoRA says",
     )
     parser.add_argument(
         "--family",
@@ -105,10 +112,18 @@ def run(options: argparse.Namespace) -> list[str]:
 
 
 def export_lora(options: argparse.Namespace) -> list[str]:
-    from hyvideo.models.lora import differences_of, lora_files, save_lora
+    from hyvideo.models.lora import (
+        check_expert,
+        differences_of,
+        expert_of,
+        lora_files,
+        save_lora,
+    )
     from hyvideo.training.saved_policy import read_saved_lora
 
     lora = read_saved_lora(options.lora_path)
+    expert = options.expert or expert_of(options.lora_path)
+    check_expert(options.lora_path, expert)
     changed = sorted(differences_of(lora))
     if changed and options.form in ("diffusers", "peft"):
         raise ValueError(
@@ -118,20 +133,21 @@ def export_lora(options: argparse.Namespace) -> list[str]:
             "LightX2V read"
         )
     with new_folder(options.out) as out:
-        save_lora(lora, out, form=options.form)
-    return lora_lines(options.out, options.form, lora_files(options.lora_path)[0])
+        save_lora(lora, out, form=options.form, expert=expert)
+    return lora_lines(options.out, options.form, lora_files(options.lora_path)[0], expert)
 
 
-def lora_lines(out: Path, form: str, source: Path) -> list[str]:
+def lora_lines(out: Path, form: str, source: Path, expert: "Expert | None") -> list[str]:
     """Return how other programs load a written LoRA, as lines."""
     from safetensors.torch import load_file
 
+    transformer = "transformer_2" if expert == "low" else "transformer"
     if form == "peft":
-        return [f'in peft: PeftModel.from_pretrained(pipeline.transformer, "{out}")']
+        return [f'in peft: PeftModel.from_pretrained(pipeline.{transformer}, "{out}")']
     adapter = f'load_lora_adapter("{out}", prefix=None, use_safetensors=True)'
     (written,) = out.glob("*.safetensors")
     if form == "diffusers":
-        lines = [f"in diffusers: pipeline.transformer.{adapter}"]
+        lines = [f"in diffusers: pipeline.{transformer}.{adapter}"]
         before, after = load_file(source), load_file(written)
         if before.keys() == after.keys() and all(after[n].equal(before[n]) for n in after):
             lines.append(f"{source} has the same content, so that diffusers needs no export")
@@ -142,47 +158,102 @@ def lora_lines(out: Path, form: str, source: Path) -> list[str]:
             "for ComfyUI: --form comfyui",
         ]
     lines = [f"in ComfyUI: copy {written} to ComfyUI/models/loras under a name of your own"]
+    if expert:
+        lines = [
+            f"in ComfyUI: copy {written} to ComfyUI/models/loras, and apply it to the "
+            f"{expert}-noise model only"
+        ]
     if form == "original":
-        lines.append(f'in diffusers: pipeline.load_lora_weights("{out}")')
+        second = ", load_into_transformer_2=True" if expert == "low" else ""
+        lines.append(f'in diffusers: pipeline.load_lora_weights("{out}"{second})')
     return lines
 
 
 def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> list[str]:
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
-    from hyvideo.models.family import component_of, family_of
-    from hyvideo.models.saving import save_original
-    from hyvideo.pipelines.grpo_pipeline import DTYPES
-    from hyvideo.training.saved_policy import load_merged
+    from hyvideo.models.lora import expert_of
+    from hyvideo.models.versions import experts_of
 
-    dtype = DTYPES[options.dtype]
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
     version = options.transformer_version or run_settings.get("transformer_version")
-    transformer = load_merged(
-        root, version, checkpoint=options.checkpoint_path, lora=options.lora_path, dtype=dtype
-    )
     if run_settings.get("base_weight_dtype") == "fp8":
         print(
             "the LoRA was trained on a base model in fp8; it is merged into the unquantized "
             "weights of the files"
         )
-    has_comfyui_names = family_of(transformer).lora_prefix == "diffusion_model."
-    if options.form == "comfyui" and not has_comfyui_names:
+    trained = None
+    if len(experts_of(version)) > 1:
+        trained = options.expert or run_settings.get("expert")
+        if options.lora_path and not trained:
+            trained = expert_of(options.lora_path)
+        if (options.lora_path or options.checkpoint_path) and not trained:
+            raise ValueError(
+                f"transformer_version {version} has two experts, and nothing says which one was "
+                "trained; set --expert high or --expert low"
+            )
+    lines = []
+    with new_folder(options.out) as out:
+        for expert in experts_of(version):
+            changes = {}
+            if expert == trained:
+                changes = {"checkpoint": options.checkpoint_path, "lora": options.lora_path}
+            lines += export_transformer(
+                root, version, options, run_settings, out, expert=expert, **changes
+            )
+        if options.form == "diffusers":
+            for file in out.rglob("*.safetensors"):  # safetensors makes them private to their owner
+                file.chmod(file.with_name("config.json").stat().st_mode)
+            names = [f"{folder.name}={folder.name}" for folder in sorted(out.iterdir())]
+            lines.append(
+                f"              pipeline = DiffusionPipeline.from_pretrained(MODEL, {', '.join(names)})"
+            )
+    return lines
+
+
+def export_transformer(
+    root: Path,
+    version: str | None,
+    options: argparse.Namespace,
+    run_settings: Mapping[str, Any],
+    out: Path,
+    *,
+    expert: "Expert | None",
+    checkpoint: Path | None = None,
+    lora: Path | None = None,
+) -> list[str]:
+    """Write one transformer into the folder ``out``, and return how other programs load it."""
+    from hyvideo.models.family import component_of, family_of
+    from hyvideo.models.loading import TRANSFORMERS
+    from hyvideo.models.saving import save_original
+    from hyvideo.pipelines.grpo_pipeline import DTYPES
+    from hyvideo.training.saved_policy import load_merged, read_saved_lora
+
+    dtype = DTYPES[options.dtype]
+    setting = "low_noise_base_lora_path" if expert == "low" else "base_lora_path"
+    base = run_settings.get(setting)
+    transformer = load_merged(
+        root,
+        version,
+        checkpoint=checkpoint,
+        lora=lora,
+        dtype=dtype,
+        expert=expert,
+        bases=[read_saved_lora(Path(base))] if base else [],
+    )
+    if options.form == "comfyui" and family_of(transformer).lora_prefix != "diffusion_model.":
         raise ValueError(
             "--form comfyui writes only LoRA files for this model, got a whole model; train with "
             "--lora_rank and export with --lora_path"
         )
-    with new_folder(options.out) as out:
-        if options.form in ("original", "comfyui"):
-            save_original(transformer, out, dtype=dtype)
-            return original_model_lines(options.out, transformer)
-        transformer.save_pretrained(out / "transformer")
-        for file in out.rglob("*.safetensors"):  # safetensors makes them private to their owner
-            file.chmod(file.with_name("config.json").stat().st_mode)
-    name = component_of(transformer).class_name
+    if options.form in ("original", "comfyui"):
+        folder = Path(TRANSFORMERS[expert][-1]) if expert else Path()
+        save_original(transformer, out / folder, dtype=dtype)
+        return original_model_lines(options.out / folder, transformer)
+    folder = TRANSFORMERS[expert][0]
+    transformer.save_pretrained(out / folder)
     return [
-        f'in diffusers: transformer = {name}.from_pretrained("{options.out}/transformer", '
-        f"torch_dtype=torch.{str(dtype).removeprefix('torch.')})",
-        "              pipeline = DiffusionPipeline.from_pretrained(MODEL, transformer=transformer)",
+        f"in diffusers: {folder} = {component_of(transformer).class_name}.from_pretrained("
+        f'"{options.out}/{folder}", torch_dtype={dtype})'
     ]
 
 

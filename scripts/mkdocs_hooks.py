@@ -7,6 +7,7 @@ docs/api.md           the names in the tables get their documentation
 pages outside docs/   are part of the site; other linked files and folders are pages of source text
 """
 
+import json
 import re
 from functools import cache
 from pathlib import Path
@@ -50,12 +51,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     source = _repository_path(page.file.src_uri)
-    if page.file.src_uri.startswith(f"{SOURCE}/"):
-        return markdown
     if source == API:
         markdown = _with_objects(markdown)
     markdown = _outside_code(markdown, lambda text: LINK.sub(_moved(source), text))
-    if source != GLOSSARY:
+    if source != GLOSSARY and not page.file.src_uri.startswith(f"{SOURCE}/"):
         markdown += "\n\n" + "\n".join(f"*[{term}]: {text}" for term, text in _terms().items())
     return markdown
 
@@ -125,6 +124,8 @@ def _repository_path(place: str) -> str:
     for path, moved in MOVED.items():
         if moved == place:
             return path
+    if place.startswith(f"{SOURCE}/"):
+        return place.removeprefix(f"{SOURCE}/").removesuffix(".md")
     return place if (ROOT / place).is_file() else f"docs/{place}"
 
 
@@ -158,6 +159,8 @@ def _linked_sources() -> set[str]:
 def _source_page(path: str) -> str:
     """Return a page with the text of a file, or of the files of a folder."""
     place = ROOT / path
+    if place.suffix == ".ipynb":
+        return _notebook_page(place)
     names = [path]
     if place.is_dir():
         inside = [file for file in sorted(place.rglob("*")) if file.suffix in LANGUAGES]
@@ -167,6 +170,23 @@ def _source_page(path: str) -> str:
         language = LANGUAGES.get(Path(name).suffix, "text")
         text = (ROOT / name).read_text(encoding="utf-8")
         parts.append(f"## {name}\n\n````{language}\n{text}````")
+    return "\n\n".join(parts)
+
+
+def _notebook_page(path: Path) -> str:
+    """Return the cells of a notebook with their outputs."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", []):
+            shown = output.get("data", {})
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text'])}```")
+            elif "text/html" in shown:
+                parts.append("".join(shown["text/html"]))
+            elif "image/png" in shown:
+                parts.append(f"![plot](data:image/png;base64,{shown['image/png'].strip()})")
     return "\n\n".join(parts)
 
 

@@ -19,6 +19,9 @@ from tests.registered import registered
 
 ROOT = Path(__file__).parent.parent
 
+# A background job of bash ignores Ctrl-C, and so would the programs that tests start in it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # The longest tests start first, in this order, so that no worker finishes long after the others.
 LONGEST = (
     "training/test_objective_contract.py",

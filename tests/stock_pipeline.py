@@ -93,7 +93,7 @@ def stock_pipeline(
         "transformer": stock_twin(pipeline.transformer, dtype),
         "vae": pipeline.vae,
         "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(shift=sampling.shift),
-        "guider": diffusers.ClassifierFreeGuidance(guidance_scale=pipeline.sampling.guidance_scale),
+        "guider": diffusers.ClassifierFreeGuidance(guidance_scale=pipeline.sampling.guidance.scale),
     }
     if not is_i2v:
         return diffusers.HunyuanVideo15Pipeline(**parts)
@@ -117,5 +117,5 @@ def _wan_pipeline(model: ModelSettings, pipeline: GRPOPipeline, schedule: Schedu
         vae=pipeline.vae,
         scheduler=GivenSigmas(schedule),
     )
-    stock.scale = pipeline.sampling.guidance_scale
+    stock.scale = pipeline.sampling.guidance.scale
     return stock

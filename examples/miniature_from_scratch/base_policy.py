@@ -55,8 +55,10 @@ def web_videos(vae: nn.Module, seed: int, *, number: int, from_middle: bool = Fa
 
 def caption_texts(root: Path, vae: nn.Module) -> list[Tensor]:
     """Return the encoded captions, followed by the empty prompt, by the text encoder in ``root``."""
-    encode = next(part for part in family_of(vae).parts if part.kind == "text").load(root, vae=vae)
-    return [encoded["states"] for encoded in encode([*world.CAPTIONS, ""])]
+    encode = next(part for part in family_of(vae).parts if part.kind == "text").load(
+        root, transformer={}, vae=vae
+    )
+    return [encoded["states"] for encoded in encode([*world.CAPTIONS, ""], (0, 0, 0))]
 
 
 def train_policy(
@@ -67,8 +69,10 @@ def train_policy(
     num_steps: int,
     seed: int,
     with_first_frame: float = 0.0,
+    below: float = 1.0,
 ) -> None:
-    """Train the transformer by flow matching and set its weights to their EMA.
+    """Train the transformer by flow matching at noise levels ``below`` one, and set its weights to
+    their EMA.
 
     One video in ten gets the empty prompt, and the fraction ``with_first_frame`` of the videos its
     own first frame.
@@ -93,7 +97,7 @@ def train_policy(
                 if rng.random() < with_first_frame:
                     image = ImageCondition(None, video[:, 0])
                     conditions[row] = replace(conditions[row], image=image)
-        loss = _flow_matching_loss(transformer, latents, conditions, rng)
+        loss = _flow_matching_loss(transformer, latents, conditions, rng, below)
         optimizer.step(loss)
         decay = min(0.998, (1 + step) / (10 + step))
         torch._foreach_lerp_(average, [p.detach() for p in optimizer.parameters], 1 - decay)
@@ -103,13 +107,18 @@ def train_policy(
 
 
 def _flow_matching_loss(
-    transformer: nn.Module, clean: Tensor, conditions: list[Condition], rng: np.random.Generator
+    transformer: nn.Module,
+    clean: Tensor,
+    conditions: list[Condition],
+    rng: np.random.Generator,
+    below: float,
 ) -> Tensor:
-    """Return the mean squared error of the velocity at stratified sigmas (shift 3) for clean
-    latents.
+    """Return the mean squared error of the velocity at stratified sigmas (shift 3) up to ``below``
+    for clean latents.
     """
     batch = len(clean)
     uniform = torch.from_numpy((rng.permutation(batch) + rng.random(batch)) / batch).float()
+    uniform = uniform * below / (below + 3 * (1 - below))
     sigma = 3 * uniform / (1 + 2 * uniform)
     noise = torch.from_numpy(rng.standard_normal(clean.shape, dtype="float32"))
     level = sigma.view(-1, 1, 1, 1, 1)

@@ -2,6 +2,7 @@
 layout.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,9 @@ def load_text_encoder(
     return tokenizer, load_model(_MODEL, folder, dtype=dtype, rename=rename_t5, **kwargs)
 
 
-def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
+def _load(root: Path, *, transformer: Mapping[str, Any], vae: nn.Module, **kwargs: Any):
     encode = TextEncoder(*load_text_encoder(root, **kwargs))
-    return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
+    return lambda prompts, size: [{"states": states} for states in encode(prompts)]
 
 
 def _problems(root: Path, weights_needed: bool = True) -> list[str]:

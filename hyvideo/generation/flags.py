@@ -25,10 +25,12 @@ RENAMED = {
     "num_inference_steps": "validation_steps",
     "stochastic": "sde_type",
     "guidance_scale": "cfg_scale",
+    "low_noise_guidance_scale": "low_noise_cfg_scale",
     "video_length": "sample_n_frames",
 }
 SETTINGS = (  # of a run, whose flags this program has as well
-    "pretrained_model_root transformer_version family vae_dtype vae_tile_size shift sigmas fps "
+    "pretrained_model_root transformer_version family expert base_lora_path low_noise_base_lora_path "
+    "vae_dtype vae_tile_size shift sigmas fps "
     "guidance_interval negative_prompt eta dtype device num_threads"
 ).split()
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
@@ -38,6 +40,7 @@ SENTENCES = {  # help of the flags whose setting has another purpose in a traini
     "video_length": "Frames; default: the value of the run's validation, or of the version.",
     "negative_prompt": "Negative prompt for guidance; default: the value of the run or the version.",
     "eta": "Noise scale of --stochastic.",
+    "expert": "Which transformer of a model of two experts --checkpoint_path or --lora_path is for.",
     "shift": "Shift of the noise levels; default: the value of the run or the version.",
 }
 REWARD_SETTINGS = ("reward_model", "reward_weights", "reward_config")

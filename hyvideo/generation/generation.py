@@ -18,7 +18,7 @@ from hyvideo.data.prompts import Request, check_prompt, read_requests
 from hyvideo.data.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_lora
+from hyvideo.models.lora import add_lora, check_expert, check_lora
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -38,6 +38,7 @@ SAMPLED = {
     "shift": "shift",
     "sigmas": "sigmas",
     "cfg_scale": "guidance_scale",
+    "low_noise_cfg_scale": "low_noise_guidance_scale",
     "negative_prompt": "negative_prompt",
     "sde_type": "sampler",
     "eta": "eta",
@@ -88,7 +89,7 @@ class Source:
         root = model.pretrained_model_root
         version = model.transformer_version
         if self.checkpoint:
-            saved_policy.check_policy(root, version, self.checkpoint)
+            saved_policy.check_policy(root, version, self.checkpoint, model.trained_expert)
             trained = saved_policy.negative_prompt(self.checkpoint)
             for request in negative_requests:
                 if trained in (None, request.prompt):
@@ -104,8 +105,10 @@ class Source:
                 f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint"
             )
         if self.lora:
+            check_expert(self.lora, model.trained_expert)
             check_lora(
-                loading.transformer_on_meta(root, version), saved_policy.read_saved_lora(self.lora)
+                loading.transformer_on_meta(root, version, model.trained_expert),
+                saved_policy.read_saved_lora(self.lora),
             )
 
     def load(

@@ -93,6 +93,9 @@ class GenerationSettings:
             "shift": sampling.shift,
             "sigmas": sampling.sigmas,
             "guidance_scale": sampling.guidance_scale,
+            "low_noise_guidance_scale": (
+                None if sampling.boundary is None else sampling.low_noise_guidance_scale
+            ),
             "guidance_interval": sampling.guidance_interval,
             "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
             "sde_type": sampling.sampler if is_stochastic else None,
@@ -257,14 +260,15 @@ class Generator:
             weights_device=home,
             sampling=self.sampling,
         )
-        place(
-            self.pipeline.transformer,
-            self.mesh,
-            self.device,
-            config.distributed,
-            offloading,
-            self.settings.caching is not None,
-        )
+        for transformer in self.pipeline.transformers:
+            place(
+                transformer,
+                self.mesh,
+                self.device,
+                config.distributed,
+                offloading,
+                self.settings.caching is not None,
+            )
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
@@ -344,7 +348,7 @@ class Generator:
         return self.best_of.choose(candidate, self.pipeline, video.request.prompt)
 
     def _conditions(self, video: Video) -> Conditions:
-        return self.encoder([video.request], height=video.height, width=video.width)
+        return self.encoder([video.request], (self.sampling.frames, video.height, video.width))
 
 
 @contextmanager
@@ -384,6 +388,7 @@ def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callab
         "--stochastic: the SDE samples rollouts, which run all blocks": settings.sampling.sampler
         != ODE,
         "a step-distilled version": kind == "step_distilled",
+        "a version of two experts": settings.sampling.boundary is not None,
         "guidance_interval: each step must have the same branches": (
             settings.sampling.guidance_interval
         ),

@@ -85,7 +85,7 @@ class Refiner:
 
     def encode(self, encoder: ConditionEncoder, video: Video) -> Condition:
         """Return the condition, with the image at the refined size; texts are not encoded again."""
-        (condition,) = encoder([video.request], **self.size(video)).samples
+        (condition,) = encoder([video.request], (1, *self.size(video).values())).samples
         if condition.image is None:
             return condition
         # As in the original, the features are those of the image's nearest bucket, the latents
@@ -94,7 +94,7 @@ class Refiner:
         height, width = nearest_size(
             picture.height, picture.width, bucket_sizes(self.model.resolution)
         )
-        (nearest,) = encoder([video.request], height=height, width=width).samples
+        (nearest,) = encoder([video.request], (1, height, width)).samples
         return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
 
     def load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> None:
@@ -103,7 +103,7 @@ class Refiner:
         root = self.settings.pretrained_model_root
         device = base.device
         seed = weights_seed(self.settings)
-        pipeline = base.with_guidance(model.guidance_scale)
+        pipeline = base.with_guidance(base.sampling.guidance.with_scale(None, model.guidance_scale))
         base.transformer = pipeline.transformer = None
         gc.collect()
         upsampler = loading.load_vae(

@@ -1,6 +1,7 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -137,7 +138,9 @@ class VideoSampler:
             return self.noise(pipeline, video, *stage, *step)
 
         conditions = conditions.to(pipeline.device)
-        with on_device(pipeline.transformer):
+        with ExitStack() as stack:
+            for transformer in pipeline.transformers:
+                stack.enter_context(on_device(transformer))
             if schedule.stochastic_steps:
                 latents = pipeline.sample(conditions, noise(), schedule, noise).final
             else:

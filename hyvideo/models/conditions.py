@@ -31,10 +31,14 @@ def _to_device_or_none(tensor: Tensor | None, device: torch.device | str) -> Ten
 
 @dataclass(frozen=True)
 class ImageCondition:
-    """Features of a reference image, and the latents of the video's first frame."""
+    """Features of a reference image, and the latents of the video's first frame or of
+    the given video that begins with it.
+    """
 
     embeds: Tensor | None  # (image tokens, dim); None if the family uses no features
-    latents: Tensor  # (channels, height, width), float32, scaled for the transformer
+    # float32, scaled for the transformer: (channels, height, width) or, of a model that reads a
+    # whole given video, (channels, frames, height, width)
+    latents: Tensor
 
     def to(self, device: torch.device | str) -> "ImageCondition":
         return ImageCondition(

@@ -19,7 +19,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.names import Rename
 from hyvideo.models.registry import class_problem, module_of, packages
-from hyvideo.models.versions import FAMILIES
+from hyvideo.models.versions import FAMILIES, Task
 
 
 class Component(NamedTuple):
@@ -48,9 +48,9 @@ class Part(NamedTuple):
     # the encoder's input; None if a request has no such condition
     content: Callable[[Request], str | None]
     folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
-    # (root, *, vae, dtype, device, random_weights_seed, group_offload, rotary_dtype) -> encoder:
-    # (contents, height, width) -> tensors per content; large encoders keep their weights on the CPU
-    # with group_offload
+    # (root, *, transformer, vae, dtype, device, random_weights_seed, group_offload, rotary_dtype)
+    # -> encoder: (contents, (frames, height, width) of the videos) -> tensors per content;
+    # `transformer` is its config, and large encoders keep their weights on the CPU with group_offload
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
     # (root, weights_needed) -> loading problems, from the file headers
     problems: Callable[[Path, bool], list[str]]
@@ -123,9 +123,9 @@ class Family:
     # (vae, tile size in pixels, overlap of adjacent tiles)
     set_tiling: Callable[[nn.Module, int, float], None]
     pipelines: Mapping[str, str]  # task (t2v, i2v) -> diffusers' pipeline class
-    # whether a text-to-video model also makes videos from a first frame, from its config and the
-    # pipeline's model_index.json, which is empty if there is no such file
-    takes_images: Callable[[Mapping[str, Any], Mapping[str, Any]], bool] = lambda *_: False
+    # task of a transformer, from its config and the pipeline's model_index.json, which is empty if
+    # there is no such file; None if the pipeline's class decides
+    task: Callable[[Mapping[str, Any], Mapping[str, Any]], Task | None] = lambda *_: None
     # modules that get no gradient
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
     # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi
@@ -141,6 +141,8 @@ class Family:
     rounds_rotary: bool = False
     # (root) -> problems: a layout that is not read
     unread_files: Callable[[Path], list[str]] = lambda root: []
+    # regular expression for modules of other models in published LoRA files, which are left out
+    foreign_modules: str = ""
     # prefix in the original's LoRA files; if set, alpha is stored as a tensor
     lora_prefix: str = ""
     # (rows by name) -> rows by name of ComfyUI's layers, and the inverse, if they differ from the

@@ -11,7 +11,7 @@ from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, Part, family_named
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.versions import RELEASED, experts_of, version_defaults
 from hyvideo.models.weight_files import (
     Folder,
     problems_of,
@@ -45,10 +45,13 @@ def check_checkpoint(
         return problems
     kinds = family.kinds(requests)
     checks = [
-        lambda: model_problems(
-            loading.transformer_folder(root, version), weights_needed=weights_needed
+        *(
+            lambda expert=expert: model_problems(
+                loading.transformer_folder(root, version, expert), weights_needed=weights_needed
+            )
+            for expert in experts_of(version)
         ),
-        lambda: pipeline_problems(root),
+        lambda: pipeline_problems(root, version),
         lambda: model_problems(
             loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed
         ),
@@ -112,20 +115,28 @@ def part_problems(
     ]
 
 
-def pipeline_problems(root: Path) -> list[str]:
-    """Return the problems in a pipeline's model_index.json: a second transformer is not
-    supported.
+def pipeline_problems(root: Path, version: str | None) -> list[str]:
+    """Return the problems in a pipeline's model_index.json: two transformers that are not the two
+    experts of the version.
     """
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
+    found = parts.get("boundary_ratio")
+    needed = version_defaults(version).boundary
+    if parts and found != needed:
+        known = ", ".join(each.name for each in RELEASED.values() if each.boundary == found)
+        return [
+            f"{path} has boundary_ratio {found}, the noise level between two experts, but "
+            f"transformer_version {version} has {needed}; set transformer_version to one of {known}"
+        ]
     extra = sorted(
         name
         for name, value in parts.items()
         if name.startswith("transformer_") and value not in (None, [None, None])
     )
-    if not extra:
+    if not extra or needed is not None:
         return []
-    return [f"{path} also has {', '.join(extra)}: models with two transformers are not supported"]
+    return [f"{path} also has {', '.join(extra)}, which transformer_version {version} does not use"]
 
 
 def super_resolution_problems(

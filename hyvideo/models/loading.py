@@ -31,10 +31,17 @@ from hyvideo.models.family import (
     new_model,
     transformer_of_config,
 )
+from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, with_lora
 from hyvideo.models.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
+# Folders of the transformer, in diffusers' layout and in that of the authors of models of two experts.
+TRANSFORMERS: dict[Expert | None, tuple[str, ...]] = {
+    None: ("transformer",),
+    "high": ("transformer", "high_noise_model"),
+    "low": ("transformer_2", "low_noise_model"),
+}
 
 
 def load_transformer(
@@ -54,9 +61,11 @@ def load_transformer(
     return _load_weights(*stream_transformer(root, version, device=device, **kwargs), dtype, device)
 
 
-def transformer_on_meta(root: str | Path, version: str | None) -> nn.Module:
+def transformer_on_meta(
+    root: str | Path, version: str | None, expert: Expert | None = None
+) -> nn.Module:
     """Return the transformer on the meta device, without weights."""
-    folder = transformer_folder(root, version)
+    folder = transformer_folder(root, version, expert)
     return build_on_meta(read_transformer(folder), folder)[0]
 
 
@@ -74,10 +83,11 @@ def stream_transformer(
     root: str | Path,
     version: str | None,
     *,
+    expert: Expert | None = None,
     read: bool = True,
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
-    lora: Lora | None = None,
+    loras: Iterable[Lora] = (),
 ) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
     """Return the transformer on the meta device and an iterator over its named weights, for filling
     shards.
@@ -89,17 +99,18 @@ def stream_transformer(
     Args:
         version: Name of the transformer in the original layout (``480p_t2v``); other layouts have a
             single transformer.
+        expert: Which transformer of a model of two; None for a model of one.
         read: False yields meta tensors in the same order, for ranks that get the values from
             another rank.
         random_weights_seed: Generate random weights, identical on every CPU; only config.json is
             read.
-        lora: LoRA to add to the weights, in float32.
+        loras: LoRAs to add to the weights, in float32.
     """
-    folder = transformer_folder(root, version)
+    folder = transformer_folder(root, version, expert)
     component = read_transformer(folder)
     place = device if read else "meta"
     model, weights = _stream(component, folder, random_weights_seed, place)
-    if lora is not None:
+    for lora in loras:
         weights = with_lora(weights, lora)
     return model, weights
 
@@ -162,8 +173,8 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     path = folder.path.parent / "model_index.json"
     index = read_json(path, "pipeline") if path.is_file() else {}
     arguments, _ = read_arguments(read_transformer(folder, family), folder)
-    if family.takes_images(arguments, index):
-        return "ti2v"
+    if task := family.task(arguments, index):
+        return task
     tasks = {name: task for task, name in family.pipelines.items()}
     task = tasks.get(str(index.get("_class_name")))
     if task:
@@ -174,29 +185,38 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     return config.get("ideal_task", config.get("task_type"))
 
 
-def find_transformer(root: str | Path, version: str | None = None) -> Path | None:
+def find_transformer(
+    root: str | Path, version: str | None = None, expert: Expert | None = None
+) -> Path | None:
     """Return the folder of the transformer's config.json in the original or diffusers' layout, or
     ``root`` itself.
     """
-    versions = Path(root) / "transformer"
-    candidates = [versions]
-    if version:
-        candidates.insert(0, versions / version)
+    versions = [Path(root) / name for name in TRANSFORMERS[expert]]
+    candidates = [folder / version for folder in versions] if version else []
+    candidates += versions
     # If there is a folder of versions, do not replace a missing version by ``root`` itself.
-    if not versions.is_dir():
+    if expert is None and not versions[0].is_dir():
         candidates.append(Path(root))
     return next((folder for folder in candidates if (folder / "config.json").is_file()), None)
 
 
-def transformer_folder(root: str | Path, version: str | None) -> Folder:
+def transformer_folder(
+    root: str | Path, version: str | None, expert: Expert | None = None
+) -> Folder:
     """Return the folder of the transformer.
 
     Raises ValueError, listing the available versions, if it is missing.
     """
     label = f"transformer version {version!r}"
-    folder = find_transformer(root, version)
+    folder = find_transformer(root, version, expert)
     if folder:
         return Folder(folder, label)
+    if expert:
+        names = " and no ".join(TRANSFORMERS[expert])
+        raise ValueError(
+            f"{label}: {root} has no {names} with a config.json, the {expert}-noise expert; "
+            "download it, or set pretrained_model_root"
+        )
     versions = Path(root) / "transformer"
     if versions.is_dir():
         present = sorted(path.parent.name for path in versions.glob("*/config.json"))

@@ -28,6 +28,7 @@ import functools
 import json
 import math
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,11 +36,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from hyvideo.data.files import publish, read_json
 from hyvideo.models.family import Component, Family, families, family_of
+from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.names import Rename
 from hyvideo.models.original_checkpoint import renamed_by_family
 from hyvideo.models.weight_files import read_safetensors, truncate
@@ -54,6 +57,7 @@ LORA_FILES = _PEFT_FILE, _DIFFUSERS_FILE = (
 )
 _PEFT_CONFIG = "adapter_config.json"
 _METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
+_EXPERT = "expert"  # our key for the expert of a model of two
 # Only these settings are written to the metadata, because an older peft rejects files with unknown
 # settings.
 _SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
@@ -126,8 +130,40 @@ def read_lora(path: str | Path) -> Lora:
     lora = pairs | _differences(tensors, file)
     for family in families():
         if any(re.match(family.original_modules, module) for module in pairs):
-            return _to_diffusers(lora, family, file)
+            return _to_diffusers(_without_foreign(lora, family, file), family, file)
     return lora
+
+
+def _without_foreign(lora: Lora, family: Family, file: Path) -> Lora:
+    """Return a LoRA without the modules of `Family.foreign_modules`, which a warning names."""
+    dropped = [
+        name for name in lora if family.foreign_modules and re.match(family.foreign_modules, name)
+    ]
+    if dropped:
+        warnings.warn(
+            f"LoRA {file}: {len(dropped)} modules that the model does not have are left out: "
+            f"{', '.join(truncate(sorted(dropped)))}",
+            stacklevel=3,
+        )
+    return {name: value for name, value in lora.items() if name not in dropped}
+
+
+def expert_of(path: str | Path) -> Expert | None:
+    """Return the expert of a model of two that a LoRA file was trained for; None if its metadata
+    name none, as in files of other programs.
+    """
+    with safe_open(_find_file(Path(path)), "pt") as opened:
+        return (opened.metadata() or {}).get(_EXPERT)
+
+
+def check_expert(path: str | Path, expert: Expert | None) -> None:
+    """Raise ValueError if a LoRA file was trained for the other expert of a model of two."""
+    named = expert_of(path)
+    if expert and named not in (None, expert):
+        raise ValueError(
+            f"LoRA {path}: it was trained for the {named}-noise expert, got the {expert}-noise "
+            f"expert; set expert {named}, or use the LoRA of this expert"
+        )
 
 
 def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
@@ -324,13 +360,18 @@ def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tup
         yield name, weight
 
 
-def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> None:
+def save_lora(
+    lora: Lora, folder: str | Path, *, form: Form = "diffusers", expert: Expert | None = None
+) -> None:
     """Save a LoRA in the format ``form``; `read_lora` reads the same changes of the weights.
 
     ValueError if the format cannot represent it.
 
     In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the
     blocks. For others, B is multiplied by alpha / rank, which is exact for a power of two.
+
+    Of a model of two experts, the metadata name the ``expert``. In the original's format, so does
+    the file name, because both files have the same tensors.
 
     Differences are written, too. Only this project reads them in the formats diffusers and peft.
     """
@@ -368,6 +409,10 @@ def save_lora(lora: Lora, folder: str | Path, *, form: Form = "diffusers") -> No
             for name, pair in pairs.items()
             if pair.alpha != pair.rank
         }
+    if expert:
+        metadata |= {_EXPERT: expert}
+        if form == "original":
+            file = f"{Path(file).stem}_{expert}_noise.safetensors"
     with publish(folder / file) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)
 
@@ -382,7 +427,10 @@ def lora_files(path: str | Path) -> list[Path]:
 def _find_file(path: Path) -> Path:
     if path.is_file():
         return path
-    for name in (*LORA_FILES, f"lora/{_DIFFUSERS_FILE}"):  # the last is in a run's checkpoint
+    stem = Path(_DIFFUSERS_FILE).stem
+    of_experts = [f"{stem}_{expert}_noise.safetensors" for expert in OTHER_EXPERT]
+    # the last is in a run's checkpoint
+    for name in (*LORA_FILES, *of_experts, f"lora/{_DIFFUSERS_FILE}"):
         if (path / name).is_file():
             return path / name
     hint = "" if path.exists() else "; this path does not exist"

@@ -47,6 +47,44 @@ def on_device(module: nn.Module) -> Iterator[None]:
         module.load_state_dict(module.hosts, assign=True)
 
 
+class FrozenWeights:
+    """The frozen weights of a model that is trained, which may leave its device while no forward
+    pass needs them.
+
+    They do not change, so that nothing is copied back: the copies on the CPU stay. Trained
+    parameters, of which the optimizer has the state, stay on the device.
+    """
+
+    def __init__(self, model: nn.Module):
+        self._places = [
+            (module, name)
+            for module in model.modules()
+            for name, parameter in module.named_parameters(recurse=False)
+            if not parameter.requires_grad and parameter.device == device_of(model)
+        ]
+        self._home = device_of(model)
+        self._hosts = [getattr(*place).detach().cpu() for place in self._places]
+        if self._home.type == "cuda":
+            self._hosts = [_pinned(host) for host in self._hosts]
+
+    def leave(self) -> None:
+        """Free the memory of the weights on the device."""
+        self._put(self._hosts)
+
+    def come_back(self) -> None:
+        """Copy the weights to the device again."""
+        self._put([host.to(self._home, non_blocking=True) for host in self._hosts])
+
+    def _put(self, weights: list[torch.Tensor]) -> None:
+        for (module, name), weight in zip(self._places, weights):
+            setattr(module, name, nn.Parameter(weight, requires_grad=False))
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in pinned memory; one in fp8, whose parts cannot be pinned, as it is."""
+    return tensor.pin_memory() if type(tensor) is torch.Tensor else tensor
+
+
 def offload_in_groups(
     model: nn.Module, device: torch.device, *, blocks_per_group: int, overlap: bool
 ) -> nn.Module:

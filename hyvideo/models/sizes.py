@@ -244,7 +244,8 @@ def tiny_module(family: str):
 
 def _config_file(root: str | Path, version: str) -> Path | None:
     folder = Path(root) / "transformer"
-    paths = folder / version / "config.json", folder / "config.json"
+    folders = folder / version, folder, Path(root) / "high_noise_model"
+    paths = [each / "config.json" for each in folders]
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -6,9 +6,12 @@ Each family declares its versions in ``versions.yaml`` of its package.
 
 import math
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import yaml
+
+from hyvideo.models.guidance import Expert
 
 Task = Literal["t2v", "i2v", "ti2v"]  # ti2v: with or without a reference image
 
@@ -21,6 +24,10 @@ class Version(NamedTuple):
     task: Task | None = None
     resolution: Literal["480p", "720p", "1080p"] | None = None
     guidance_scale: float = 6.0
+    # of two experts: the noise level from which the high-noise one predicts, and the guidance scale
+    # of the other
+    boundary: float | None = None
+    low_noise_guidance_scale: float | None = None
     shift: float = 5.0
     num_steps: int = 40
     # noise levels at which the steps begin, of models that cover no others; empty: shift decides
@@ -110,7 +117,7 @@ def _version(name: str, family: str, settings: dict[str, Any]) -> Version:
 
 def _fits(value: object, kind: Any) -> bool:
     """Return whether a value has the type of a field of `Version`; numbers must be above 0."""
-    if get_origin(kind) is Union:
+    if get_origin(kind) in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(kind))
     if get_origin(kind) is Literal:
         return value in get_args(kind)
@@ -123,6 +130,11 @@ def _fits(value: object, kind: Any) -> bool:
 
 for _file in sorted(Path(__file__).parent.glob(f"*/{VERSIONS_FILE}")):
     add_versions(_file.parent.name, _file)
+
+
+def experts_of(version: str | None) -> tuple[Expert | None, ...]:
+    """Return the experts of a version; (None,) for a single transformer."""
+    return ("high", "low") if version_defaults(version).boundary is not None else (None,)
 
 
 def version_defaults(name: str | None) -> Version:

@@ -106,10 +106,12 @@ class ConditionEncoder:
         self.store: PartStore | PartCache = PartCache() if store is None else store
         self._file_hashes: dict[str, str] = {}  # by path, when a file was first used
 
-    def __call__(self, requests: list[Request], *, height: int = 0, width: int = 0) -> Conditions:
+    def __call__(
+        self, requests: list[Request], size: tuple[int, int, int] = (0, 0, 0)
+    ) -> Conditions:
         """Return one condition per request, one object for equal requests.
 
-        Images are fitted to the size in pixels.
+        ``size`` has the frames, height and width of the videos, to which images are fitted.
         """
         found: dict[Request, dict[str, Encoded]] = {request: {} for request in requests}
         for part in self.parts:
@@ -117,7 +119,7 @@ class ConditionEncoder:
             contents = {
                 request: content for request, content in contents.items() if content is not None
             }
-            encoded = self._encode(part, list(dict.fromkeys(contents.values())), height, width)
+            encoded = self._encode(part, list(dict.fromkeys(contents.values())), size)
             for request, content in contents.items():
                 found[request][part.kind] = encoded[content]
         conditions = {request: Condition.from_parts(parts) for request, parts in found.items()}
@@ -136,7 +138,7 @@ class ConditionEncoder:
             self.store.patience_s = patience_s
 
     def _encode(
-        self, part: Part, contents: list[str], height: int, width: int
+        self, part: Part, contents: list[str], size: tuple[int, int, int]
     ) -> dict[str, Encoded]:
         """Return the encoded parts by content; those that are not stored are encoded in
         one batch.
@@ -145,14 +147,14 @@ class ConditionEncoder:
         for content in contents:
             identity = content
             if part.is_file:
-                identity = f"{height} x {width} {self._file_hash(content)}"
+                identity = f"{size} {self._file_hash(content)}"
             keys[content] = self._key(part.kind, identity)
         known = {content: self.store.get(key) for content, key in keys.items()}
         missing = [content for content, encoded in known.items() if encoded is None]
         if missing:
             if part.kind not in self._loaded:
                 self._loaded[part.kind] = self._load(part)
-            all_encoded = self._loaded[part.kind](missing, height, width)
+            all_encoded = self._loaded[part.kind](missing, size)
             for content, encoded in zip(missing, all_encoded):
                 stored = {name: states.to(self.dtype) for name, states in encoded.items()}
                 # Image latents are combined with the sampled latents, which stay float32.

@@ -19,7 +19,8 @@ from hyvideo.models import decoding
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
 from hyvideo.models.gradient_mode import graphs_of_training
-from hyvideo.models.offload import device_of, on_device
+from hyvideo.models.guidance import Expert, Guidance, expert_at
+from hyvideo.models.offload import FrozenWeights, device_of, on_device
 from hyvideo.schedulers.schedule import Schedule, Step, filled
 
 # of each sample: timestep at which its step begins, and ends or None
@@ -62,14 +63,17 @@ class Trajectories:
 class SamplerSettings:
     """Sampler settings other than the schedule."""
 
-    guidance_scale: float = 6.0
+    guidance: Guidance = Guidance(6.0)
     batched_forward: bool = True  # one forward pass for all samples and branches, else one each
-    guidance_interval: tuple[float, float] = (0.0, 1.0)  # range of sigma with guidance
 
-    def is_guided(self, timestep: float) -> bool:
-        """Return whether guidance applies at this timestep, which then needs two branches."""
-        low, high = self.guidance_interval
-        return self.guidance_scale > 1 and low <= timestep / 1000 <= high
+
+@dataclass(frozen=True)
+class Partner:
+    """The frozen expert of a model of two, which predicts where the policy does not."""
+
+    transformer: nn.Module
+    expert: Expert
+    boundary: float  # noise level from which the high-noise expert predicts
 
 
 class GRPOPipeline:
@@ -88,12 +92,17 @@ class GRPOPipeline:
         sampling: SamplerSettings,
         negative: Condition | None = None,
         compute_dtype: torch.dtype = torch.float32,
+        partner: Partner | None = None,
     ):
-        if sampling.guidance_scale > 1 and negative is None:
+        if sampling.guidance.largest > 1 and negative is None:
             raise ValueError(
-                f"guidance_scale {sampling.guidance_scale} needs the condition of a negative prompt"
+                f"guidance scale {sampling.guidance.largest} needs the condition of a negative "
+                "prompt"
             )
         self.transformer = transformer
+        self.partner = partner
+        # of the transformer, which may leave the device while it is not used
+        self.frozen: FrozenWeights | None = None
         self.vae = vae
         self.sampling = sampling
         self.negative = negative
@@ -112,10 +121,15 @@ class GRPOPipeline:
         """Shape and scale of the VAE's latents."""
         return family_of(self.vae).latents(self.vae.config)
 
-    def with_guidance(self, scale: float) -> "GRPOPipeline":
-        """Return a pipeline with the same models and another guidance scale."""
+    @property
+    def transformers(self) -> list[nn.Module]:
+        """The transformer and, of a model of two experts, its partner."""
+        return [self.transformer, *([self.partner.transformer] if self.partner else [])]
+
+    def with_guidance(self, guidance: Guidance) -> "GRPOPipeline":
+        """Return a pipeline with the same models and another guidance."""
         pipeline = copy.copy(self)
-        pipeline.sampling = replace(self.sampling, guidance_scale=scale)
+        pipeline.sampling = replace(self.sampling, guidance=guidance)
         return pipeline
 
     def latent_shape(self, num_frames: int, height: int, width: int) -> tuple[int, int, int, int]:
@@ -266,7 +280,8 @@ class GRPOPipeline:
 
     def _guided_velocity(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the guided velocity of each sample at its time: see `velocity`."""
-        rows = [row for row, (start, _) in enumerate(times) if self.sampling.is_guided(start)]
+        scales = [self.sampling.guidance.scale_at(start / 1000) for start, _ in times]
+        rows = [row for row, scale in enumerate(scales) if scale > 1]
         unconditional = conditions.select(rows).with_text_of(self.negative)
         stacked = torch.stack([*(latents[row] for row in rows), *latents])
         stacked = self._forwards(
@@ -275,7 +290,7 @@ class GRPOPipeline:
         negatives = stacked[: len(rows)]
         velocities = list(stacked[len(rows) :])
         for row, negative in zip(rows, negatives):
-            velocities[row] = negative + self.sampling.guidance_scale * (velocities[row] - negative)
+            velocities[row] = negative + scales[row] * (velocities[row] - negative)
         return torch.stack(velocities)
 
     @torch.no_grad()
@@ -283,10 +298,11 @@ class GRPOPipeline:
         """Compute what depends on the timesteps of the next forward passes alone, if the
         transformer caches it.
         """
-        cache = self.transformer.modulation_cache
-        if cache:
-            with self._autocast(self.device):
-                cache.prepare(times)
+        for transformer in self.transformers:
+            if transformer.modulation_cache:
+                own = [time for time in times if self._transformer_at([time]) is transformer]
+                with self._autocast(self.device):
+                    transformer.modulation_cache.prepare(own)
 
     def prepare_schedule(self, schedule: Schedule) -> None:
         """Call `prepare` for all steps of a schedule."""
@@ -297,7 +313,7 @@ class GRPOPipeline:
 
         Shape: (batch,).
         """
-        return sum(1 + self.sampling.is_guided(time) for time in timestep.tolist())
+        return sum(self.sampling.guidance.num_branches(time / 1000) for time in timestep.tolist())
 
     def _times(self, schedule: Schedule, steps: Sequence[int]) -> Times:
         """Return the timesteps at which each sample's step begins and, for models that read it,
@@ -326,9 +342,10 @@ class GRPOPipeline:
     def _forward(
         self, latents: Tensor, times: Times, conditions: Conditions, row: int = 0
     ) -> Tensor:
-        """Return the velocities of one forward pass of the transformer."""
-        if self.transformer.step_cache:
-            self.transformer.step_cache.row = row
+        """Return the velocities of one forward pass of a transformer."""
+        transformer = self._transformer_at(times)
+        if transformer.step_cache:
+            transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
         ends = None
         if self.transformer.is_flow_map:
@@ -336,15 +353,30 @@ class GRPOPipeline:
         is_sampling = not torch.is_grad_enabled()
         graphs: AbstractContextManager = nullcontext()
         if is_sampling and self.samples_in_gradient_mode:
-            graphs = graphs_of_training(self.transformer)
+            graphs = graphs_of_training(transformer)
         with self._autocast(latents.device), graphs:
-            modulation = self.transformer.modulation_cache
-            if modulation:
-                modulation.select(times)
-            velocity = self.transformer(
+            if transformer.modulation_cache:
+                transformer.modulation_cache.select(times)
+            velocity = transformer(
                 latents, timestep=timestep, conditions=conditions.samples, ends=ends
             )
         return velocity.detach().float() if is_sampling else velocity.float()
+
+    def _transformer_at(self, times: Times) -> nn.Module:
+        """Return the transformer that predicts at these times.
+
+        Raises ValueError if they belong to both experts: a forward pass has one.
+        """
+        if self.partner is None:
+            return self.transformer
+        experts = {expert_at(start / 1000, self.partner.boundary) for start, _ in times}
+        if len(experts) > 1:
+            timesteps = ", ".join(f"{start:g}" for start, _ in times)
+            raise ValueError(
+                "the samples of a forward pass must have timesteps of one expert, below "
+                f"{1000 * self.partner.boundary:g} or from it, got {timesteps}"
+            )
+        return self.partner.transformer if self.partner.expert in experts else self.transformer
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:
         """Return the context in which the transformer computes."""

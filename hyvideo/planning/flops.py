@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hyvideo.models.conditions import Condition
+from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import Component, family_named, new_model
 from hyvideo.models.lora import target_modules
 from hyvideo.models.registry import package_name
@@ -178,7 +178,9 @@ def _forward_flops(
     with fake_tensors(family_name), torch.no_grad():
         model = _build(family_name, transformer, num_layers=num_layers)
         latents = torch.empty(1, *shape)
-        condition = Condition(torch.empty(*text))
+        needs_image = family_named(family_name).task(model.config, {}) == "i2v"
+        image = ImageCondition(None, torch.empty(*shape)) if needs_image else None
+        condition = Condition(torch.empty(*text), image=image)
         timestep = torch.full((1,), 500.0)
         ends = timestep if model.is_flow_map else None
         # Only this implementation of attention consists of operators that the counter knows on a

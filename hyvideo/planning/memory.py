@@ -113,6 +113,7 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
     is_offloaded = settings.reference_mode_offload  # a copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
+        "partner": states.partner_bytes(run),
         "modulation": states.modulation_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
         "EMA": copied if settings.ema_decay and not is_offloaded else 0.0,
@@ -127,6 +128,11 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
     return resident
 
 
+def _away(run: PlannedRun) -> dict[str, float]:
+    """Return the bytes of the policy while scorers work, if its frozen weights are on the CPU."""
+    return {"parameters": states.trained_bytes(run)} if run.settings.policy_offload else {}
+
+
 def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what rollouts, their decoding and their scoring add."""
     if run.config.objective.videos_from:  # only validation samples and scores
@@ -137,7 +143,7 @@ def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
         "decode": {"decoding": states.decoding_bytes(run)} | items.vae | items.beside,
     }
     if run.reward_bytes and not items.beside:
-        phases["score"] = items.scoring
+        phases["score"] = items.scoring | _away(run)
     return phases
 
 
@@ -145,7 +151,7 @@ def _anchor(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what the forward passes of the anchor add."""
     if not run.config.objective.needs_anchor:
         return {}
-    guidance = max(run.settings.cfg_scale, run.config.anchor_cfg_scale)
+    guidance = max(run.config.policy_cfg_scale, run.config.anchor_cfg_scale)
     activation = activations.inference_bytes(
         run.with_settings(cfg_scale=guidance), run.settings.mini_batch_size_per_update
     )
@@ -186,7 +192,7 @@ def _validation(run: PlannedRun, items: _Items) -> list[dict[str, float]]:
     return [
         {"activations": sampling} | items.inference,
         {"decoding": states.decoding_bytes(validation)} | items.vae,
-        items.scoring | {"held-out reward models": measuring.reward_bytes},
+        items.scoring | {"held-out reward models": measuring.reward_bytes} | _away(run),
     ]
 
 

@@ -6,6 +6,9 @@ import math
 
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 
+# Matrices of a block of Wan in pinned memory, whose sizes torch rounds up to powers of two.
+_ROUNDED = 1.53
+
 
 def trained_parameters(run: PlannedRun) -> int:
     """Return the number of trained parameters: of the LoRA, or all."""
@@ -19,18 +22,40 @@ def trained_bytes(run: PlannedRun) -> float:
 
 
 def parameter_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the policy: trained weights and, under a LoRA, frozen weights.
-
-    In fp8, a weight of the blocks' matrices has one byte, and a row of them a float32 scale.
-    """
+    """Return the bytes of the policy: trained weights and, under a LoRA, frozen weights."""
     if not run.settings.lora_rank:
         return trained_bytes(run)
-    counted = run.parameters
-    in_fp8 = counted.matrices if run.settings.base_weight_dtype == "fp8" else 0
-    on_cpu = counted.modulation if run.caches_modulation else 0
+    return trained_bytes(run) + frozen_bytes(run)
+
+
+def frozen_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the weights under a LoRA on a rank."""
+    on_cpu = run.parameters.modulation if run.caches_modulation else 0
+    stored = _stored_bytes(run, run.parameters.total - on_cpu, run.settings.base_weight_dtype)
+    return stored / run.num_shards
+
+
+def partner_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the frozen expert of a model of two on a GPU: all of it, a shard or, if
+    its blocks are copied from the CPU, the current and the next one.
+    """
+    if run.config.trained_expert is None:
+        return 0.0
+    model = run.parameters
+    if not run.settings.partner_offload:
+        return _stored_bytes(run, model.total, run.settings.partner_weight_dtype) / run.num_shards
+    whole = _stored_bytes(run, model.total, run.settings.partner_weight_dtype)
+    root = model.root * run.compute_bytes
+    return root + 2 * (whole - root) / model.num_blocks
+
+
+def _stored_bytes(run: PlannedRun, parameters: int, weight_dtype: str) -> float:
+    """Return the bytes of frozen weights. In fp8, a weight of the blocks' matrices has one byte, and
+    a row of them a float32 scale.
+    """
+    in_fp8 = run.parameters.matrices if weight_dtype == "fp8" else 0
     scales = 4 * in_fp8 / run.architecture.width
-    frozen = in_fp8 + scales + (counted.total - in_fp8 - on_cpu) * run.compute_bytes
-    return trained_bytes(run) + frozen / run.num_shards
+    return in_fp8 + scales + (parameters - in_fp8) * run.compute_bytes
 
 
 def modulation_bytes(run: PlannedRun) -> float:
@@ -76,7 +101,8 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     """
     model = run.parameters
     settings = run.settings
-    if settings.lora_rank and settings.base_weight_dtype == "fp8":
+    has_fp8_partner = run.config.trained_expert and settings.partner_weight_dtype == "fp8"
+    if has_fp8_partner or settings.lora_rank and settings.base_weight_dtype == "fp8":
         # the largest matrix: two float32 copies and one in bf16
         return 10 * model.largest_matrix
     if not settings.enable_fsdp:
@@ -106,6 +132,11 @@ def pinned_bytes(run: PlannedRun) -> dict[str, float]:
         model = run.parameters
         each = model.modulation * run.compute_bytes / model.num_modulations
         found["modulation layers"] = model.num_modulations * 2 ** math.ceil(math.log2(each))
+    total = run.parameters.total
+    if run.settings.partner_offload and run.config.trained_expert:
+        found["partner"] = _ROUNDED * _stored_bytes(run, total, run.settings.partner_weight_dtype)
+    if run.settings.policy_offload:
+        found["policy"] = _ROUNDED * _stored_bytes(run, total, run.settings.base_weight_dtype)
     return found
 
 

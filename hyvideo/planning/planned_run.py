@@ -148,7 +148,9 @@ class PlannedRun:
             shift=sampling.shift,
             sigmas=sampling.sigmas,
             cfg_scale=sampling.guidance_scale,
+            low_noise_cfg_scale=sampling.low_noise_guidance_scale,
             validation_cfg_scale=None,
+            validation_low_noise_cfg_scale=None,
             batch_size=self.config.record.validation_batch_size,
             **without_window,
         )

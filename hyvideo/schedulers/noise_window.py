@@ -12,6 +12,9 @@ each other.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -27,12 +30,18 @@ class Window:
         """Return the sum over the window at each of its positions, given one value per stochastic
         step.
         """
+        return [sum(position) for position in self.positions(values)]
+
+    def positions(self, values: Sequence[T]) -> list[Sequence[T]]:
+        """Return the values in the window at each of its positions, given one value per stochastic
+        step.
+        """
         num_starts = len(values) - self.length + 1
         # All are equally frequent. A random window has stride 1, and thus all positions.
         starts: Sequence[int] = range(0, num_starts, math.gcd(self.stride, num_starts))
         if self.kind == "fixed":
             starts = [self.start]
-        return [sum(values[start : start + self.length]) for start in starts]
+        return [values[start : start + self.length] for start in starts]
 
     def steps(self, stochastic: list[int], iteration: int, draw: Callable[[int], int]) -> list[int]:
         """Return the stochastic steps in the window of an iteration, counted from 1.

@@ -17,7 +17,8 @@ from pydantic.fields import FieldInfo
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import Request
 from hyvideo.data.text import nearest, quote
-from hyvideo.models.versions import version_defaults
+from hyvideo.models.guidance import Expert, Guidance, expert_at, levels_of
+from hyvideo.models.versions import Version, version_defaults
 from hyvideo.rewards.rewards import DIMENSIONS, known_dimensions
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
@@ -131,9 +132,29 @@ class Config(BaseModel):
     # --- values that follow from the settings ---
 
     @property
+    def version(self) -> Version:
+        """What is known of the version of the model."""
+        return version_defaults(self.model.transformer_version)
+
+    @property
+    def trained_expert(self) -> Expert | None:
+        """The trained expert; None for a model of a single transformer."""
+        return self.model.trained_expert
+
+    @property
+    def trained_levels(self) -> tuple[float, float]:
+        """Lowest and highest noise level that the trained transformer predicts."""
+        return levels_of(self.trained_expert, self.version.boundary)
+
+    def trains(self, level: float) -> bool:
+        """Return whether the trained transformer predicts at a noise level."""
+        boundary = self.version.boundary
+        return boundary is None or expert_at(level, boundary) == self.model.expert
+
+    @property
     def defaults_of_version(self) -> dict[str, object]:
         """Settings of the model version, by name, that replace those that are None."""
-        version = version_defaults(self.model.transformer_version)
+        version = self.version
         defaults = {
             "vae_dtype": version.vae_dtype,
             "negative_prompt": version.negative_prompt,
@@ -141,6 +162,8 @@ class Config(BaseModel):
             "shift": version.shift,
             "cfg_scale": version.guidance_scale,
         }
+        if version.boundary is not None:
+            defaults["low_noise_cfg_scale"] = version.low_noise_guidance_scale
         sigmas = self.rollout.sigmas
         if sigmas is None and self.rollout.shift is None and version.sigmas:
             sigmas = version.sigmas
@@ -236,6 +259,10 @@ class Config(BaseModel):
             shift=rollout.shift,
             sigmas=rollout.sigmas,
             guidance_scale=rollout.cfg_scale,
+            low_noise_guidance_scale=1.0
+            if rollout.low_noise_cfg_scale is None
+            else rollout.low_noise_cfg_scale,
+            boundary=self.version.boundary,
             guidance_interval=rollout.guidance_interval,
             negative_prompt=data.negative_prompt,
             sampler=rollout.sde_type,
@@ -258,10 +285,10 @@ class Config(BaseModel):
         )
         shift = rollout.shift if record.validation_shift is None else record.validation_shift
         scale = record.validation_cfg_scale
-        version = version_defaults(self.model.transformer_version)
+        low_noise_scale = record.validation_low_noise_cfg_scale
         sampler = ODE
         if record.validation_eta:
-            sampler = "cps" if version.native == "renoise" else rollout.sampler
+            sampler = "cps" if self.version.native == "renoise" else rollout.sampler
         return Sampling(
             frames=record.validation_num_frames or rollout.frames,
             height=record.validation_height or rollout.height,
@@ -271,6 +298,10 @@ class Config(BaseModel):
             shift=shift,
             sigmas=rollout.sigmas if has_levels else None,
             guidance_scale=rollout.guidance_scale if scale is None else scale,
+            low_noise_guidance_scale=rollout.low_noise_guidance_scale
+            if low_noise_scale is None
+            else low_noise_scale,
+            boundary=rollout.boundary,
             guidance_interval=rollout.guidance_interval,
             negative_prompt=rollout.negative_prompt,
             sampler=sampler,
@@ -300,17 +331,27 @@ class Config(BaseModel):
         return self.objective.mini_batch_size_per_update if self.is_batched else 1
 
     @property
+    def policy_cfg_scale(self) -> float:
+        """Guidance scale of the trained transformer in rollouts."""
+        return self.sampling.guidance.scale_of(self.trained_expert)
+
+    @property
     def anchor_cfg_scale(self) -> float:
         """Guidance scale of the anchor; by default as for the policy."""
         scale = self.objective.anchor_cfg_scale
         if scale is None or not self.objective.needs_anchor:
-            return self.rollout.cfg_scale
+            return self.policy_cfg_scale
         return scale
+
+    @property
+    def anchor_guidance(self) -> Guidance:
+        """Guidance of the rollouts with the anchor in place of the policy."""
+        return self.sampling.guidance.with_scale(self.trained_expert, self.anchor_cfg_scale)
 
     @property
     def anchor_has_own_guidance(self) -> bool:
         """True if the anchor differs from the policy even if their weights are equal."""
-        return max(1.0, self.anchor_cfg_scale) != max(1.0, self.rollout.cfg_scale)
+        return max(1.0, self.anchor_cfg_scale) != max(1.0, self.policy_cfg_scale)
 
     @property
     def kl_warmup(self) -> float:
@@ -334,12 +375,12 @@ class Config(BaseModel):
     @property
     def negative_requests(self) -> list[Request]:
         """Request of the negative branch of guidance; empty without guidance."""
-        scales = (
-            self.rollout.cfg_scale,
-            self.validation_sampling.guidance_scale,
-            self.anchor_cfg_scale,
+        guidances = (
+            self.sampling.guidance,
+            self.validation_sampling.guidance,
+            self.anchor_guidance,
         )
-        is_guided = max(scales) > 1
+        is_guided = max(guidance.largest for guidance in guidances) > 1
         return [Request(self.data.negative_prompt, is_negative=True)] if is_guided else []
 
     @property

@@ -14,7 +14,13 @@ from hyvideo.settings.objectives import TrustRegionSettings
 
 # Settings that only name files, besides the videos of an objective. The contents are compared
 # (`input_digests`), not the paths, because files may move.
-READ_FILES = ("prompts_csv", "reward_config", "pretrained_lora_path")
+READ_FILES = (
+    "prompts_csv",
+    "reward_config",
+    "pretrained_lora_path",
+    "base_lora_path",
+    "low_noise_base_lora_path",
+)
 
 
 class Changes(NamedTuple):
@@ -68,13 +74,15 @@ def code_of(config: Config) -> dict[str, list[Path]]:
 
 
 def weights_of(config: Config) -> dict[str, list[Path]]:
-    """Return the files of the initial LoRA and of the anchor. Raises ValueError if there are none."""
+    """Return the files of the LoRAs that a run starts from and of the anchor. Raises ValueError if there are none."""
     from hyvideo.models.lora import lora_files  # imports torch
 
-    named = {}
-    start = config.optimizer.pretrained_lora_path
-    if start:
-        named["pretrained_lora_path"] = lora_files(start)
+    loras = {
+        "pretrained_lora_path": config.optimizer.pretrained_lora_path,
+        "base_lora_path": config.model.base_lora_path,
+        "low_noise_base_lora_path": config.model.low_noise_base_lora_path,
+    }
+    named = {name: lora_files(path) for name, path in loras.items() if path}
     anchor = config.objective.anchor_path
     if anchor:
         digests = Path(anchor) / "digests.json"  # of all files of a checkpoint
@@ -114,5 +122,6 @@ def evaluation_settings(config: Config) -> dict[str, object]:
         "shift": sampling.shift,
         "sigmas": sampling.sigmas,
         "cfg_scale": sampling.guidance_scale,
+        "low_noise_cfg_scale": sampling.low_noise_guidance_scale,
     }
     return measured | ({"validation_noise": sampling.noise} if sampling.noise else {})

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.settings.config import Config
-from hyvideo.settings.sampling import Sampling, branches_at
+from hyvideo.settings.sampling import Sampling
 
 # largest sensible std of a step relative to the noise level after it; eta 1 reaches 2.5 in 50 steps
 MAX_NOISE = 5.0
@@ -51,13 +51,13 @@ def make_plan(config: Config, world_size: int = 1) -> Plan:
         trained = max(1, round(candidates * objective.timestep_fraction)) if candidates else 0
     num_reward_steps = 1 if objective.reward_weight > 0 else 0
     branches = sampling.branches()
-    of_anchor = sampling.branches(config.anchor_cfg_scale)
+    of_anchor = sampling.branches(config.anchor_guidance)
     measured = max(1, round(trained * getattr(objective, "anchor_fraction", 1.0)))
     # without levels, at the reward step
     num_anchor_steps = min(trained or num_reward_steps, measured)
     if objective.trains == "path":
-        levels = sampling.divided(objective.anchor_substeps)
-        of_anchor = branches_at(levels, sampling.guidance_interval, config.anchor_cfg_scale)
+        levels = sampling.divided(objective.anchor_substeps)[:-1]
+        of_anchor = [config.anchor_guidance.num_branches(level) for level in levels]
         num_anchor_steps = trained * objective.anchor_substeps
     is_noisy = [
         step.is_stochastic and objective.trains == "steps" for step in sampling.transitions()

@@ -1,9 +1,11 @@
 """Rules of the objectives: what noise levels, pairs, teachers, reward gradients and anchors need."""
 
 import math
+from contextlib import suppress
 
 from hyvideo.models.versions import Version, version_defaults
 from hyvideo.rewards.rewards import SCORERS, has_gradient
+from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
@@ -30,7 +32,7 @@ def objective_problems(config: Config) -> Problems:
     if objective.reward_weight:
         yield from reward_gradient_problems(objective, config.reward)
     if isinstance(objective, GivenVideosSettings):
-        yield from guidance_problems(objective, rollout)
+        yield from guidance_problems(config)
     if isinstance(objective, DPOSettings):
         yield from pair_problems(objective, rollout, config.rows_per_pass)
     if objective.group_size not in (0, rollout.num_generations):
@@ -43,7 +45,68 @@ def objective_problems(config: Config) -> Problems:
             "ignore_rewards trains on the KL terms alone, got kl_strategy none, which leaves "
             "nothing to train on; set kl_weight and a strategy"
         )
-    yield from anchor_problems(objective, rollout, version)
+    yield from anchor_problems(objective, config.policy_cfg_scale, version)
+    if version.boundary is not None:
+        yield from expert_problems(config, version.boundary)
+
+
+def expert_problems(config: Config, boundary: float) -> Problems:
+    """Yield trained steps of the other expert of a model of two, which is frozen."""
+    objective, sampling, expert = config.objective, config.sampling, config.model.expert
+    levels = sampling.levels[:-1]
+    own = [step for step, level in enumerate(levels) if config.trains(level)]
+    described = (
+        f"the {expert}-noise expert of transformer_version {config.model.transformer_version}, "
+        f"which predicts {'from' if expert == 'high' else 'below'} noise level {boundary:g}"
+    )
+    steps = (
+        f"its steps are {own[0] + 1} to {own[-1] + 1} of {len(levels)}"
+        if own
+        else (f"it has none of the {len(levels)} steps")
+    )
+    if objective.trains == "path":
+        yield (
+            f"objective {objective.name} trains all steps of a video, but expert {expert} trains "
+            f"only {described}; {steps}. Use another objective"
+        )
+    elif objective.trains == "steps":
+        with suppress(ValueError):  # `_some_step_is_stochastic` reports it
+            trained = _trained_steps(sampling, objective.window)
+            if not trained <= set(own):
+                noisy = _stochastic_steps(sampling)
+                own_noisy = [number for number, step in enumerate(noisy) if step in own]
+                fix = "set expert, shift or grpo_sampling_steps so that it has one with noise"
+                if own_noisy:
+                    fix = f"set sde_window fixed:{own_noisy[0]}:{len(own_noisy)}, or a part of it"
+                yield (
+                    f"sde_window must select steps of {described}; {steps}, got "
+                    f"{objective.window or 'all steps'}; {fix}"
+                )
+    elif objective.reward_weight > 0:
+        rewarded = 1
+        if objective.reward_gradient_step != "last":
+            rewarded = max(1, len(levels) // 4)
+        if not own or own[-1] < len(levels) - 1 or len(own) < rewarded:
+            yield (
+                f"a reward gradient trains the last steps, got expert {expert}, {described}; "
+                f"{steps}. Set expert low, or reward_gradient_weight 0"
+            )
+
+
+def _stochastic_steps(sampling: Sampling) -> list[int]:
+    """Return the steps with noise, regardless of an SDE window."""
+    return [step for step, each in enumerate(sampling.transitions()) if each.is_stochastic]
+
+
+def _trained_steps(sampling: Sampling, window: str) -> set[int]:
+    """Return the stochastic steps that some iteration trains. Raises ValueError for a window that
+    does not fit.
+    """
+    stochastic = _stochastic_steps(sampling)
+    chosen = parse_window(window, len(stochastic)) if stochastic else None
+    if chosen is None:
+        return set(stochastic)
+    return {step for position in chosen.positions(stochastic) for step in position}
 
 
 def check_noise(version: Version, setting: str, sampling: Sampling) -> None:
@@ -144,9 +207,14 @@ def reward_gradient_problems(objective: ObjectiveSettings, reward: RewardSetting
             )
 
 
-def guidance_problems(objective: ObjectiveSettings, rollout: RolloutSettings) -> Problems:
+def guidance_problems(config: Config) -> Problems:
     """Yield guidance with which given videos cannot be trained on."""
-    guided = {"cfg_scale": rollout.cfg_scale, "anchor_cfg_scale": objective.anchor_cfg_scale or 1}
+    objective = config.objective
+    own = "low_noise_cfg_scale" if config.trained_expert == "low" else "cfg_scale"
+    guided = {
+        own: config.policy_cfg_scale,
+        "anchor_cfg_scale": objective.anchor_cfg_scale or 1,
+    }
     for setting, scale in guided.items():
         if scale > 1:
             yield (
@@ -187,7 +255,7 @@ def teacher_problems(rollout: RolloutSettings) -> Problems:
 
 
 def anchor_problems(
-    objective: ObjectiveSettings, rollout: RolloutSettings, version: Version
+    objective: ObjectiveSettings, policy_cfg_scale: float, version: Version
 ) -> Problems:
     """Yield coefficients and anchors that contradict each other."""
     strategy = objective.strategy
@@ -210,7 +278,7 @@ def anchor_problems(
         "anchor_path": bool(objective.anchor_path),
         "anchor_cfg_scale": objective.anchor_moves
         and objective.anchor_cfg_scale is not None
-        and max(1.0, scale) != max(1.0, rollout.cfg_scale),
+        and max(1.0, scale) != max(1.0, policy_cfg_scale),
     }
     for setting, is_given in needs_fixed.items():
         if is_given and not strategy.endswith("fixed"):

@@ -52,6 +52,7 @@ def between_settings(config: Config, world_size: int, file: str = "") -> Problem
     problems = list(reward_problems(config.reward))
     yield from problems or weighted_dimensions_exist(config.reward)
     yield from weight_problems(config.model, config.optimizer, config.distributed.enable_fsdp)
+    yield from offload_problems(config)
     yield from record_problems(config.record, has_validation=bool(config.data.valid_video_csv))
     distributed = config.distributed
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
@@ -118,8 +119,9 @@ def sampler_problems(config: Config) -> Problems:
     if config.data.valid_video_csv:
         for problem in problem_of(validation.transitions):
             yield f"validation_eta {validation.eta:g} cannot be used: {problem}"
-    scale = max(sampling.guidance_scale, config.anchor_cfg_scale)
-    if scale > 1 and max(sampling.branches(scale)) == 1:
+    is_guided = max(sampling.guidance.largest, config.anchor_cfg_scale) > 1
+    branches = sampling.branches() + sampling.branches(config.anchor_guidance)
+    if is_guided and max(branches) == 1:
         yield (
             "guidance_interval must contain at least one step of the schedule, because no video "
             f"would be guided, got {sampling.guidance_interval} and {sampling.describe()}; widen "
@@ -157,6 +159,35 @@ def weight_problems(
         yield (
             "lora_target_modules needs a lora_rank above 0, got 0, which trains all weights; set "
             "lora_rank or remove lora_target_modules"
+        )
+
+
+def offload_problems(config: Config) -> Problems:
+    """Yield places of the frozen weights that cannot be combined."""
+    model, is_sharded = config.model, config.distributed.enable_fsdp
+    for setting in ("partner_offload", "policy_offload"):
+        if getattr(model, setting) and is_sharded:
+            yield (
+                f"{setting} cannot be used with enable_fsdp true, which keeps a shard of the "
+                f"weights on each GPU; set {setting} false or enable_fsdp false"
+            )
+    if model.partner_weight_dtype == "fp8" and is_sharded:
+        yield (
+            "partner_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot "
+            "shard fp8 weights; set enable_fsdp false or partner_weight_dtype bf16"
+        )
+    if not model.policy_offload:
+        return
+    if not config.optimizer.lora_rank:
+        yield (
+            "policy_offload needs a lora_rank above 0, got 0, which trains the weights that would "
+            "leave the GPU; set lora_rank or policy_offload false"
+        )
+    if not config.reward.scores_between_stages:
+        yield (
+            "policy_offload needs score_between_stages true and scorers in this process, because "
+            "otherwise scorers work beside the policy; set score_between_stages true or "
+            "policy_offload false"
         )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hyvideo.data.prompts import Request
+from hyvideo.models.guidance import Guidance, parse_interval
 from hyvideo.schedulers.transitions import (
     Transition,
     check_float32,
@@ -37,6 +38,8 @@ class Sampling:
     shift: float
     sigmas: str | None = None  # noise level of each step; replaces ``shift``
     guidance_scale: float = 1.0
+    low_noise_guidance_scale: float = 1.0  # of the low-noise expert
+    boundary: float | None = None  # noise level from which the high-noise expert predicts
     guidance_interval: str = ""  # LOW:HIGH, the noise levels with guidance; empty: all
     negative_prompt: str = ""
     sampler: str = ODE  # or a name in `SAMPLERS`, or FILE.py:NAME
@@ -50,8 +53,18 @@ class Sampling:
         return self.frames, self.height, self.width
 
     @property
+    def guidance(self) -> Guidance:
+        """Guidance by noise level. Raises ValueError for an invalid ``guidance_interval``."""
+        return Guidance(
+            self.guidance_scale,
+            self.low_noise_guidance_scale,
+            parse_interval(self.guidance_interval),
+            self.boundary,
+        )
+
+    @property
     def is_guided(self) -> bool:
-        return self.guidance_scale > 1
+        return self.guidance.largest > 1
 
     @property
     def negative_requests(self) -> list[Request]:
@@ -89,12 +102,10 @@ class Sampling:
         """Return the steps with noise, regardless of an SDE window."""
         return [step for step in self.transitions() if step.is_stochastic]
 
-    def branches(self, scale: float | None = None) -> list[int]:
-        """Return the number of forward passes of each step, with another guidance ``scale`` if one
-        is given.
-        """
-        scale = self.guidance_scale if scale is None else scale
-        return branches_at(self.levels, self.guidance_interval, scale)
+    def branches(self, guidance: Guidance | None = None) -> list[int]:
+        """Return the number of forward passes of each step, with another guidance if one is given."""
+        guidance = guidance or self.guidance
+        return [guidance.num_branches(level) for level in self.levels[:-1]]
 
     def schedule(self) -> "Schedule":
         """Return the schedule."""
@@ -108,24 +119,3 @@ class Sampling:
             transitions=self.transitions(),
             reference_conventions=self.reference_conventions,
         )
-
-
-def parse_interval(text: str) -> tuple[float, float]:
-    """Return the lowest and highest noise level of a guidance interval. Raises ValueError for
-    invalid text.
-    """
-    try:
-        low, high = map(float, (text or "0:1").split(":"))
-    except ValueError:
-        low, high = 1.0, 0.0
-    if not 0 <= low < high <= 1:
-        raise ValueError(
-            f"guidance_interval must be LOW:HIGH with 0 <= LOW < HIGH <= 1, got {text!r}"
-        )
-    return low - 1e-6, high + 1e-6  # levels in float32 are rounded
-
-
-def branches_at(levels: tuple[float, ...], interval: str, scale: float) -> list[int]:
-    """Return the number of forward passes of each step between these levels."""
-    low, high = parse_interval(interval)
-    return [2 if scale > 1 and low <= level <= high else 1 for level in levels[:-1]]

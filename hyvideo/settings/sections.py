@@ -25,9 +25,10 @@ from pydantic.fields import FieldInfo
 from hyvideo.data.cli import TRUTHS
 from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote
+from hyvideo.models.guidance import Expert, parse_interval
+from hyvideo.models.versions import version_defaults
 from hyvideo.rewards.rewards import REFERENCE_SCORERS
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
-from hyvideo.settings.sampling import parse_interval
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 # beyond any model, so that planning a typo takes no minutes
@@ -143,6 +144,11 @@ class ModelSettings(Section):
         "Model family outside the repository: its folder or its importable module "
         "(docs/add_a_model.md).",
     )
+    expert: Expert = learning(
+        "high",
+        "Trained transformer of a model of two experts, of high or low noise levels; the other is "
+        "its frozen partner.",
+    )
     dtype: Literal["bf16", "fp32"] = learning(
         "bf16", "Compute precision of the transformer.", measured=True
     )
@@ -153,6 +159,26 @@ class ModelSettings(Section):
         "bf16",
         "Precision in which a LoRA run stores the frozen weights: bf16 (the precision of "
         "dtype), or fp8, which needs torchao.",
+    )
+    base_lora_path: str = learning(
+        "",
+        "LoRA to merge into the base model (of two experts: the high-noise one) before a new LoRA "
+        "is added, such as that of a student of 4 steps.",
+        is_path=True,
+    )
+    low_noise_base_lora_path: str = learning(
+        "", "LoRA to merge into the low-noise expert.", is_path=True
+    )
+    partner_weight_dtype: Literal["bf16", "fp8"] = learning(
+        "bf16", "Precision in which the frozen expert is stored, as in base_weight_dtype."
+    )
+    partner_offload: bool = machine(
+        False, "Keep the frozen expert on the CPU and copy its blocks to the GPU as they compute."
+    )
+    policy_offload: bool = machine(
+        False,
+        "Keep the frozen weights of a LoRA run on the CPU while scorers work; needs "
+        "score_between_stages.",
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
         "fp16", "Precision of the encoders.", measured=True
@@ -193,6 +219,12 @@ class ModelSettings(Section):
     num_threads: int = machine(
         0, "CPU threads per process; 0 uses PyTorch's default.", ge=0, le=MAX_THREADS
     )
+
+    @property
+    def trained_expert(self) -> Expert | None:
+        """The trained expert; None for a model of a single transformer."""
+        boundary = version_defaults(self.transformer_version).boundary
+        return None if boundary is None else self.expert
 
     @field_validator("transformer_version")
     @classmethod
@@ -280,6 +312,11 @@ class RolloutSettings(Section):
     cfg_scale: float | None = learning(
         None,
         "Guidance scale; 1 or less disables guidance; default: the value of the version.",
+        measured=True,
+    )
+    low_noise_cfg_scale: float | None = learning(
+        None,
+        "Guidance scale of the low-noise expert, of two; default: the value of the version.",
         measured=True,
     )
     guidance_interval: str = learning(
@@ -550,6 +587,9 @@ class RecordSettings(Section):
     validation_shift: float | None = records(None, "Shift in validation; default: shift.", gt=0)
     validation_cfg_scale: float | None = records(
         None, "Guidance scale in validation; default: cfg_scale."
+    )
+    validation_low_noise_cfg_scale: float | None = records(
+        None, "Guidance scale of the low-noise expert in validation; default: low_noise_cfg_scale."
     )
     validate_at_step0: bool = records(True, "Validate the base model before training.")
     validation_height: int = records(

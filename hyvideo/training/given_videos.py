@@ -91,9 +91,7 @@ class GivenVideos:
         num_levels: int,
     ) -> RolloutBatch:
         """Return videos as rollouts of which only the final latents are known."""
-        conditions = self.encoder(
-            list(requests), height=self.config.data.height, width=self.config.data.width
-        )
+        conditions = self.encoder(list(requests), self.config.sampling.size)
         latents = torch.stack([self.latents.read(video) for video in videos])
         latents = to_device(latents, self.pipeline.device)
         return RolloutBatch(

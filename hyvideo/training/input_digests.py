@@ -11,6 +11,7 @@ from hyvideo.data.digests import digest_code, digest_file, digest_of, digest_wei
 from hyvideo.data.files import find_path
 from hyvideo.data.prompts import hash_requests
 from hyvideo.models import loading
+from hyvideo.models.guidance import OTHER_EXPERT
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import code_of, weights_of
 from hyvideo.settings.reward_settings import reward_options
@@ -47,8 +48,12 @@ def digest_models(model: ModelSettings, kinds: Collection[str]) -> dict[str, str
     if model.random_weights:
         return {}
     root = Path(model.pretrained_model_root)
-    transformer = loading.transformer_folder(root, model.transformer_version)
+    expert = model.trained_expert
+    transformer = loading.transformer_folder(root, model.transformer_version, expert)
     folders = {"transformer": [transformer.path], "vae": [root / "vae"]}
+    if expert:
+        partner = loading.transformer_folder(root, model.transformer_version, OTHER_EXPERT[expert])
+        folders["partner"] = [partner.path]
     for part in loading.read_family(transformer).parts:
         if part.kind in kinds:
             folders[part.kind] = [root / folder for folder in part.folders]

@@ -21,17 +21,18 @@ from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import Family, prepare
 from hyvideo.models.gpu_memory import apply_limit
-from hyvideo.models.lora import Lora, check_lora, training_config
+from hyvideo.models.guidance import OTHER_EXPERT, Expert
+from hyvideo.models.lora import Lora, check_expert, check_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
+from hyvideo.models.versions import RELEASED, UNSUPPORTED, experts_of, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
-from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, SamplerSettings
+from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline, Partner, SamplerSettings
 from hyvideo.settings.config import Config
 from hyvideo.settings.layout import head_problems
 from hyvideo.settings.machine_rules import image_problems
 from hyvideo.settings.problems import problem_of
-from hyvideo.settings.sampling import Sampling, parse_interval
+from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ModelSettings, OptimizerSettings
 from hyvideo.training.gpu_driver import driver_problem
 from hyvideo.training.saved_policy import read_saved_lora
@@ -82,7 +83,9 @@ def load_encoder(
     """Return the condition encoder of a run, which loads its models lazily, and the VAE."""
     model = config.model
     root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
-    family = loading.read_family(loading.transformer_folder(root, model.transformer_version))
+    folder = loading.transformer_folder(root, model.transformer_version)
+    family = loading.read_family(folder)
+    transformer, _ = loading.read_arguments(loading.read_transformer(folder), folder)
     seed = weights_seed(model)
     if advice := slow_vae_advice(model.vae_dtype, device):
         warnings.warn(advice, stacklevel=2)
@@ -96,11 +99,12 @@ def load_encoder(
     default_folder = (
         Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
     )
-    folder = model.conditions_dir or default_folder
+    store = model.conditions_dir or default_folder
     encoder = ConditionEncoder(
         family.parts,
         lambda part: part.load(
             root,
+            transformer=transformer,
             vae=vae,
             dtype=dtype,
             group_offload=group_offload,
@@ -116,7 +120,7 @@ def load_encoder(
             model.random_weights,
             str(rotary_dtype),
         ),
-        store=PartStore(folder) if folder else None,
+        store=PartStore(store) if store else None,
     )
     return encoder, vae
 
@@ -180,21 +184,34 @@ def load_pipeline(
     requests = sampling.negative_requests if sampling else config.negative_requests
     negative = negative_condition(requests, encoder, device)
     root, version = config.model.pretrained_model_root, config.model.transformer_version
-    if is_overwritten:
-        transformer = (
-            loading.transformer_on_meta(root, version)
-            .type(weights_dtype)
-            .to_empty(device=weights_device)
-        )
-    else:
+
+    def load(expert: Expert | None) -> nn.Module:
         transformer = loading.load_transformer(
             root,
             version,
+            expert=expert,
             dtype=weights_dtype,
             device=weights_device,
-            random_weights_seed=weights_seed(config.model),
+            random_weights_seed=weights_seed(config.model, expert),
+            loras=base_loras(config.model, expert),
         )
-    prepare(transformer.eval(), kinds)
+        prepare(transformer.eval(), kinds)
+        return transformer
+
+    own = config.trained_expert
+    if is_overwritten:
+        transformer = (
+            loading.transformer_on_meta(root, version, own)
+            .type(weights_dtype)
+            .to_empty(device=weights_device)
+        )
+        prepare(transformer.eval(), kinds)
+    else:
+        transformer = load(own)
+    partner = None
+    if own is not None:
+        other = OTHER_EXPERT[own]
+        partner = Partner(load(other), other, config.version.boundary)
     config = config.resolve_auto(on_gpu=device.type == "cuda")
     return make_pipeline(
         sampling or config.sampling,
@@ -203,6 +220,7 @@ def load_pipeline(
         vae,
         negative,
         is_batched=config.rollout.batched_forward == "true",
+        partner=partner,
     )
 
 
@@ -242,9 +260,15 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
 
     Reads no weights.
     """
+    for expert in experts_of(model.transformer_version):
+        base_loras(model, expert)
     start = read_initial_lora(optimizer)
+    if start:
+        check_expert(optimizer.pretrained_lora_path, model.trained_expert)
     if start or optimizer.lora_rank:
-        empty = loading.transformer_on_meta(model.pretrained_model_root, model.transformer_version)
+        empty = loading.transformer_on_meta(
+            model.pretrained_model_root, model.transformer_version, model.trained_expert
+        )
         check_lora(empty, start or {})
         if optimizer.lora_rank:
             adapter_config(empty, optimizer, start)
@@ -258,15 +282,16 @@ def make_pipeline(
     negative: Condition | None,
     *,
     is_batched: bool,  # samples and guidance branches share a forward pass
+    partner: Partner | None = None,
 ) -> GRPOPipeline:
     """Return the sampling pipeline of a transformer."""
-    settings = SamplerSettings(
-        guidance_scale=sampling.guidance_scale,
-        batched_forward=is_batched,
-        guidance_interval=parse_interval(sampling.guidance_interval),
-    )
     return GRPOPipeline(
-        transformer, vae, sampling=settings, negative=negative, compute_dtype=DTYPES[dtype]
+        transformer,
+        vae,
+        sampling=SamplerSettings(sampling.guidance, is_batched),
+        negative=negative,
+        compute_dtype=DTYPES[dtype],
+        partner=partner,
     )
 
 
@@ -287,9 +312,26 @@ def choose_attention(
     return choose_kernel(model.attention_kernel, shape, device, **options)
 
 
-def weights_seed(model: ModelSettings) -> int | None:
-    """Return the seed of random weights; None if weights are read from files."""
-    return RANDOM_WEIGHTS_SEED if model.random_weights else None
+def weights_seed(model: ModelSettings, expert: Expert | None = None) -> int | None:
+    """Return the seed of random weights, which differ between two experts; None if weights are read
+    from files.
+    """
+    if not model.random_weights:
+        return None
+    return RANDOM_WEIGHTS_SEED + (expert == "low")
+
+
+def base_loras(model: ModelSettings, expert: Expert | None) -> list[Lora]:
+    """Return the LoRAs that are merged into the weights of an expert, or of a single transformer."""
+    path = model.low_noise_base_lora_path if expert == "low" else model.base_lora_path
+    if not path:
+        return []
+    check_expert(path, expert)
+    lora = read_saved_lora(Path(path))
+    # `with_lora` ignores names that the model does not have
+    root, version = model.pretrained_model_root, model.transformer_version
+    check_lora(loading.transformer_on_meta(root, version, expert), lora)
+    return [lora]
 
 
 def try_encoders(
@@ -299,13 +341,12 @@ def try_encoders(
 
     Raises ValueError for damaged weights.
     """
-    _, height, width = size
     first = {}
     for request in requests:
         for part in encoder.parts:
             if part.content(request) is not None:
                 first.setdefault(part.kind, request)
-    encoder(list(first.values()), height=height, width=width)
+    encoder(list(first.values()), size)
 
 
 def precompute_conditions(
@@ -318,11 +359,11 @@ def precompute_conditions(
     """Encode all requests at their (frames, height, width), split over the ranks; then unload the
     encoders.
     """
-    for requests, (_, height, width) in requests_and_sizes:
+    for requests, size in requests_and_sizes:
         own = requests[mesh.rank :: mesh.world_size]
         for number, request in enumerate(own, 1):
             on_stage("conditions", f"prompt {number}/{len(own)}")
-            encoder([request], height=height, width=width)
+            encoder([request], size)
     encoder.release()
     barrier(mesh)
     if mesh.world_size > 1:

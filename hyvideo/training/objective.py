@@ -61,7 +61,7 @@ class Terms:
 class Objective(ABC):
     """Base class of the objectives: what an update trains on, and the loss of a pass.
 
-    Attributes of the class:
+    Attributes:
         trains: Stochastic ``steps`` of the schedule, all steps of an ODE rollout (``path``), or noise ``levels``; set
             by `StepObjective` and `LevelObjective`.
         metrics: Names of `Terms.metrics`, in the order of metrics.jsonl.
@@ -291,7 +291,7 @@ class Objective(ABC):
         """Use the anchor's weights and guidance scale within the context."""
         sampling = self.pipeline.sampling
         with anchor.swapped_in():
-            self.pipeline.sampling = replace(sampling, guidance_scale=self.config.anchor_cfg_scale)
+            self.pipeline.sampling = replace(sampling, guidance=self.config.anchor_guidance)
             try:
                 yield
             finally:
@@ -352,7 +352,7 @@ class LevelObjective(Objective):
         its level.
         """
         shift = self.config.rollout.shift
-        levels = self.noise.levels(iteration, indices, count, shift)
+        levels = self.noise.levels(iteration, indices, count, shift, self.config.trained_levels)
         if not self.pipeline.transformer.is_flow_map:
             return levels
         ends = torch.stack(

@@ -31,7 +31,12 @@ from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.settings.config import Config
 from hyvideo.training import saved_policy
 from hyvideo.training.anchor import Anchor, WeightCopy
-from hyvideo.training.model_setup import adapter_config, read_initial_lora, weights_seed
+from hyvideo.training.model_setup import (
+    adapter_config,
+    base_loras,
+    read_initial_lora,
+    weights_seed,
+)
 from hyvideo.training.optimizers import make_optimizers
 
 
@@ -89,8 +94,12 @@ class Policy:
             model.transformer_version,
             read=self.mesh.is_main,  # the other ranks receive the weights
             device=device,
-            random_weights_seed=weights_seed(model),
-            lora=self.differences if self.is_lora else start,
+            expert=self.config.trained_expert,
+            random_weights_seed=weights_seed(model, self.config.trained_expert),
+            loras=[
+                *base_loras(model, self.config.trained_expert),
+                self.differences if self.is_lora else start or {},
+            ],
         )
         # Frozen weights need only the precision of the computation.
         transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])

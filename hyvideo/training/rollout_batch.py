@@ -167,6 +167,11 @@ def _shifted(uniform: Uniform, shift: float) -> Uniform:
     return shift * uniform / (1 + (shift - 1) * uniform)
 
 
+def _unshifted(level: float, shift: float) -> float:
+    """Return the value before the shift of the schedule of a noise level."""
+    return level / (level + shift * (1 - level))
+
+
 @dataclass(frozen=True)
 class RolloutNoise:
     """Random draws for rollouts.
@@ -199,16 +204,24 @@ class RolloutNoise:
         )
 
     def levels(
-        self, iteration: int, indices: list[RolloutIndex], count: int, shift: float
+        self,
+        iteration: int,
+        indices: list[RolloutIndex],
+        count: int,
+        shift: float,
+        interval: tuple[float, float] = (0.0, 1.0),
     ) -> Tensor:
-        """Return noise levels in (0, 1): one from each of ``count`` equal intervals, shifted like
-        the schedule, in random order. Shape: (rollouts, count).
+        """Return noise levels in ``interval``: one from each of ``count`` parts of it that are
+        equal before the shift of the schedule, in random order. Shape: (rollouts, count).
         """
+        low, high = (_unshifted(level, shift) for level in interval)
+        lowest, highest = max(interval[0], _LEVELS[0]), min(interval[1], _LEVELS[1])
 
         def draw(index: RolloutIndex) -> list[float]:
             random = generator(self.seed, "noise levels", iteration, index.group, index.member)
             uniform = (random.permutation(count) + random.random(count)) / count
-            return _shifted(uniform, shift).clip(*_LEVELS).tolist()
+            levels = _shifted(low + (high - low) * uniform, shift)
+            return levels.clip(lowest, highest).tolist()
 
         return torch.tensor([draw(index) for index in indices])
 
@@ -249,7 +262,7 @@ class RolloutNoise:
             elif kind < 0.75:
                 ends.append(0.0)
             else:
-                uniform = share * level / (level + shift * (1 - level))
+                uniform = share * _unshifted(level, shift)
                 ends.append(_shifted(uniform, shift))
         return torch.tensor(ends)
 

@@ -85,7 +85,10 @@ def prepare(objective: "Objective", run: "Run", rollouts: RolloutBatch) -> Any:
 
 def _wait(run: "Run", pending: PendingRewards) -> dict[int, Reward]:
     with run.progress.timed("reward", f"{run.inputs.plan.rollouts} videos"):
-        return run.rewards.wait(pending, run.progress.signals.all_ready)
+        rewards = run.rewards.wait(pending, run.progress.signals.all_ready)
+    if run.pipeline.frozen:
+        run.pipeline.frozen.come_back()
+    return rewards
 
 
 def replica_indices(settings: RolloutSettings, mesh: Mesh) -> list[RolloutIndex]:
@@ -133,14 +136,12 @@ class Rollouts:
         indices = self.indices()
         requests = self.requests_of(iteration, indices)
         with self.progress.timed("conditions", f"{len(requests)} prompts"):
-            conditions = self.encoder(
-                requests, height=self.config.data.height, width=self.config.data.width
-            )
+            conditions = self.encoder(requests, self.config.sampling.size)
             conditions = conditions.to(self.pipeline.device)
         self.cost.start()
         # With a guidance interval, all FSDP ranks must train the same step at the same time, to
         # make the same calls.
-        is_guided = max(self.config.rollout.cfg_scale, self.config.anchor_cfg_scale) > 1
+        is_guided = max(self.config.policy_cfg_scale, self.config.anchor_cfg_scale) > 1
         has_shared_order = self.config.rollout.guidance_interval and is_guided
         order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
         count = self.plan.num_trained_steps
@@ -265,6 +266,8 @@ class Rollouts:
             if not self.config.reward.scores_between_stages:
                 pending.batches.append(scorer.submit(*unscored, fps=fps))
                 unscored = []
+        if self.pipeline.frozen and is_scored:
+            self.pipeline.frozen.leave()  # all batches are sampled: see `_wait`
         if unscored:
             pending.batches.append(scorer.submit(*unscored, fps=fps))
         return Trajectories.cat(parts), pending

@@ -17,6 +17,7 @@ from hyvideo.distributed.collectives import (
 )
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.attention_kernels import Choice
+from hyvideo.models.offload import FrozenWeights
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
@@ -44,6 +45,7 @@ from hyvideo.training.model_setup import (
     vae_identity,
 )
 from hyvideo.training.objective import Objective
+from hyvideo.training.partner import load_partner
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.progress import Progress
@@ -276,7 +278,10 @@ def load_models(
         vae,
         negative,
         is_batched=config.rollout.batched_forward == "true",
+        partner=load_partner(config, mesh, device, used),
     )
+    if config.model.policy_offload:
+        pipeline.frozen = FrozenWeights(policy.transformer)
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and config.objective.has_ratio:
         progress.enter("load", "compiled blocks")
@@ -301,7 +306,7 @@ def make_objective(
     request = loaded.inputs.requests[0]
     if config.objective.name not in BUILT_IN:
         progress.enter("load", "the objective")
-        condition = models.encoder([request], height=config.data.height, width=config.data.width)
+        condition = models.encoder([request], config.sampling.size)
         with raise_on_all_ranks(objective.mesh):
             try_objective(
                 objective,
@@ -340,7 +345,7 @@ def _probe_compiled_blocks(
     request: Request,
 ) -> None:
     """Let rollouts run the compiled graphs of training if the others round differently."""
-    conditions = encoder([request], height=config.data.height, width=config.data.width)
+    conditions = encoder([request], config.sampling.size)
     match_gradient_mode(
         pipeline,
         config.sampling.schedule(),

@@ -130,7 +130,7 @@ class RunState:
         def write_files(folder: Path) -> None:
             write_model_file(self.policy.transformer, folder)
             if lora:
-                save_lora(lora, folder / LORA_FOLDER)
+                save_lora(lora, folder / LORA_FOLDER, expert=self.policy.config.trained_expert)
 
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(

@@ -29,7 +29,8 @@ from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
-from hyvideo.models.lora import Lora, add_lora, check_lora, read_lora, with_lora
+from hyvideo.models.guidance import Expert
+from hyvideo.models.lora import Lora, add_lora, check_expert, check_lora, read_lora, with_lora
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import LEAVES
 
@@ -84,10 +85,18 @@ def check_is_policy(folder: Path) -> None:
         _transformer_folder(folder)
 
 
-def check_policy(root: str | Path, version: str | None, folder: Path) -> None:
+def check_policy(
+    root: str | Path, version: str | None, folder: Path, expert: Expert | None = None
+) -> None:
     """Raise ValueError if a folder's policy is corrupted or does not fit the base model."""
     verify(folder)
-    transformer = loading.transformer_on_meta(root, version)
+    saved = _settings(folder) or {}
+    if expert and saved.get("expert", expert) != expert:
+        raise ValueError(
+            f"checkpoint {folder} has the {saved['expert']}-noise expert, got expert {expert}; set "
+            f"expert {saved['expert']}"
+        )
+    transformer = loading.transformer_on_meta(root, version, expert)
     if is_lora(folder):
         check_lora(transformer, read_saved_lora(folder / LORA_FOLDER))
     elif is_checkpoint(folder):
@@ -171,26 +180,30 @@ def load_merged(
     checkpoint: Path | None,
     lora: Path | None,
     dtype: torch.dtype,
+    expert: Expert | None = None,
+    bases: Iterable[Lora] = (),
 ) -> nn.Module:
-    """Return the base model or a checkpoint's policy, with the checkpoint's adapter and ``lora``
-    merged, if any.
+    """Return the base model with the LoRAs ``bases``, or a checkpoint's policy, with the
+    checkpoint's adapter and ``lora`` merged, if any.
 
-    LoRAs are merged in float32, which takes 33 GB of memory at full size, and rounded once. Merging
-    into bf16 weights would lose most of the change, which is smaller than the spacing of bf16
-    numbers.
+    LoRAs are merged in float32, tensor by tensor, and rounded once. Merging into bf16 weights would
+    lose most of the change, which is smaller than the spacing of bf16 numbers.
     """
     if checkpoint is not None:
         verify(checkpoint)
     has_adapter_only = checkpoint is not None and is_lora(checkpoint)
     paths = [*([checkpoint / LORA_FOLDER] if has_adapter_only else []), *([lora] if lora else [])]
     loras = [read_saved_lora(path) for path in paths]
-    loaded_dtype = torch.float32 if loras else dtype
+    for path in paths:
+        check_expert(path, expert)
     if checkpoint is None or has_adapter_only:
-        transformer = loading.load_transformer(root, version, dtype=loaded_dtype)
-    else:
-        transformer = load(checkpoint, loaded_dtype)
+        for adapter in loras:  # `with_lora` ignores names that the model does not have
+            check_lora(loading.transformer_on_meta(root, version, expert), adapter)
+        loras = [*bases, *loras]
+        return loading.load_transformer(root, version, expert=expert, dtype=dtype, loras=loras)
+    transformer = load(checkpoint, torch.float32 if loras else dtype)
     for adapter in loras:
-        check_lora(transformer, adapter)  # `with_lora` ignores names that the model does not have
+        check_lora(transformer, adapter)
         weights = with_lora(transformer.state_dict().items(), adapter)
         transformer.load_state_dict(dict(weights), assign=True)
     return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules

@@ -17,6 +17,7 @@ from hyvideo.data.custom_code import code_files
 from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import hash_requests, read_requests
 from hyvideo.models import loading
+from hyvideo.models.versions import experts_of
 from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import SCORERS, Entry
 from hyvideo.settings.config import Config
@@ -33,12 +34,19 @@ def joint_identity(
     """
     root = Path(config.model.pretrained_model_root)
     csvs = config.data.valid_video_csv
-    base = weights_of(config).get("pretrained_lora_path", [])
-    transformer = loading.find_transformer(root, config.model.transformer_version)
-    if transformer:
-        folders = loading.read_family(Folder(transformer, "transformer")).folders
+    base = [
+        path
+        for name, files in weights_of(config).items()
+        if name != "anchor_path"
+        for path in files
+    ]
+    version = config.model.transformer_version
+    found = [loading.find_transformer(root, version, expert) for expert in experts_of(version)]
+    transformers = [folder for folder in found if folder]
+    if transformers:
+        folders = loading.read_family(Folder(transformers[0], "transformer")).folders
         base = [
-            transformer,
+            *transformers,
             *(root / folder for folder in folders if not folder.startswith("text_encoder/")),
             *base,
         ]

@@ -70,6 +70,8 @@ def conditions_of(config: Config, requests: Sequence[Request]) -> dict[str, Any]
         "shift": sampling.shift,
         "guidance": [sampling.guidance_scale, sampling.negative_prompt],
     }
+    if sampling.boundary is not None:
+        conditions["experts"] = [sampling.boundary, sampling.low_noise_guidance_scale]
     if sampling.sigmas:
         conditions["sigmas"] = sampling.sigmas
     if sampling.noise:
@@ -106,7 +108,7 @@ class Validation:
         self.may_end = may_end
         self.fps = config.data.fps
         self.decode_batch_size = config.rollout.decode_batch_size
-        self.pipeline = pipeline.with_guidance(sampling.guidance_scale)
+        self.pipeline = pipeline.with_guidance(sampling.guidance)
         self.schedule = sampling.schedule()
         self.requests = [
             request for request in requests for _ in range(self.settings.validation_repeats)
@@ -222,15 +224,12 @@ class Validation:
     ) -> dict[int, Tensor | None]:
         """Return the videos of some of the batches that this rank decodes, by row."""
         videos: dict[int, Tensor | None] = {}
-        _, height, width = self.size
         for number in part:
             batch = batches[number]
             title = f"batch {number + 1}/{len(batches)}"
             self.on_stage("validation", f"sampling {title}")
             self.may_end(False)
-            conditions = self.encoder(
-                [self.requests[row] for row in batch], height=height, width=width
-            )
+            conditions = self.encoder([self.requests[row] for row in batch], self.size)
             noise = self._noises(batch)
             latents = self.sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
@@ -246,9 +245,13 @@ class Validation:
         """Return the rewards of this rank's videos of a part, by row. Collective."""
         self.on_stage("validation reward", f"{len(videos)} videos")
         prompts = [self.prompts[row] for row in videos]
+        if self.pipeline.frozen:
+            self.pipeline.frozen.leave()
         rewards = self.scorer.measure(
             list(videos.values()), prompts, fps=self.fps, may_end=self.may_end
         )
+        if self.pipeline.frozen:
+            self.pipeline.frozen.come_back()
         return dict(zip(videos, rewards))
 
     def sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:

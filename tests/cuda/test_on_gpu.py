@@ -12,6 +12,7 @@ from torch import nn
 from hyvideo.data.randomness import normal
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import install
+from hyvideo.models.guidance import Guidance
 from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.offload import offload
@@ -40,7 +41,7 @@ def velocity_and_gradient(device, dtype):
     pipeline = GRPOPipeline(
         transformer,
         load_vae(MINIATURE, device=device),
-        sampling=SamplerSettings(guidance_scale=2.0),
+        sampling=SamplerSettings(Guidance(2.0)),
         negative=conditions.pop().to(device),
         compute_dtype=dtype,
     )
@@ -140,7 +141,7 @@ def test_decoded_videos_match_the_cpu(gpu, tile_size):
         vae = load_vae(MINIATURE, device=device)
         if tile_size:
             set_tiling(vae, tile_size, 0.125)
-        pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(guidance_scale=1.0))
+        pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(Guidance(1.0)))
         latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(device)
         videos.append(torch.stack(pipeline.decode(latents)).int())
     assert videos[0].shape == (2, 9, 3, 48, 48)
@@ -149,7 +150,7 @@ def test_decoded_videos_match_the_cpu(gpu, tile_size):
 
 def test_an_offloaded_vae_decodes_the_same_video(gpu):
     vae = load_vae(MINIATURE, device=gpu)
-    pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(guidance_scale=1.0))
+    pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(Guidance(1.0)))
     latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(gpu)
     expected = pipeline.decode(latents)
     offload(vae)

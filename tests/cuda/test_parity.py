@@ -63,7 +63,7 @@ def test_samples_match_diffusers(gpu, released, tmp_path, record_property, dtype
         config, gpu, encoder=encoder, vae=vae, kinds=kinds, weights_dtype=DTYPES[dtype]
     )
     noise = normal(pipeline.latent_shape(frames, *size), 0, "parity")[None]
-    conditions = encoder([request], height=size[0], width=size[1]).to(gpu)
+    conditions = encoder([request], (1, *size)).to(gpu)
     encoder.release()
     latents = {}
 

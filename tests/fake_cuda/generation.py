@@ -22,6 +22,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
+from hyvideo.models.guidance import Guidance
 from hyvideo.models.offload import offload, offload_in_groups, on_device
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -64,7 +65,7 @@ def sample_and_decode(offloading, schedule, *, skips_blocks=False):
         vae = autoencoder()
         offload(vae)
         text = Condition(empty(200, 3584), empty(12, 1472))
-        sampling = SamplerSettings(guidance_scale=1, batched_forward=False)
+        sampling = SamplerSettings(Guidance(1), batched_forward=False)
         pipeline = GRPOPipeline(
             model, vae, sampling=sampling, negative=text, compute_dtype=torch.bfloat16
         )

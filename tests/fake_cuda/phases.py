@@ -19,6 +19,7 @@ from hyvideo.grpo.nft import NFTInputs, nft_terms
 from hyvideo.grpo.trust_region import KLWeights
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of
+from hyvideo.models.guidance import Guidance
 from hyvideo.models.offload import offload
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.training.anchor import Anchor
@@ -58,7 +59,7 @@ def iteration(run, schedule, with_decode):
         optimizers.step(1e-5)  # creates the optimizer state
         optimizers.zero_grad()
         sampling = SamplerSettings(
-            guidance_scale=settings.cfg_scale, batched_forward=run.config.is_batched
+            Guidance(settings.cfg_scale), batched_forward=run.config.is_batched
         )
         pipeline = GRPOPipeline(model, vae, sampling=sampling, compute_dtype=checks.BF16)
         shape, rows = pipeline.latent_shape(*run.config.sampling.size), settings.batch_size

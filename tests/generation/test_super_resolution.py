@@ -175,7 +175,7 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
 
     def sampled(self, conditions, noise, schedule):
         levels.append(schedule.sigmas)
-        scales.append(self.sampling.guidance_scale)
+        scales.append(self.sampling.guidance.scale)
         samples.append(
             (self, *conditions.samples, noise, sample(self, conditions, noise, schedule))
         )

@@ -3,7 +3,6 @@ recomputation without a change, names of the original, ranks that share the toke
 """
 
 import copy
-from typing import get_args
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from hyvideo.models.family import component_of, family_of, install
 from hyvideo.models.hunyuan_video15.transformer import rotary_tables
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import (
-    Form,
     LoraPair,
     add_lora,
     add_trainable_lora,
@@ -299,7 +297,8 @@ def test_an_added_adapter_is_the_change_of_the_weights(family):
     assert relative(found, velocity_of(installed(family), family)) > 1e-3
 
 
-@pytest.mark.parametrize("form", get_args(Form))
+# ComfyUI's form has one matrix for query, key and value (test_lora.py)
+@pytest.mark.parametrize("form", ["diffusers", "peft", "original"])
 def test_an_adapter_is_saved_and_read_to_the_bit(family, tmp_path, form):
     lora = drawn_lora(FAMILIES[family][0](), alpha=0.3)
     if form == "original" and family == "mochi":  # it has only diffusers' layout

@@ -264,7 +264,7 @@ def test_a_lora_is_added_before_the_weights_are_rounded(root, transformer):
     lora = draw(transformer)
     lora = {name: LoraPair(pair.a, 1e-4 * pair.b, pair.alpha) for name, pair in lora.items()}
     expected = changed_weights(transformer, lora)
-    loaded = load_transformer(root, VERSION, dtype=torch.bfloat16, lora=lora).state_dict()
+    loaded = load_transformer(root, VERSION, dtype=torch.bfloat16, loras=[lora]).state_dict()
     assert loaded.keys() == expected.keys()
     for name, tensor in loaded.items():
         torch.testing.assert_close(tensor, expected[name].bfloat16(), rtol=0, atol=0)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import blocks, install
+from hyvideo.models.guidance import Guidance
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -58,7 +59,7 @@ def sample(transformer, num_steps, caching=None, **sampling):
     Shape: (steps + 1, channels, frames, height, width).
     """
     negative, prompt = conditions()
-    options = SamplerSettings(guidance_scale=3.0, **sampling)
+    options = SamplerSettings(Guidance(3.0), **sampling)
     pipeline = GRPOPipeline(transformer, None, sampling=options, negative=negative)
     transformer.step_cache = caching and StepCache(caching, caching.num_skipped(4))
     noise = seeded_normal("cache/latents", 1, 4, 3, 4, 5)

@@ -32,7 +32,7 @@ def make(text_encoder):
     def make_encoder(store=None, dtype=torch.float32, identity=""):
         encoded = []
 
-        def encode(prompts, height, width):
+        def encode(prompts, size):
             encoded.extend(prompts)
             return [{"states": states} for states in text_encoder(prompts)]
 
@@ -65,11 +65,11 @@ def test_parts_have_the_compute_dtype_except_for_image_latents(tmp_path):
     }
 
     def load(part):
-        return lambda contents, height, width: [made[part.kind]] * len(contents)
+        return lambda contents, size: [made[part.kind]] * len(contents)
 
     encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.bfloat16)
     request = Request('a sign says "left"', str(tmp_path / "image.png"))
-    (condition,) = encoder([request], height=32, width=32).samples
+    (condition,) = encoder([request], (1, 32, 32)).samples
     assert (
         condition.text.dtype
         == condition.glyph.dtype
@@ -84,8 +84,8 @@ def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(t
     path.write_bytes(b"an image")
 
     def load(part):
-        def encode(contents, height, width):
-            seen.append((part.kind, height, width))
+        def encode(contents, size):
+            seen.append((part.kind, *size[1:]))
             return [{"states": torch.zeros(1, 2)} for _ in contents]
 
         return encode
@@ -93,12 +93,12 @@ def test_an_image_is_encoded_again_for_another_size_and_after_its_file_changed(t
     encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.float32)
     request = Request("a cat", str(path))
     for height, width in ((32, 32), (32, 32), (32, 48), (48, 32)):
-        encoder([request], height=height, width=width)
+        encoder([request], (1, height, width))
     path.write_bytes(b"another image")
     store = encoder.store
     encoder = ConditionEncoder(FAMILY.parts, load, dtype=torch.float32)  # reads each file once
     encoder.store = store
-    encoder([request], height=32, width=32)
+    encoder([request], (1, 32, 32))
     sizes = [(32, 32), (32, 48), (48, 32), (32, 32)]
     assert seen == [("text", 32, 32), *(("image", *size) for size in sizes)]
 

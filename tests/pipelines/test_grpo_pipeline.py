@@ -7,6 +7,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.models.guidance import Guidance
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 
@@ -57,7 +58,7 @@ def test_batched_guidance_equals_separate_forward_passes(parts):
     together = pipeline.velocity(noise, timestep, conditions)
     apart = with_sampling(pipeline, batched_forward=False).velocity(noise, timestep, conditions)
     torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
-    single = with_sampling(pipeline, guidance_scale=1.0).velocity(noise, timestep, conditions)
+    single = with_sampling(pipeline, guidance=Guidance(1.0)).velocity(noise, timestep, conditions)
     assert not torch.allclose(single, apart)
 
 
@@ -95,11 +96,12 @@ def test_only_rows_inside_the_guidance_interval_are_guided(parts, batched, batch
     pipeline, conditions, noise = parts
     timestep, plain = torch.tensor([900.0, 400.0]), []
     for row, scale in ((0, 1.0), (1, 3.0)):
-        single = with_sampling(pipeline, guidance_scale=scale)
+        single = with_sampling(pipeline, guidance=Guidance(scale))
         plain.append(single.velocity(noise[[row]], timestep[[row]], conditions.select([row])))
     calls = []
     pipeline.transformer.register_forward_pre_hook(lambda _, args: calls.append(len(args[0])))
-    inside = with_sampling(pipeline, guidance_interval=(0.2, 0.4), batched_forward=batched)
+    guidance = Guidance(3.0, interval=(0.2, 0.4))
+    inside = with_sampling(pipeline, guidance=guidance, batched_forward=batched)
     torch.testing.assert_close(
         inside.velocity(noise, timestep, conditions), torch.cat(plain), rtol=1e-5, atol=1e-5
     )

@@ -54,7 +54,7 @@ def loaded(config, kinds=ALL_KINDS):
 
 
 def sample(pipeline, schedule, encoder, request, noise):
-    return pipeline.sample_ode(encoder([request], height=SIZE[0], width=SIZE[1]), noise, schedule)
+    return pipeline.sample_ode(encoder([request], (1, *SIZE)), noise, schedule)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,7 @@ def test_a_batch_of_different_conditions_equals_single_samples(root, image):
     encoder, pipeline = loaded(config)
     conditions = encoder(
         [Request("a cat"), Request('a sign says "left"', image), Request("a dog runs away", image)],
-        height=64,
-        width=96,
+        (5, 64, 96),
     )
     noise = normal((3, *pipeline.latent_shape(5, *SIZE)), 0, "batch")
     timestep = torch.tensor([900.0, 500.0, 991.7355])

@@ -268,9 +268,9 @@ def predicted_hours(name, flags=(), world_size=8, gpu="H100"):
 def test_the_hours_in_the_readme_are_up_to_date(monkeypatch):
     monkeypatch.chdir(ROOT)
     text = (ROOT / "README.md").read_text()
-    row = r"^\| (?:(\d+) x )?([^|]+), \d+ GB \|[^|]*\| `(\w+)` \| ([\d.]+) \|$"
+    row = r"^\| (?:(\d+) x )?([^|]+), \d+ GB \|[^|]*\| \[?`(\w+)`[^|]*\| ([\d.]+) \|$"
     rows = re.findall(row, text, re.MULTILINE)
-    assert len(rows) >= 8
+    assert len(rows) == text.count(" GB | ") >= 8
     for count, gpu, name, hours in rows:
         assert hours == predicted_hours(name, world_size=int(count or 1), gpu=gpu), (name, gpu)
 
@@ -301,6 +301,23 @@ def test_the_table_of_video_sizes_on_the_page_on_wan_is_up_to_date(monkeypatch, 
         "train_wan.md",
         [*rows, row("wan21_1gpu_draft", *sizes[0]), row("wan21_1gpu_draft", *largest)],
     )
+
+
+def test_the_memory_of_versions_on_the_page_on_wan_is_up_to_date(monkeypatch, check_generated):
+    monkeypatch.chdir(ROOT)
+    path = ROOT / "docs" / "train_wan.md"
+    text = path.read_text()
+    rows = re.findall(
+        r"^\| (.*) \| `(--transformer_version [^`]*)` \| ([\d.]+) \|$", text, re.MULTILINE
+    )
+    assert len(rows) == 3
+    for version, flags, gib in rows:
+        config = parse(["--config", "configs/wan21_1gpu_nft.yaml", *flags.split()]).config
+        architecture = released_sizes(config.model.transformer_version)
+        run = PlannedRun(config, 8 if "eight GPUs" in version else 1, architecture)
+        needed = f"{memory(run).needed_gib:.1f}"
+        text = text.replace(f"`{flags}` | {gib} |", f"`{flags}` | {needed} |")
+    check_generated(path, text)
 
 
 def test_the_table_of_networks_is_up_to_date(compare):

@@ -2,12 +2,11 @@
 
 import pytest
 
-from hyvideo.pipelines.grpo_pipeline import SamplerSettings
+from hyvideo.models.guidance import Guidance, parse_interval
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.iteration_plan import make_plan, num_stochastic_steps
 from hyvideo.settings.plan_text import describe
-from hyvideo.settings.sampling import parse_interval
 
 
 def test_the_plan_reports_whether_the_clip_can_bind(tiny_config):
@@ -58,10 +57,8 @@ def test_a_level_at_the_bound_of_a_guidance_interval_is_guided_in_the_plan_and_i
                         guidance_interval=interval,
                         cfg_scale=2.0,
                     )
-                    in_run = SamplerSettings(
-                        guidance_scale=2.0, guidance_interval=parse_interval(interval)
-                    )
-                    guided = [1 + in_run.is_guided(time) for time in timesteps]
+                    in_run = Guidance(2.0, interval=parse_interval(interval))
+                    guided = [in_run.num_branches(time / 1000) for time in timesteps]
                     assert config.sampling.branches() == guided == expected, (
                         steps,
                         shift,

@@ -76,7 +76,7 @@ def test_with_torch_compile_rollout_and_update_then_run_the_same_graphs(tiny_con
 def test_all_ranks_sample_in_gradient_mode_if_one_needs_it(tiny_config, mesh, monkeypatch):
     trainer = Trainer(tiny_config, mesh, CPU)
     monkeypatch.setattr(compile_probe, "all_objects", lambda agrees, mesh: [agrees, False])
-    conditions = trainer.run.encoder(trainer.run.source.requests[:1], height=16, width=16)
+    conditions = trainer.run.encoder(trainer.run.source.requests[:1], (1, 16, 16))
     schedule = trainer.run.source.schedule
     compile_probe.match_gradient_mode(
         trainer.run.pipeline, schedule, conditions, trainer.config.sampling.size, mesh
@@ -108,7 +108,7 @@ def test_the_blocks_of_a_sampled_velocity_keep_no_graph(tiny_config, mesh):
     trainer = Trainer(tiny_config, mesh, CPU)
     pipeline, transformer = trainer.run.pipeline, trainer.run.policy.transformer
     requests = trainer.run.source.requests[:1]
-    conditions = trainer.run.encoder(requests, height=16, width=16)
+    conditions = trainer.run.encoder(requests, (1, 16, 16))
     noise, timestep = torch.randn(1, *trainer.run.source.noise.shape), torch.tensor([1000.0])
     depths = []
 

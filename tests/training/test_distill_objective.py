@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from hyvideo.models.conditions import Conditions
+from hyvideo.models.guidance import Guidance
 from hyvideo.models.sizes import read_architecture
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.planning.hours import forwards_per_rollout
@@ -75,9 +76,7 @@ class GaussianFlow(nn.Module):
 
 
 def test_the_target_converges_to_the_mean_velocity_of_the_flow_with_an_error_of_one_over_the_substeps():
-    pipeline = GRPOPipeline(
-        GaussianFlow(), nn.Identity(), sampling=SamplerSettings(guidance_scale=1.0)
-    )
+    pipeline = GRPOPipeline(GaussianFlow(), nn.Identity(), sampling=SamplerSettings(Guidance(1.0)))
     latents = torch.linspace(-2, 2, 6).view(3, 1, 1, 1, 2)
     starts, levels = [0, 1, 3], shifted_levels(4, 3.0)
     ends = [start + 1 for start in starts]
@@ -115,8 +114,8 @@ def test_the_targets_are_those_of_the_guided_base_model_from_the_latents_of_the_
     trainer = trainer_of(student, mesh)
     rollouts = sample_rollouts(trainer)
     targets = trainer.run.objective.prepare(rollouts)
-    assert trainer.run.pipeline.sampling.guidance_scale == 1.0  # only the teacher is guided
-    guided = trainer.run.pipeline.with_guidance(3.0)
+    assert trainer.run.pipeline.sampling.guidance.scale == 1.0  # only the teacher is guided
+    guided = trainer.run.pipeline.with_guidance(Guidance(3.0))
     fine = Schedule.ode(6, student.rollout.shift)
     latents, levels = rollouts.trajectories.latents, rollouts.schedule.sigmas
     for row in (0, 3):

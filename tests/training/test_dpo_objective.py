@@ -216,9 +216,7 @@ def test_encoding_inverts_decoding(config, mesh):
     trainer.iteration = 1
     rows = [0, 1, 2, 3]
     indices = trainer.run.source.indices()[:4]
-    conditions = trainer.run.encoder(
-        trainer.run.source.requests_of(1, indices), height=32, width=32
-    )
+    conditions = trainer.run.encoder(trainer.run.source.requests_of(1, indices), (1, 32, 32))
     schedule = trainer.run.source.schedule
     latents = trainer.run.source.sample(1, schedule, indices, conditions).final
     videos = trainer.run.pipeline.decode(latents, batch_size=4)

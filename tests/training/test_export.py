@@ -115,7 +115,7 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
     assert torch.equal(pair.a, lora["transformer_blocks.0.attn.to_q"].a)
     flags = ["--lora_path", tmp_path / "lora", "--merge", "--transformer_version", VERSION]
     assert run(*flags, out="merged")[0] == 0
-    expected = load_transformer(root, VERSION, lora=lora)
+    expected = load_transformer(root, VERSION, loras=[lora])
     assert_same(load_transformer(tmp_path / "merged", None), expected)
 
 
@@ -125,7 +125,10 @@ def test_the_call_in_the_docs_applies_the_lora_of_a_checkpoint(root, tmp_path, m
     lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "outputs/run/checkpoints/000030/lora")
     monkeypatch.chdir(tmp_path)
-    loaded, expected = load_transformer(root, VERSION), load_transformer(root, VERSION, lora=lora)
+    loaded, expected = (
+        load_transformer(root, VERSION),
+        load_transformer(root, VERSION, loras=[lora]),
+    )
     eval(f"loaded.{call}", {"loaded": loaded})
     loaded.fuse_lora()
     loaded.unload_lora()
@@ -148,7 +151,7 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
     (checkpoint / "tensors" / ".metadata").touch()
     write_digests(checkpoint)
-    expected = load_transformer(root, VERSION, lora=lora)
+    expected = load_transformer(root, VERSION, loras=[lora])
     monkeypatch.setattr(
         sys,
         "argv",

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
+from hyvideo.models.guidance import Guidance
 from hyvideo.settings.rules import check, check_sampling
 from hyvideo.trainer import Trainer
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
@@ -81,7 +82,7 @@ def test_the_gradient_equals_the_equation(config, mesh):
             earlier = mean_velocity(latents - h * target, starts - steps)
             change = (s - r) * (later - earlier) / (2 * h)
             old = mean_velocity(latents, starts) + change
-            guided = trainer.run.pipeline.with_guidance(3.0)
+            guided = trainer.run.pipeline.with_guidance(Guidance(3.0))
             anchor = mean_velocity(latents, starts, guided) + change
         velocity = mean_velocity(latents, starts) + change
         for row in rows:

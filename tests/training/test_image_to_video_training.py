@@ -58,11 +58,11 @@ def test_rows_with_and_without_image_train_together(config, mesh):
 def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     """The latents of the frame are scaled and kept in float32, like those that are sampled."""
     trainer, _ = iterations(config.with_settings(vae_dtype="bf16"), mesh)
-    (condition,) = trainer.run.encoder(trainer.run.source.requests[:1], height=32, width=32).samples
+    (condition,) = trainer.run.encoder(trainer.run.source.requests[:1], (1, 32, 32)).samples
     assert condition.image.latents.dtype == torch.float32
     with_image, without = (
         _image_channels(
-            torch.zeros(1, 4, 2, 2, 2), trainer.run.encoder([request], height=32, width=32).samples
+            torch.zeros(1, 4, 2, 2, 2), trainer.run.encoder([request], (1, 32, 32)).samples
         )
         for request in trainer.run.source.requests
     )

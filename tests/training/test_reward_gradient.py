@@ -10,6 +10,7 @@ import torch
 
 from hyvideo.data.videos import to_levels
 from hyvideo.models import decoding
+from hyvideo.models.guidance import Guidance
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
@@ -238,7 +239,7 @@ def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, 
     times = torch.tensor([1000 * rollouts.schedule.sigmas[number] for number in steps])
     with torch.no_grad():
         velocity = trainer.run.pipeline.velocity(latents, times, rollouts.conditions)
-        anchor = trainer.run.pipeline.with_guidance(2.0).velocity(
+        anchor = trainer.run.pipeline.with_guidance(Guidance(2.0)).velocity(
             latents, times, rollouts.conditions
         )
     expected = (velocity - anchor).square().flatten(1).mean(1)

@@ -215,8 +215,8 @@ def elsewhere(tmp_path_factory):
 def test_the_sampler_follows_the_settings(elsewhere):
     trainer, _ = elsewhere
     sampling, collector = trainer.run.pipeline.sampling, trainer.run.source
-    assert sampling.guidance_scale == 2.0
-    assert not sampling.batched_forward and sampling.guidance_interval == pytest.approx(
+    assert sampling.guidance.scale == 2.0
+    assert not sampling.batched_forward and sampling.guidance.interval == pytest.approx(
         (0.1, 0.9), abs=1e-5
     )
     assert collector.schedule == Schedule.build(
@@ -274,7 +274,7 @@ def test_validation_follows_the_settings(elsewhere):
     validation = elsewhere[0].validation
     pipeline = validation.pipeline
     assert validation.schedule == Schedule.ode(3, 4.0)
-    assert pipeline.sampling.guidance_scale == 3.0
+    assert pipeline.sampling.guidance.scale == 3.0
     assert (validation.size, validation.decode_batch_size, validation.fps) == ((9, 32, 48), 3, 12.0)
     assert validation.groups[:4] == [0, 0, 1, 1] and validation.prompts[0] == validation.prompts[1]
     assert (validation.monitor.action, validation.monitor.threshold) == ("stop", 0.7)

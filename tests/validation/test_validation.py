@@ -201,7 +201,7 @@ def test_validation_can_use_guidance_when_rollouts_do_not(tiny_config, mesh):
     config = tiny_config.with_settings(**VALIDATED, **settings, validation_steps=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     sampling = trainer.run.pipeline.sampling, trainer.validation.pipeline.sampling
-    assert [settings.guidance_scale for settings in sampling] == [1, 3]
+    assert [settings.guidance.scale for settings in sampling] == [1, 3]
     batches = []
     trainer.run.policy.transformer.register_forward_pre_hook(
         lambda _, args: batches.append(len(args[0]))
@@ -301,7 +301,7 @@ def test_a_validation_with_noise_samples_the_sde_of_the_rollouts_with_the_same_n
     assert [step.std for step in validation.schedule.transitions] == [*levels[1:-1], 0.0]
     assert validation.made_with["noise"] == "cps:1"
     requests = validation.requests[:2]
-    conditions = trainer.run.encoder(requests, height=16, width=16)
+    conditions = trainer.run.encoder(requests, (1, 16, 16))
     found = validation.sample(conditions, validation._noises([0, 1]), [0, 1])
     alone = validation.sample(conditions.select([1]), validation._noises([1]), [1])
     # the noise of a row does not depend on others

@@ -12,11 +12,11 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.family import prepare
+from hyvideo.models.guidance import Guidance, parse_interval
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import levels_of_steps
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.sampling import parse_interval
 from hyvideo.trainer import Trainer
 from hyvideo.training import model_setup, saved_policy
 from tests.forked import ROOT
@@ -68,9 +68,10 @@ def latents_of_the_library(record, config, transformer):
         transformer,
         vae,
         sampling=SamplerSettings(
-            guidance_scale=record["guidance_scale"],
+            Guidance(
+                record["guidance_scale"], interval=parse_interval(record["guidance_interval"])
+            ),
             batched_forward=config.rollout.batched_forward == "true",
-            guidance_interval=parse_interval(record["guidance_interval"]),
         ),
         negative=encoder([negative]).samples[0],
     )

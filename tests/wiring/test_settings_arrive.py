@@ -57,8 +57,9 @@ def test_pipelines_with_another_guidance_keep_all_other_settings(trainer):
         getattr(pipeline.sampling, each.name) != getattr(defaults, each.name)
         for each in fields(SamplerSettings)
     )
-    other = pipeline.with_guidance(3.0)
-    assert other.sampling == replace(pipeline.sampling, guidance_scale=3.0)
+    guidance = pipeline.sampling.guidance.with_scale(None, 3.0)
+    other = pipeline.with_guidance(guidance)
+    assert other.sampling == replace(pipeline.sampling, guidance=guidance)
     attributes, others = vars(pipeline) | {"sampling": None}, vars(other) | {"sampling": None}
     assert attributes.keys() == others.keys()
     assert all(others[name] is value for name, value in attributes.items())
@@ -72,5 +73,5 @@ def test_each_pipeline_of_a_run_has_the_levels_and_guidance_of_its_purpose(train
         (trainer.validation.pipeline, trainer.validation.schedule, config.validation_sampling),
     ):
         assert schedule == sampling.schedule()
-        assert pipeline.sampling.guidance_scale == sampling.guidance_scale
+        assert pipeline.sampling.guidance.scale == sampling.guidance_scale
     assert config.sampling.schedule() != config.validation_sampling.schedule()

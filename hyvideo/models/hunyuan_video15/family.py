@@ -27,14 +27,17 @@ from hyvideo.models.hunyuan_video15.prompt_encoders import (
 Encoder = Callable[..., list[dict[str, Tensor]]]
 
 
-def _load_text(root: Path, *, vae: nn.Module, **kwargs: Any) -> Encoder:
+def _load_text(
+    root: Path, *, transformer: Mapping[str, Any], vae: nn.Module, **kwargs: Any
+) -> Encoder:
     encode = TextEncoder(*encoders.load_text_encoder(root, **kwargs))
-    return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
+    return lambda prompts, size: [{"states": states} for states in encode(prompts)]
 
 
 def _load_glyph(
     root: Path,
     *,
+    transformer: Mapping[str, Any],
     vae: nn.Module,
     dtype: torch.dtype,
     group_offload: bool = False,
@@ -43,14 +46,19 @@ def _load_glyph(
 ) -> Encoder:
     # float32, as in the original
     encode = GlyphEncoder(*encoders.load_glyph_encoder(root, **kwargs))
-    return lambda texts, *size: [{"states": encode(text)} for text in texts]
+    return lambda texts, size: [{"states": encode(text)} for text in texts]
 
 
 def _load_image(
-    root: Path, *, vae: nn.Module, group_offload: bool = False, **kwargs: Any
+    root: Path,
+    *,
+    transformer: Mapping[str, Any],
+    vae: nn.Module,
+    group_offload: bool = False,
+    **kwargs: Any,
 ) -> Encoder:
     encode = ImageEncoder(*encoders.load_vision_encoder(root, **kwargs), vae)
-    return lambda paths, height, width: [vars(encode(path, height, width)) for path in paths]
+    return lambda paths, size: [vars(encode(path, *size[1:])) for path in paths]
 
 
 def _latents(config: Mapping[str, Any]) -> Latents:

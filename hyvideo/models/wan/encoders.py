@@ -2,6 +2,7 @@
 VAE for a first frame.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from hyvideo.models.encoders import (
     rename_t5,
 )
 from hyvideo.models.family import Part
-from hyvideo.models.wan.settings import TEXT_SLOTS
-from hyvideo.models.wan.vae import first_frame_latents
+from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
+from hyvideo.models.wan.vae import given_latents
 from hyvideo.models.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
@@ -77,16 +78,20 @@ def load_text_encoder(
     return tokenizer, load_model(_MODEL, folder, dtype=dtype, rename=rename_t5, **kwargs)
 
 
-def _load(root: Path, *, vae: nn.Module, **kwargs: Any):
+def _load(root: Path, *, transformer: Mapping[str, Any], vae: nn.Module, **kwargs: Any):
     encode = TextEncoder(*load_text_encoder(root, **kwargs))
-    return lambda prompts, *size: [{"states": states} for states in encode(prompts)]
+    return lambda prompts, size: [{"states": states} for states in encode(prompts)]
 
 
-def _load_first_frame(root: Path, *, vae: nn.Module, **kwargs: Any):
-    def encode(paths: list[str], height: int, width: int) -> list[dict[str, Tensor]]:
-        images = (fit(read_image(path), height, width) for path in paths)
-        frames = [first_frame_latents(vae, to_pixels(image)) for image in images]
-        return [{"latents": frame} for frame in frames]
+def _load_image(root: Path, *, transformer: Mapping[str, Any], vae: nn.Module, **kwargs: Any):
+    """Return the encoder of first frames, or of whole given videos if the transformer reads them."""
+
+    def encode(paths: list[str], size: tuple[int, int, int]) -> list[dict[str, Tensor]]:
+        frames, height, width = size
+        images = (to_pixels(fit(read_image(path), height, width)) for path in paths)
+        if reads_given_video(transformer):
+            return [{"latents": given_latents(vae, image, frames)} for image in images]
+        return [{"latents": given_latents(vae, image)[:, 0]} for image in images]
 
     return encode
 
@@ -117,7 +122,7 @@ PARTS = (
         "image",
         lambda request: request.image,
         (),
-        load=_load_first_frame,
+        load=_load_image,
         problems=lambda root, weights_needed=True: [],  # the VAE is checked in any case
         is_file=True,
     ),

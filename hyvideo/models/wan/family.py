@@ -41,6 +41,9 @@ FAMILY = Family(
     patch=lambda config: tuple(config["patch_size"]),
     prepare_vae=vae.prepare,
     set_tiling=vae.set_tiling,
-    pipelines={"t2v": "WanPipeline"},
-    takes_images=settings.takes_images,
+    pipelines={"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline"},
+    task=settings.task,
+    # of CLIP's image features, which Wan2.1 image-to-video has, and the published 4-step LoRA of
+    # A14B's low-noise expert
+    foreign_modules=r"(blocks\.\d+\.cross_attn\.(norm_)?[kv]_img|img_emb)\b",
 )

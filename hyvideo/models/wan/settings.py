@@ -16,6 +16,7 @@ from hyvideo.models.names import (
     settings_to_original,
     with_dots,
 )
+from hyvideo.models.versions import Task
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
 ANYFLOW = "AnyFlowTransformer3DModel"  # diffusers' class of students with a second time embedder
@@ -28,11 +29,21 @@ transformer_to_diffusers, transformer_to_original = both_directions(
 module_with_dots = partial(with_dots, NAMES, "transformer")
 
 
-def takes_images(config: Mapping[str, Any], index: Mapping[str, Any]) -> bool:
-    """Return whether a model also makes videos from a first frame: TI2V-5B, and models whose
-    model_index.json has ``expand_timesteps``, diffusers' name for a timestep per token.
+def task(config: Mapping[str, Any], index: Mapping[str, Any]) -> Task:
+    """Return the task of a model. TI2V-5B, and models whose model_index.json has
+    ``expand_timesteps``, diffusers' name for a timestep per token, also make videos from a first
+    frame.
     """
-    return _is_ti2v_5b(config) or bool(index.get("expand_timesteps"))
+    if reads_given_video(config):
+        return "i2v"
+    return "ti2v" if _is_ti2v_5b(config) or index.get("expand_timesteps") else "t2v"
+
+
+def reads_given_video(config: Mapping[str, Any]) -> bool:
+    """Return whether a transformer's input has the noisy latents, a mask of the given frames (4
+    channels) and the latents of the given video, as image-to-video of Wan2.2 A14B.
+    """
+    return config["in_channels"] == 2 * config["out_channels"] + 4
 
 
 def _is_ti2v_5b(config: Mapping[str, Any]) -> bool:
@@ -43,9 +54,10 @@ def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]
     """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's
     ``config.json``, or ValueError.
     """
-    if config.get("model_type") not in ("t2v", "ti2v"):
+    if config.get("model_type") not in ("t2v", "i2v", "ti2v"):
         raise ValueError(
-            f"config key 'model_type' must be 't2v' or 'ti2v', got {config.get('model_type')!r}"
+            "config key 'model_type' must be 't2v', 'i2v' or 'ti2v', got "
+            f"{config.get('model_type')!r}"
         )
     width, num_heads = (setting(config, key, "integers") for key in ("dim", "num_heads"))
     if width % (2 * num_heads):
@@ -73,7 +85,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
     others = {
         "_class_name": "WanModel",
-        "model_type": "ti2v" if _is_ti2v_5b(config) else "t2v",
+        "model_type": task(config, {}),
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }

@@ -66,6 +66,7 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
     Each word of ``prompts`` becomes one token of the text encoder.
     """
     words, characters = _vocabulary(prompts, version)
+    known = version_defaults(version)
     write_checkpoint(
         root,
         transformer_settings(num_heads),
@@ -73,7 +74,9 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
         words,
         characters,
         seed=0,
-        is_anyflow=version_defaults(version).is_flow_map,
+        is_anyflow=known.is_flow_map,
+        boundary=known.boundary,
+        reads_given_video=known.task == "i2v",
     )
 
 
@@ -102,12 +105,15 @@ def write_checkpoint(
     *,
     seed: int,
     is_anyflow: bool = False,
+    boundary: float | None = None,
+    reads_given_video: bool = False,
 ) -> None:
     """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights
     in float32.
 
     The tokenizer has a token for each of ``words``, which begin with "▁", and for each character.
-    ``is_anyflow`` writes the transformer, scheduler and index of AnyFlow.
+    ``is_anyflow`` writes the transformer, scheduler and index of AnyFlow, ``boundary`` two experts,
+    ``reads_given_video`` the pipeline of image-to-video.
     """
     import diffusers
     from transformers import UMT5Config, UMT5EncoderModel
@@ -116,9 +122,14 @@ def write_checkpoint(
     vae_model = diffusers.AutoencoderKLWan(**vae)
     channels = vae_model.config.z_dim
     class_name = ANYFLOW if is_anyflow else "WanTransformer3DModel"
-    model = getattr(diffusers, class_name)(
-        **transformer, text_dim=TEXT_WIDTH, freq_dim=32, in_channels=channels, out_channels=channels
-    )
+    in_channels = 2 * channels + 4 if reads_given_video else channels
+    settings = dict(transformer) | {
+        "text_dim": TEXT_WIDTH,
+        "freq_dim": 32,
+        "in_channels": in_channels,
+        "out_channels": channels,
+    }
+    model = getattr(diffusers, class_name)(**settings)
     umt5 = UMT5Config(
         vocab_size=len(tokenizer),
         d_model=TEXT_WIDTH,
@@ -138,12 +149,17 @@ def write_checkpoint(
             flow_shift=3.0,
         )
     drawn(model, seed).save_pretrained(root / "transformer")
+    if boundary is not None:  # other weights, so that a swap shows
+        drawn(model, seed + 3).save_pretrained(root / "transformer_2")
     drawn(vae_model, seed + 1).save_pretrained(root / "vae")
     drawn(UMT5EncoderModel(umt5), seed + 2).save_pretrained(root / "text_encoder")
     tokenizer.save_pretrained(root / "tokenizer")
     scheduler.save_pretrained(root / "scheduler")
+    pipeline = "AnyFlowPipeline" if is_anyflow else "WanPipeline"
+    if reads_given_video:
+        pipeline = "WanImageToVideoPipeline"
     index = {
-        "_class_name": "AnyFlowPipeline" if is_anyflow else "WanPipeline",
+        "_class_name": pipeline,
         "_diffusers_version": diffusers.__version__,
         "transformer": ["diffusers", class_name],
         "vae": ["diffusers", "AutoencoderKLWan"],
@@ -151,6 +167,10 @@ def write_checkpoint(
         "tokenizer": ["transformers", "T5TokenizerFast"],
         "scheduler": ["diffusers", type(scheduler).__name__],
     }
+    if boundary is not None:
+        index |= {"transformer_2": index["transformer"], "boundary_ratio": boundary}
+    if reads_given_video:
+        index |= {"image_encoder": [None, None], "image_processor": [None, None]}
     (root / "model_index.json").write_text(json.dumps(index, indent=2))
 
 

@@ -1,7 +1,10 @@
 """Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence
 parallelism.
 
-A model that makes videos from a first frame (TI2V-5B) reads its latents without noise, at timestep
+Image-to-video of Wan2.2 A14B reads the given video beside the noisy one: its latents and a mask of
+the given frames, in channels of their own.
+
+Another model that makes videos from a first frame (TI2V-5B) reads its latents without noise, at timestep
 0, in place of the first latent frame. The velocity of that frame leads exactly to these latents and
 does not depend on the weights, so that no sampler, log-probability or loss needs to know of it.
 
@@ -26,7 +29,7 @@ from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.wan.block import TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
-from hyvideo.models.wan.settings import TEXT_SLOTS
+from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
 
 
 def finish(transformer: nn.Module) -> None:
@@ -35,11 +38,12 @@ def finish(transformer: nn.Module) -> None:
     Raises ValueError for an unsupported model.
     """
     config = transformer.config
-    if config.image_dim or config.added_kv_proj_dim or config.in_channels != config.out_channels:
+    fits = config.in_channels == config.out_channels or reads_given_video(config)
+    if config.image_dim or config.added_kv_proj_dim or not fits:
         raise ValueError(
-            f"image-to-video models of Wan are not supported, got image_dim={config.image_dim}, "
-            f"in_channels={config.in_channels} and out_channels={config.out_channels}. Use a "
-            "text-to-video model"
+            "image-to-video models of Wan2.1 are not supported, got "
+            f"image_dim={config.image_dim}, in_channels={config.in_channels} and "
+            f"out_channels={config.out_channels}. Use Wan2.2 or a text-to-video model"
         )
     if not config.cross_attn_norm:
         raise ValueError(
@@ -101,8 +105,12 @@ def forward(
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
     time, block_time = _time_embedding(self, timestep, ends)
-    frames = first_frames(conditions, latents)
+    frames = None
     noisy = latents
+    if reads_given_video(self.config):
+        latents = with_given_video(conditions, latents)
+    else:
+        frames = first_frames(conditions, latents)
     if frames is not None:
         latents = frames.placed(latents)
         _, clean_time = _time_embedding(self, timestep * ~frames.is_given, ends)
@@ -180,6 +188,21 @@ def first_frames(conditions: Sequence[Condition], latents: Tensor) -> FirstFrame
     given = [absent if sample.image is None else sample.image.latents for sample in conditions]
     is_given = torch.tensor([sample.image is not None for sample in conditions])
     return FirstFrames(torch.stack(given), to_device(is_given, latents.device))
+
+
+def with_given_video(conditions: Sequence[Condition], latents: Tensor) -> Tensor:
+    """Return the noisy latents with the channels of the given videos after them: a mask, which is 1
+    in the first latent frame, and their latents.
+
+    Raises ValueError for a sample without an image. Shape: (batch, 2 channels + 4, frames, height,
+    width).
+    """
+    if any(sample.image is None for sample in conditions):
+        raise ValueError("an image-to-video model needs the first frame of each video, got none")
+    given = torch.stack([sample.image.latents for sample in conditions]).to(latents.dtype)
+    mask = latents.new_zeros(len(latents), 4, *latents.shape[2:])
+    mask[:, :, 0] = 1
+    return torch.cat((latents, mask, given), dim=1)
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:

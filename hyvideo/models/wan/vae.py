@@ -91,20 +91,21 @@ def upsample_forward(layer: nn.Upsample, hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def first_frame_latents(vae: nn.Module, pixels: Tensor) -> Tensor:
-    """Return the latents of a video's first frame, scaled for the transformer, in float32 on the
-    CPU.
+def given_latents(vae: nn.Module, first_frame: Tensor, num_frames: int = 1) -> Tensor:
+    """Return the latents of a video that is its first frame and zeros (gray), scaled for the
+    transformer, in float32 on the CPU.
 
     Tiling is disabled, because it would change them. Shape: (3, height, width) to (channels,
-    height, width).
+    frames, height, width).
     """
-    frame = pixels.to(device_of(vae), vae.dtype)
+    video = F.pad(first_frame[:, None], (0, 0, 0, 0, 0, num_frames - 1))
     tiling = vae.use_tiling
     vae.use_tiling = False
     with on_device(vae):
-        encoded = vae.encode(frame[None, :, None]).latent_dist.mode().float()
+        pixels = video[None].to(device_of(vae), vae.dtype)
+        encoded = vae.encode(pixels).latent_dist.mode().float()
     vae.use_tiling = tiling
-    return latents(vae.config).scaled(encoded)[0, :, 0].cpu()
+    return latents(vae.config).scaled(encoded)[0].cpu()
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:

@@ -75,7 +75,10 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("num_threads", 0, cpu),
         Change("pretrained_model_root", str(folder / "checkpoints"), tiny),
         Change("random_weights", False, tiny),
-        Change("pretrained_lora_path", "", "a LoRA of the released model does not fit a tiny one"),
+        *(
+            Change(name, "", "a LoRA of the released model does not fit a tiny one")
+            for name in ("pretrained_lora_path", "base_lora_path", "low_noise_base_lora_path")
+        ),
         Change(
             "anchor_path", "", "another teacher of the released size does not fit a tiny student"
         ),

@@ -7,7 +7,9 @@ an iteration, the policy is still the rollout policy, and its own velocity serve
 without another forward pass.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,6 +61,15 @@ class NFT(LevelObjective):
         "policy/velocity_norm",
     )
     deviation_names = ("nft/distance_max", "nft/distance_first")
+
+    def __init__(self, *parts: Any):
+        super().__init__(*parts)
+        # the first step that the policy makes is checked
+        self.keeps_all_latents = self._first_own_step(self.config.sampling.levels) > 0
+
+    def _first_own_step(self, levels: Sequence[float]) -> int:
+        """Return the first step that the policy makes, and not its partner."""
+        return next((step for step, level in enumerate(levels) if self.config.trains(level)), 0)
 
     def prepare(self, rollouts: RolloutBatch) -> Velocities:
         """Return the velocities of the rollout policy that later updates need, and those of the
@@ -216,7 +227,8 @@ class NFT(LevelObjective):
             replay_distance = self._replay_distance(rollouts, row)
             zero_error = mean_square(target)
         self.cost.add(self.num_forwards(rollouts, [row], noisiest))
-        self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[:1]))
+        first = self._first_own_step(rollouts.schedule.sigmas[:-1])
+        self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[[first]]))
         checked = {
             "the distance between a rollout's first step and its replay": Limited(
                 replay_distance, step_tolerance(self.config.model.dtype)
@@ -228,7 +240,7 @@ class NFT(LevelObjective):
         if not self.config.model.random_weights:
             error = mean_square(velocity - target) / zero_error
             # Guidance adds the distance between its branches.
-            limit = max(1.0, self.pipeline.sampling.guidance_scale) ** 2
+            limit = max(1.0, self.config.policy_cfg_scale) ** 2
             checked[ZERO_ERROR] = Limited(error, limit, UNTRAINED)
         return checked
 
@@ -247,12 +259,15 @@ class NFT(LevelObjective):
         return worst / best
 
     def _replay_distance(self, rollouts: RolloutBatch, row: int) -> Tensor:
-        """Return the distance between a rollout's first step and its replay, in units of the step.
+        """Return the distance between the first step that the policy makes and its replay, in units
+        of the step.
 
         Shape: ().
         """
-        before, after = (select(rollouts.trajectories.latents, [row], [index]) for index in (0, 1))
-        step = rollouts.replay(self.pipeline, [row], torch.tensor([0]))
-        if rollouts.schedule.transitions[0].is_stochastic:
-            return (step.log_prob - rollouts.trajectories.log_probs[row, :1]).abs().squeeze()
+        first = self._first_own_step(rollouts.schedule.sigmas[:-1])
+        latents = rollouts.trajectories.latents
+        before, after = (select(latents, [row], [index]) for index in (first, first + 1))
+        step = rollouts.replay(self.pipeline, [row], torch.tensor([first]))
+        if rollouts.schedule.transitions[first].is_stochastic:
+            return (step.log_prob - rollouts.trajectories.log_probs[row, [first]]).abs().squeeze()
         return (mean_square(step.mean - after) / mean_square(after - before)).sqrt().squeeze()

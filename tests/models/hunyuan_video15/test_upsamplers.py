@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 from hyvideo.models.family import family_named, install, new_model
+from hyvideo.models.guidance import Guidance
 from hyvideo.models.hunyuan_video15.transformer import _low_resolution_channels
 from hyvideo.models.versions import SUPER_RESOLUTION
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -100,7 +101,7 @@ def test_the_stage_matches_the_original(golden, case):
         transformer, vae, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24))
     )
     pipeline, schedule = (
-        base.with_guidance(model.guidance_scale),
+        base.with_guidance(Guidance(model.guidance_scale)),
         Schedule.ode(model.num_steps, model.shift),
     )
     latents = pipeline.sample_ode(

@@ -123,7 +123,7 @@ def loaded(root):
 def encoded(loaded, image):
     frames, height, width = SIZE
     _, encoder, pipeline = loaded
-    conditions = encoder([Request(PROMPT, image)], height=height, width=width)
+    conditions = encoder([Request(PROMPT, image)], SIZE)
     return conditions, normal(pipeline.latent_shape(frames, height, width), 0, "ti2v")[None]
 
 

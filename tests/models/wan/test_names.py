@@ -81,7 +81,7 @@ def test_settings_round_trip_and_omit_defaults_as_in_the_original():
 @pytest.mark.parametrize(
     "change",
     [
-        {"model_type": "i2v"},
+        {"model_type": "v2v"},
         {"dim": 1537},
     ],
 )

@@ -1,0 +1,460 @@
+"""Training of one expert of a model of two: its steps and levels, its frozen partner, base LoRAs,
+resumes, and the exports.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from diffusers import WanPipeline
+from safetensors.torch import load_file, save_file
+
+from hyvideo.data.prompts import Request
+from hyvideo.models.guidance import OTHER_EXPERT, levels_of
+from hyvideo.models.loading import load_transformer
+from hyvideo.models.lora import expert_of, pairs_of, read_lora
+from hyvideo.models.wan import tiny
+from hyvideo.models.wan.family import FAMILY
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.command_line import load_config
+from hyvideo.settings.rules import check
+from hyvideo.trainer import Trainer
+from hyvideo.training.model_setup import load_encoder, load_pipeline
+from scripts import export
+from tests.distributed.launch import launch
+from tests.models.wan.test_lora import lightx2v_file
+from tests.pipelines.test_wan_parity import relative_difference
+from tests.test_trainer import CPU, Redness
+from tests.tiny_checkpoint import write_image
+
+PROMPTS = ["a red car turns left", "a car turns"]
+VERSION = "wan2.2_t2v_a14b"
+BOUNDARY = 0.875
+STEPS = 4  # two of each expert at shift 5
+SETTINGS = {
+    "transformer_version": VERSION,
+    "random_weights": False,
+    "encoder_dtype": "fp32",
+    "height": 32,
+    "width": 32,
+    "shift": 5.0,
+    "grpo_sampling_steps": STEPS,
+    "sde_type": "cps",
+    "eta": 0.9,
+    "sde_window": "fixed:0:2",
+    "cfg_scale": 2.0,
+    "low_noise_cfg_scale": 1.5,
+    "mini_batch_size_per_update": 4,
+    "reward_model": ["test"],
+    "lora_rank": 2,
+    "learning_rate": 1e-3,
+    "kl_strategy": "fixed",
+    "kl_weight": 0.1,
+    "num_threads": 1,
+}
+MODULE = "tests.training.test_expert_training"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("experts") / "ckpts"
+    tiny.write(root, VERSION, num_heads=2, prompts=PROMPTS)
+    return root
+
+
+@pytest.fixture
+def config(tiny_config, root, tmp_path):
+    csv = tmp_path / "prompts.csv"
+    csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    return tiny_config.with_settings(
+        **SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv)
+    )
+
+
+LOW = {"expert": "low", "sde_window": "fixed:2:1"}
+
+
+def iterations(config, mesh, count=1):
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    metrics = []
+    for _ in range(count):
+        trainer.iteration += 1
+        metrics.append(trainer.run_iteration())
+    return trainer, metrics
+
+
+@pytest.mark.parametrize("settings", [{}, LOW], ids=["high", "low"])
+def test_one_expert_is_trained_and_its_partner_stays_frozen(config, mesh, settings):
+    config = config.with_settings(**settings)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    partner = trainer.run.pipeline.partner
+    assert partner.expert == OTHER_EXPERT[config.model.expert]
+    before = {name: weight.clone() for name, weight in partner.transformer.state_dict().items()}
+    trainer.iteration = 1
+    metrics = trainer.run_iteration()
+    assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
+    after = partner.transformer.state_dict()
+    assert all(torch.equal(after[name], weight) for name, weight in before.items())
+    assert not any(parameter.requires_grad for parameter in partner.transformer.parameters())
+    assert not any("partner" in name for name in trainer.run.policy.tensors())
+
+
+@pytest.mark.parametrize("expert", ["high", "low"])
+def test_the_on_policy_check_of_nft_replays_a_step_of_the_policy(config, mesh, expert):
+    """A disturbed policy fails the check, which a replay of its partner's step would not see."""
+    nft = {"objective": "nft", "nft_levels": 2, "gate_interval": 1, "eta": 0.0}
+    config = config.with_settings(**nft, expert=expert, random_weights=True)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    objective = trainer.run.objective
+    trainer.iteration = 1
+    trainer.run_iteration()
+    collected = {}
+    original = objective.prepare
+
+    def prepare(rollouts):
+        collected["rollouts"] = rollouts
+        return original(rollouts)
+
+    objective.prepare = prepare
+    trainer.iteration = 2
+    trainer.run_iteration()
+    with torch.no_grad():
+        distance = objective._replay_distance(collected["rollouts"], 0).item()
+    assert distance > 0  # the updates of this iteration have changed the policy
+
+
+@pytest.mark.parametrize("expert", ["high", "low"])
+def test_levels_are_drawn_in_the_interval_of_the_expert_one_from_each_part(config, mesh, expert):
+    config = config.with_settings(objective="nft", nft_levels=4, expert=expert)
+    trainer, _ = iterations(config, mesh)
+    indices = trainer.run.source.indices()
+    levels = torch.cat(
+        [
+            trainer.run.objective.draw(config.sampling.schedule(), iteration, indices, 4)
+            for iteration in range(40)
+        ]
+    )
+    low, high = levels_of(expert, BOUNDARY)
+    assert levels.min() >= low and levels.max() <= high
+    assert all(config.trains(level) for level in levels.flatten().tolist())
+    # equal parts before the shift
+    uniform = levels / (levels + 5 * (1 - levels))
+    start, end = low / (low + 5 * (1 - low)), high / (high + 5 * (1 - high))
+    parts = ((uniform - start) / (end - start) * 4).clamp(0, 3.999).floor()
+    clipped = (levels <= 0.0201) | (levels >= 0.9989)
+    rows = ~clipped.any(1)
+    assert rows.sum() > 40
+    assert (parts[rows].sort(1).values == torch.arange(4.0)).all()
+
+
+@pytest.mark.parametrize(
+    "settings, fix",
+    [
+        ({"sde_window": "fixed:1:2"}, "sde_window fixed:0:2"),
+        ({"sde_window": "random:2"}, "sde_window fixed:0:2"),
+        ({"sde_window": ""}, "sde_window fixed:0:2"),
+        ({"sde_window": "fixed:0:2", "expert": "low"}, "sde_window fixed:2:1"),
+        ({"sde_window": "fixed:0:1", "expert": "low", "shift": 100.0}, "grpo_sampling_steps"),
+    ],
+)
+def test_a_window_with_steps_of_the_other_expert_is_refused(config, settings, fix):
+    with pytest.raises(ValueError, match=fix) as error:
+        check(config.with_settings(**settings))
+    assert settings["sde_window"] or "all steps" in str(error.value)
+
+
+def test_a_window_inside_the_interval_is_allowed(config):
+    for window in ("fixed:0:1", "fixed:1:1", "fixed:0:2"):
+        check(config.with_settings(sde_window=window, reward_model="miniature"))
+
+
+def test_objectives_on_the_whole_path_and_reward_gradients_of_early_steps_are_refused(config):
+    student = {"objective": "distill", "eta": 0.0, "cfg_scale": 1.0, "low_noise_cfg_scale": 1.0}
+    with pytest.raises(ValueError, match="objective distill trains all steps"):
+        check(config.with_settings(**student))
+    with pytest.raises(ValueError, match="reward gradient .* expert high"):
+        check(config.with_settings(objective="draft", kl_weight=0.0))
+
+
+def test_image_to_video_trains_with_the_first_frame_of_each_prompt(config, mesh, tmp_path):
+    root = tmp_path / "i2v"
+    tiny.write(root, "wan2.2_i2v_a14b", num_heads=2, prompts=PROMPTS)
+    image = write_image(tmp_path / "image.png")
+    csv = tmp_path / "images.csv"
+    csv.write_text("prompt,ref_image_path\n" + "".join(f"{text},{image}\n" for text in PROMPTS))
+    config = config.with_settings(
+        pretrained_model_root=str(root),
+        transformer_version="wan2.2_i2v_a14b",
+        prompts_csv=str(csv),
+        precompute_conditions=True,
+    )
+    trainer, (metrics,) = iterations(config, mesh)
+    assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
+    # frames of the whole given video, not only the first one
+    condition = trainer.run.encoder(
+        [Request(PROMPTS[0], str(image))], config.sampling.size
+    ).samples[0]
+    shape = trainer.run.pipeline.latent_shape(*config.sampling.size)
+    assert condition.image.latents.shape == shape
+    without = config.with_settings(prompts_csv=str(tmp_path / "prompts.csv"))
+    with pytest.raises(ValueError, match="image"):
+        Trainer(without, mesh, CPU, scorers={"test": Redness()})
+
+
+# --- places of the partner ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"partner_offload": True}, {"policy_offload": True, "score_between_stages": True}],
+    ids=["streamed", "policy away while scoring"],
+)
+def test_offloading_changes_no_bit(config, mesh, settings):
+    _, expected = iterations(config, mesh, 2)
+    _, found = iterations(config.with_settings(**settings), mesh, 2)
+    for name in ("reward/mean", "loss/total", "grad/norm", "policy/log_prob"):
+        assert [line[name] for line in found] == [line[name] for line in expected]
+
+
+def test_a_partner_in_fp8_has_rounded_matrices_and_other_videos(config, mesh):
+    pytest.importorskip("torchao")
+    trainer, (found,) = iterations(config.with_settings(partner_weight_dtype="fp8"), mesh)
+    _, (expected,) = iterations(config, mesh)
+    assert found["policy/ratio_first_deviation"] == 0.0
+    assert found["reward/mean"] != expected["reward/mean"]
+    name = "blocks.0.attn1.to_q.weight"
+    stored = trainer.run.pipeline.partner.transformer.get_parameter(name).dequantize().float()
+    weight = load_transformer(config.model.pretrained_model_root, None, expert="low")
+    weight = weight.get_parameter(name)
+    assert 0 < (stored - weight).norm() < 0.05 * weight.norm()
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"partner_offload": True, "enable_fsdp": True}, "partner_offload"),
+        ({"partner_weight_dtype": "fp8", "enable_fsdp": True}, "partner_weight_dtype"),
+        ({"policy_offload": True}, "score_between_stages"),
+        ({"policy_offload": True, "score_between_stages": True, "lora_rank": 0}, "lora_rank"),
+    ],
+)
+def test_places_that_exclude_each_other_are_refused(config, settings, named):
+    with pytest.raises(ValueError, match=named):
+        check(config.with_settings(**settings), 2 if "enable_fsdp" in settings else 1)
+
+
+def train(root, csv, folder, settings):
+    """Return the metrics of two iterations on this rank."""
+    from hyvideo.distributed import mesh as ranks
+
+    common = SETTINGS | {
+        "pretrained_model_root": root,
+        "prompts_csv": csv,
+        "output_dir": folder,
+        "valid_video_csv": "",
+        "num_updates_per_rollout": 1,
+        "log_video_interval": 0,
+        "adam_epsilon": 1e-2,
+    }
+    config = load_config("configs/smoke.yaml", **common | settings)
+    mesh = ranks.start(config.distributed.sp_size, CPU)
+    _, metrics = iterations(config, mesh, 2)
+    names = ("reward/mean", "loss/total", "grad/norm", "policy/log_prob")
+    return [{name: line[name] for name in names} for line in metrics]
+
+
+@pytest.mark.system
+def test_a_sharded_partner_gives_the_rewards_and_gradients_of_one_process(root, tmp_path):
+    (tmp_path / "prompts.csv").write_text("\n".join(["prompt", *PROMPTS]) + "\n")
+    run = str(root), str(tmp_path / "prompts.csv")
+    (expected,) = launch(f"{MODULE}:train", 1, *run, str(tmp_path / "one"), {"batch_size": 8})
+    settings = {"batch_size": 4, "enable_fsdp": True}
+    for lines in launch(f"{MODULE}:train", 2, *run, str(tmp_path / "two"), settings):
+        for line, single in zip(lines, expected):
+            assert line == {
+                key: pytest.approx(value, rel=2e-4, abs=1e-6) for key, value in single.items()
+            }
+
+
+# --- resuming -------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_continues_and_another_partner_is_refused(config, mesh, root, tmp_path):
+    steps = config.with_settings(max_steps=2, save_interval=1)
+    whole = Trainer(steps.with_settings(output_dir=str(tmp_path / "whole")), mesh, CPU,
+                    scorers={"test": Redness()})  # fmt: skip
+    whole.train()
+    Trainer(steps.with_settings(max_steps=1), mesh, CPU, scorers={"test": Redness()}).train()
+    resumed = Trainer(steps, mesh, CPU, scorers={"test": Redness()})
+    resumed.train()
+    for name, tensor in whole.run.policy.tensors().items():
+        assert torch.equal(resumed.run.policy.tensors()[name], tensor), name
+    other = tmp_path / "other"
+    tiny.write(other, VERSION, num_heads=2, prompts=PROMPTS)
+    weights = other / "transformer_2" / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: 1.01 * tensor for name, tensor in tensors.items()}, weights)
+    moved = steps.with_settings(max_steps=3, pretrained_model_root=str(other))
+    with pytest.raises(ValueError, match="pretrained_model_root/partner"):
+        Trainer(moved, mesh, CPU, scorers={"test": Redness()}).train()
+    trained_low = steps.with_settings(max_steps=3, **LOW)
+    with pytest.raises(ValueError, match="expert is 'low' and was 'high'"):
+        Trainer(trained_low, mesh, CPU, scorers={"test": Redness()}).train()
+
+
+# --- base LoRAs -----------------------------------------------------------------------------------
+
+
+def test_base_loras_are_merged_into_their_experts_before_training(config, mesh, root, tmp_path):
+    """The file of the low-noise expert also has modules of CLIP, as published: a warning names them."""
+    settings, expected = {}, {}
+    for expert, name in (("high", "base_lora_path"), ("low", "low_noise_base_lora_path")):
+        file = tmp_path / f"{expert}_noise_model.safetensors"
+        model = load_transformer(root, None, expert=expert)
+        expected[expert] = FAMILY.transformer.to_diffusers(lightx2v_file(file, model, scale=0.02))
+        settings[name] = str(file)
+    tensors = load_file(file)
+    foreign = "diffusion_model.blocks.0.cross_attn.k_img"
+    tensors |= {
+        f"{foreign}.lora_down.weight": torch.ones(2, 4),
+        f"{foreign}.lora_up.weight": torch.ones(4, 2),
+    }
+    tensors["diffusion_model.blocks.0.cross_attn.norm_k_img.diff"] = torch.ones(4)
+    tensors["diffusion_model.img_emb.proj.0.diff_b"] = torch.ones(4)
+    save_file(tensors, file)
+    with pytest.warns(UserWarning, match="3 modules .* left out: .*img_emb"):
+        trainer = Trainer(config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
+    pipeline = trainer.run.pipeline
+    for expert, transformer in (
+        ("high", pipeline.transformer),
+        ("low", pipeline.partner.transformer),
+    ):
+        state = {
+            name.replace(".base_layer.", "."): weight
+            for name, weight in transformer.state_dict().items()
+            if ".lora_" not in name
+        }
+        for name, weight in expected[expert].items():
+            torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-5)
+
+
+# --- exports --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["high", "low"])
+def trained(request, config, mesh):
+    settings = LOW if request.param == "low" else {}
+    trainer = Trainer(config.with_settings(max_steps=1, **settings), mesh, CPU,
+                      scorers={"test": Redness()})  # fmt: skip
+    trainer.train()
+    return request.param, max((trainer.output_dir / "checkpoints").glob("0*"))
+
+
+def run_export(monkeypatch, *flags):
+    monkeypatch.setattr("sys.argv", ["export.py", *map(str, flags)])
+    export.main()
+
+
+def test_exported_loras_load_into_their_expert_in_diffusers_and_here(
+    trained, root, config, tmp_path, monkeypatch, capsys
+):
+    expert, checkpoint = trained
+    lora = read_lora(checkpoint)
+    assert expert_of(checkpoint) == expert
+    out = tmp_path / "comfyui"
+    run_export(monkeypatch, "--lora_path", checkpoint / "lora", "--form", "original", "--output_dir", out)  # fmt: skip
+    printed = capsys.readouterr().out
+    assert ("load_into_transformer_2=True" in printed) == (expert == "low")
+    (file,) = out.glob("*.safetensors")
+    assert f"{expert}_noise" in file.name
+    assert all(name.startswith("diffusion_model.") for name in load_file(file))
+    assert expert_of(out) == expert
+    again = pairs_of(read_lora(out))
+    for name, pair in pairs_of(lora).items():
+        change, kept = pair.b @ pair.a, again[name].b @ again[name].a
+        torch.testing.assert_close(
+            kept * again[name].alpha / again[name].rank, change * pair.alpha / pair.rank
+        )
+    stock = WanPipeline.from_pretrained(root, local_files_only=True)
+    stock.load_lora_weights(out, weight_name=file.name, load_into_transformer_2=expert == "low")
+    theirs = stock.transformer_2 if expert == "low" else stock.transformer
+    ours = load_transformer(root, None, expert=expert, loras=[lora])
+    name = "blocks.1.ffn.net.2"
+    layer, inputs = theirs.get_submodule(name), torch.randn(3, 64)
+    torch.testing.assert_close(
+        layer(inputs), ours.get_submodule(name)(inputs), rtol=1e-4, atol=1e-5
+    )
+    # the other expert refuses the file
+    other = config.with_settings(expert=OTHER_EXPERT[expert], pretrained_lora_path=str(file))
+    from hyvideo.training.model_setup import check_adapter
+
+    with pytest.raises(ValueError, match=f"the {expert}-noise expert"):
+        check_adapter(other.model, other.optimizer)
+
+
+def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(
+    trained, root, config, tmp_path, monkeypatch
+):
+    from diffusers import WanTransformer3DModel
+
+    from tests.stock_pipeline import GivenSigmas
+
+    expert, checkpoint = trained
+    out = tmp_path / "exported"
+    run_export(monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", out)
+    stock = WanPipeline.from_pretrained(
+        root,
+        local_files_only=True,
+        **{
+            name: WanTransformer3DModel.from_pretrained(out / name)
+            for name in ("transformer", "transformer_2")
+        },
+    )
+    stock.set_progress_bar_config(disable=True)
+    schedule = Schedule.ode(STEPS, 5.0)
+    stock.scheduler = GivenSigmas(schedule)
+    config = config.with_settings(
+        expert=expert, dtype="fp32", vae_dtype="fp32", negative_prompt="a"
+    ).resolved()
+    encoder, vae = load_encoder(config, CPU)
+    pipeline = load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
+    from hyvideo.training import saved_policy
+
+    saved_policy.load_into(pipeline.transformer, checkpoint)
+    noise = torch.randn(1, *pipeline.latent_shape(*config.sampling.size))
+    ours = pipeline.sample_ode(encoder([Request(PROMPTS[0])]), noise, schedule)
+    frames, height, width = config.sampling.size
+    theirs = stock(
+        prompt=PROMPTS[0], negative_prompt="a", latents=noise.clone(), num_frames=frames, height=height,
+        width=width, num_inference_steps=STEPS, guidance_scale=2.0, guidance_scale_2=1.5,
+        output_type="latent",
+    ).frames  # fmt: skip
+    assert relative_difference(ours, theirs) <= 2e-6
+
+
+def test_the_original_layout_is_read_and_written(trained, root, tmp_path, monkeypatch):
+    """`high_noise_model/` and `low_noise_model/`, with one file or several."""
+    _, checkpoint = trained
+    out = tmp_path / "original"
+    run_export(
+        monkeypatch,
+        "--checkpoint_path",
+        checkpoint,
+        "--form",
+        "original",
+        "--dtype",
+        "fp32",
+        "--output_dir",
+        out,
+    )
+    assert sorted(path.name for path in Path(out).iterdir()) == [
+        "high_noise_model",
+        "low_noise_model",
+    ]
+    again = tmp_path / "diffusers"
+    run_export(monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", again)  # fmt: skip
+    for expert in ("high", "low"):
+        found = load_transformer(out, VERSION, expert=expert).state_dict()
+        expected = load_transformer(again, VERSION, expert=expert).state_dict()
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in found)

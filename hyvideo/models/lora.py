@@ -370,8 +370,8 @@ def save_lora(
     In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the
     blocks. For others, B is multiplied by alpha / rank, which is exact for a power of two.
 
-    Of a model of two experts, the metadata name the ``expert``. In the original's format, so does
-    the file name, because both files have the same tensors.
+    Of a model of two experts, the metadata name the ``expert``. In the formats of other
+    programs, so does the file name, because both files have the same tensors.
 
     Differences are written, too. Only this project reads them in the formats diffusers and peft.
     """
@@ -411,7 +411,7 @@ def save_lora(
         }
     if expert:
         metadata |= {_EXPERT: expert}
-        if form == "original":
+        if form in ("original", "comfyui"):
             file = f"{Path(file).stem}_{expert}_noise.safetensors"
     with publish(folder / file) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)

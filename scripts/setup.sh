@@ -24,7 +24,7 @@ expected="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
 if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$expected" ]; then
     python="$(find_python)"
     echo "setup.sh: creating .venv from requirements.txt with $("$python" --version)." >&2
-    echo "setup.sh: On Linux, torch comes with CUDA, also for machines without a GPU: .venv needs 5.4 GB of disk." >&2
+    echo "setup.sh: On Linux, torch comes with CUDA, also for machines without a GPU: .venv needs 5.5 GB of disk." >&2
     echo "setup.sh: The download takes a few minutes." >&2
     free_gb="$(($(df -Pk "$repository" | awk 'NR == 2 { print $4 }') * 1024 / 1000000000))"
     if [ ! -x "$venv/bin/python" ] && [ "$free_gb" -lt 6 ]; then

@@ -7,6 +7,7 @@ import shlex
 import sys
 import threading
 import webbrowser
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from secrets import token_urlsafe
@@ -165,12 +166,11 @@ def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
 
     server = make_server(rating.create_app(study, after_answer))
     pages = {rater["name"]: token for token, rater in study.raters.items()}
-    try:
-        if num_unrated(study):
-            serve(server, pages, address)
-    finally:  # also after Ctrl-C
-        print(pairs_summary(study, write_pairs(study, key)))
-        print(next_command(plan, folder, "dpo"))
+    is_finished = not num_unrated(study) or serve(server, pages, address)
+    print(pairs_summary(study, write_pairs(study, key)))
+    print(next_command(plan, folder, "dpo"))
+    if not is_finished:
+        raise KeyboardInterrupt
 
 
 def write_pairs(study: rating.Study, key: dict) -> Counted:
@@ -224,24 +224,23 @@ def rate_single(plan: RatingPlan, folder: Path, address: Address) -> None:
 
     token = token_urlsafe(16)
     server = make_server(keeping.create_app(kept, token, end))
-    try:
-        if kept.num_unanswered:
-            serve(server, {"page": token}, address)
-    finally:  # also after Ctrl-C
-        print(
-            f"\n{kept.answers.count(True)} of {len(kept.answers)} videos are kept in {path}; not "
-            f"answered yet: {kept.num_unanswered}"
-        )
-        print(next_command(plan, folder, "sft"))
+    is_finished = not kept.num_unanswered or serve(server, {"page": token}, address)
+    print(
+        f"\n{kept.answers.count(True)} of {len(kept.answers)} videos are kept in {path}; not "
+        f"answered yet: {kept.num_unanswered}"
+    )
+    print(next_command(plan, folder, "sft"))
+    if not is_finished:
+        raise KeyboardInterrupt
 
 
-def serve(server: uvicorn.Server, pages: dict[str, str], address: Address) -> None:
-    """Serve pages, by who opens them and their token, until the server is told to end. Raises
-    KeyboardInterrupt after Ctrl-C.
+def serve(server: uvicorn.Server, pages: dict[str, str], address: Address) -> bool:
+    """Serve pages, by who opens them and their token; return whether the server was told to end, and
+    not Ctrl-C pressed.
     """
     server.config.timeout_graceful_shutdown = STOP
     listener, url = listen(address.host, address.port)
-    with listener:
+    with suppress(KeyboardInterrupt), listener:
         for name, token in pages.items():
             print(f"{name} {url}/{token}/", flush=True)
         print("Ctrl-C ends the program; the same command continues.", flush=True)
@@ -252,6 +251,8 @@ def serve(server: uvicorn.Server, pages: dict[str, str], address: Address) -> No
         if address.opens_browser and has_display:
             webbrowser.open(f"{url}/{next(iter(pages.values()))}/")
         server.run(sockets=[listener])
+        return True
+    return False
 
 
 def next_command(plan: RatingPlan, folder: Path, objective: str) -> str:

@@ -85,7 +85,7 @@ def test_each_answer_is_written_and_the_folder_alone_continues(videos, serve, tm
 
 
 def test_the_analysis_names_raters_and_their_agreement(videos, tmp_path, monkeypatch, exit_code):
-    monkeypatch.setattr(own_videos, "serve", lambda *_: None)
+    monkeypatch.setattr(own_videos, "serve", lambda *_: True)
     words = ["--videos", videos, "--raters", "2", "--questions", "A=Which?", "B=Which one?"]
     assert exit_code(rate.main, tmp_path / "study", *words) == 0
     study = own_videos.rating.Study(tmp_path / "study")
@@ -155,7 +155,7 @@ def test_a_person_answers_with_one_key_per_video(videos, serve, tmp_path):
 def test_two_videos_of_each_prompt_are_sampled_once(
     tmp_path, monkeypatch, exit_code, forked_programs
 ):
-    monkeypatch.setattr(own_videos, "serve", lambda *_: None)
+    monkeypatch.setattr(own_videos, "serve", lambda *_: True)
     (tmp_path / "prompts.csv").write_text("prompt\na red circle moves left\n")
     words = ["--config", "configs/miniature_dpo.yaml", "--prompts_csv", tmp_path / "prompts.csv"]
     words += ["--num_inference_steps", "1"]
@@ -191,7 +191,7 @@ def test_wrong_flags_are_named_before_anything_is_sampled(videos, tmp_path, exit
 
 
 def test_a_folder_with_another_study_is_an_error(videos, tmp_path, exit_code, capsys, monkeypatch):
-    monkeypatch.setattr(own_videos, "serve", lambda *_: None)
+    monkeypatch.setattr(own_videos, "serve", lambda *_: True)
     study = tmp_path / "study"
     assert exit_code(rate.main, study, "--videos", videos) == 0
     assert exit_code(rate.main, study) == 0

@@ -53,6 +53,15 @@ def main() -> None:
         choices=["high", "low"],
         help="expert of a model of two that was trained; default: the run's, or as the LoRA says",
     )
+    for name, model in (
+        ("base_lora_path", "base model"),
+        ("low_noise_base_lora_path", "low-noise expert"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=Path,
+            help=f"LoRA that the {model} had in training; default: the run's",
+        )
     parser.add_argument(
         "--family",
         help="folder or module of a model family outside the repository; default: the run's",
@@ -164,8 +173,10 @@ def lora_lines(out: Path, form: str, source: Path, expert: "Expert | None") -> l
             f"{expert}-noise model only"
         ]
     if form == "original":
+        # offline, diffusers finds only files of the usual name
+        name = f', weight_name="{written.name}"' if expert else ""
         second = ", load_into_transformer_2=True" if expert == "low" else ""
-        lines.append(f'in diffusers: pipeline.load_lora_weights("{out}"{second})')
+        lines.append(f'in diffusers: pipeline.load_lora_weights("{out}"{name}{second})')
     return lines
 
 
@@ -224,13 +235,16 @@ def export_transformer(
     """Write one transformer into the folder ``out``, and return how other programs load it."""
     from hyvideo.models.family import component_of, family_of
     from hyvideo.models.loading import TRANSFORMERS
+    from hyvideo.models.lora import check_expert
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.training.saved_policy import load_merged, read_saved_lora
 
     dtype = DTYPES[options.dtype]
     setting = "low_noise_base_lora_path" if expert == "low" else "base_lora_path"
-    base = run_settings.get(setting)
+    base = getattr(options, setting) or run_settings.get(setting)
+    if base:
+        check_expert(base, expert, setting=setting)
     transformer = load_merged(
         root,
         version,

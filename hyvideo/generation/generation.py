@@ -138,7 +138,10 @@ class Source:
             sampling=sampling,
         )
         if self.checkpoint:
-            saved_policy.load_into(pipeline.transformer, self.checkpoint)
+            saved_policy.load_into(pipeline.transformer, self.checkpoint, config.trained_expert)
+            partner = pipeline.partner
+            if partner and saved_policy.has_expert(self.checkpoint, partner.expert):
+                saved_policy.load_into(partner.transformer, self.checkpoint, partner.expert)
         if self.lora:
             add_lora(
                 pipeline.transformer, saved_policy.read_saved_lora(self.lora), scale=self.lora_scale

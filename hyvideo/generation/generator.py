@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.data.digests import digest_file, digest_of
+from hyvideo.data.digests import digest_file, digest_of, digest_weights
 from hyvideo.data.files import PARTIAL, make_folder, remove_partial
 from hyvideo.data.text import lines_of
 from hyvideo.distributed import mesh as ranks
@@ -38,6 +38,7 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
+from hyvideo.settings.identity import base_loras_of
 from hyvideo.settings.layout import rank_problems
 from hyvideo.settings.offloading import AUTO, Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
@@ -85,6 +86,9 @@ class GenerationSettings:
             "number": video.number,
             "model": config.model.pretrained_model_root,
             "version": config.model.transformer_version,
+            "expert": config.model.trained_expert,
+            "base_lora": config.model.base_lora_path or None,
+            "low_noise_base_lora": config.model.low_noise_base_lora_path or None,
             "checkpoint": str(source.checkpoint) if source.checkpoint else None,
             "lora": str(source.lora) if source.lora else None,
             "lora_scale": source.lora_scale if source.lora else None,
@@ -155,13 +159,13 @@ class Generator:
         """
         mesh = self.mesh
         if mesh.is_main:
-            for line in lines_of(
-                generation_notes(self.config.model.transformer_version, self.sampling)
-            ):
+            for line in lines_of(generation_notes(self.config.model, self.sampling)):
                 print(line, file=sys.stderr)
         self.offloading = resolve(self.settings.offloading, self.device)
         self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
-        self.weights_hash = digest_of(digest_models(self.config.model, self.kinds))
+        model = self.config.model
+        base_loras = {name: digest_weights(files) for name, files in base_loras_of(model).items()}
+        self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
         share = self.videos[mesh.replica :: mesh.num_replicas]
         pending = [video for video in share if not self._is_complete(video)]
         if self.settings.sp_size > 1:

@@ -123,11 +123,22 @@ def pipeline_problems(root: Path, version: str | None) -> list[str]:
     parts = read_json(path, "pipeline") if path.is_file() else {}
     found = parts.get("boundary_ratio")
     needed = version_defaults(version).boundary
+    if parts and found is None and needed is not None:
+        return [
+            f"{path} has no boundary_ratio, so that it is of a single transformer, but "
+            f"transformer_version {version} has two experts; set transformer_version and "
+            "pretrained_model_root to the same model"
+        ]
     if parts and found != needed:
-        known = ", ".join(each.name for each in RELEASED.values() if each.boundary == found)
+        known = [each.name for each in RELEASED.values() if each.boundary == found]
+        fix = (
+            f"set transformer_version to one of {', '.join(known)}"
+            if known
+            else "use another model"
+        )
         return [
             f"{path} has boundary_ratio {found}, the noise level between two experts, but "
-            f"transformer_version {version} has {needed}; set transformer_version to one of {known}"
+            f"transformer_version {version} has {needed or 'a single transformer'}; {fix}"
         ]
     extra = sorted(
         name

@@ -4,6 +4,7 @@ diffusers' layout.
     original    root/transformer/<version>/{config.json, diffusion_pytorch_model.safetensors}
                 root/vae/{config.json, diffusion_pytorch_model.safetensors}
     diffusers   root/{transformer, vae}/, weights possibly in several files; or root as a single transformer
+    two experts root/{transformer, transformer_2}/ or root/{high_noise_model, low_noise_model}/
 
 The model is built on the meta device. Tensors are read, one by one, only if all names and shapes
 match the headers of the files. A compact checkpoint omits random tensors that are never trained:
@@ -33,6 +34,7 @@ from hyvideo.models.family import (
 )
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, with_lora
+from hyvideo.models.versions import experts_of
 from hyvideo.models.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
@@ -189,8 +191,9 @@ def find_transformer(
     root: str | Path, version: str | None = None, expert: Expert | None = None
 ) -> Path | None:
     """Return the folder of the transformer's config.json in the original or diffusers' layout, or
-    ``root`` itself.
+    ``root`` itself. Without an ``expert``, it is the first one of a version of two.
     """
+    expert = expert or experts_of(version)[0]
     versions = [Path(root) / name for name in TRANSFORMERS[expert]]
     candidates = [folder / version for folder in versions] if version else []
     candidates += versions
@@ -211,6 +214,7 @@ def transformer_folder(
     folder = find_transformer(root, version, expert)
     if folder:
         return Folder(folder, label)
+    expert = expert or experts_of(version)[0]
     if expert:
         names = " and no ".join(TRANSFORMERS[expert])
         raise ValueError(

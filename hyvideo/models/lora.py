@@ -156,13 +156,15 @@ def expert_of(path: str | Path) -> Expert | None:
         return (opened.metadata() or {}).get(_EXPERT)
 
 
-def check_expert(path: str | Path, expert: Expert | None) -> None:
-    """Raise ValueError if a LoRA file was trained for the other expert of a model of two."""
+def check_expert(path: str | Path, expert: Expert | None, *, setting: str = "expert") -> None:
+    """Raise ValueError if a LoRA file was trained for the other expert of a model of two; the
+    message names the ``setting`` to correct.
+    """
     named = expert_of(path)
     if expert and named not in (None, expert):
         raise ValueError(
             f"LoRA {path}: it was trained for the {named}-noise expert, got the {expert}-noise "
-            f"expert; set expert {named}, or use the LoRA of this expert"
+            f"expert; correct {setting}, or use the LoRA of this expert"
         )
 
 
@@ -370,8 +372,8 @@ def save_lora(
     In the original's format with a `lora_prefix`, diffusers reads alpha only of modules in the
     blocks. For others, B is multiplied by alpha / rank, which is exact for a power of two.
 
-    Of a model of two experts, the metadata name the ``expert``. In the original's format, so does
-    the file name, because both files have the same tensors.
+    Of a model of two experts, the metadata name the ``expert``. For the original's programs and
+    ComfyUI, so does the file name, because both files have the same tensors.
 
     Differences are written, too. Only this project reads them in the formats diffusers and peft.
     """
@@ -411,7 +413,7 @@ def save_lora(
         }
     if expert:
         metadata |= {_EXPERT: expert}
-        if form == "original":
+        if form in ("original", "comfyui"):
             file = f"{Path(file).stem}_{expert}_noise.safetensors"
     with publish(folder / file) as temporary:
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)

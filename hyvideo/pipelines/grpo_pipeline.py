@@ -308,6 +308,14 @@ class GRPOPipeline:
         """Call `prepare` for all steps of a schedule."""
         self.prepare(self._times(schedule, range(len(schedule.transitions))))
 
+    def first_own_step(self, schedule: Schedule) -> int:
+        """Return the first step that the transformer makes, and not its partner; 0 if there is
+        none.
+        """
+        times = self._times(schedule, range(len(schedule.transitions)))
+        makers = [self._transformer_at([time]) for time in times]
+        return makers.index(self.transformer) if self.transformer in makers else 0
+
     def num_forwards(self, timestep: Tensor) -> int:
         """Return the number of forward passes that the velocities at these timesteps need.
 

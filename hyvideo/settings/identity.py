@@ -11,6 +11,7 @@ from hyvideo.data.files import parse_json
 from hyvideo.models.registry import family_files
 from hyvideo.settings.config import Config, is_json
 from hyvideo.settings.objectives import TrustRegionSettings
+from hyvideo.settings.sections import ModelSettings
 
 # Settings that only name files, besides the videos of an objective. The contents are compared
 # (`input_digests`), not the paths, because files may move.
@@ -73,16 +74,29 @@ def code_of(config: Config) -> dict[str, list[Path]]:
     return {name: files for name, files in named.items() if files}
 
 
-def weights_of(config: Config) -> dict[str, list[Path]]:
-    """Return the files of the LoRAs that a run starts from and of the anchor. Raises ValueError if there are none."""
+def base_loras_of(model: ModelSettings) -> dict[str, list[Path]]:
+    """Return the files of the LoRAs that are merged into the base model. Raises ValueError if there
+    are none.
+    """
     from hyvideo.models.lora import lora_files  # imports torch
 
-    loras = {
-        "pretrained_lora_path": config.optimizer.pretrained_lora_path,
-        "base_lora_path": config.model.base_lora_path,
-        "low_noise_base_lora_path": config.model.low_noise_base_lora_path,
+    paths = {
+        "base_lora_path": model.base_lora_path,
+        "low_noise_base_lora_path": model.low_noise_base_lora_path,
     }
-    named = {name: lora_files(path) for name, path in loras.items() if path}
+    return {name: lora_files(path) for name, path in paths.items() if path}
+
+
+def weights_of(config: Config) -> dict[str, list[Path]]:
+    """Return the files of the LoRAs that a run starts from and of the anchor. Raises ValueError if
+    there are none.
+    """
+    from hyvideo.models.lora import lora_files  # imports torch
+
+    named = base_loras_of(config.model)
+    start = config.optimizer.pretrained_lora_path
+    if start:
+        named["pretrained_lora_path"] = lora_files(start)
     anchor = config.objective.anchor_path
     if anchor:
         digests = Path(anchor) / "digests.json"  # of all files of a checkpoint

@@ -17,6 +17,7 @@ from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.sections import ModelSettings
 
 REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 
@@ -40,7 +41,7 @@ def machine_problems(inputs: RunInputs) -> Problems:
     config = inputs.config
     model = config.model
     record = config.record
-    yield from packages_are_installed(record.report_to, model.base_weight_dtype)
+    yield from packages_are_installed(record.report_to, model)
     yield from prompts_are_readable(inputs, existing=False)
     yield from pairs_are_usable(inputs, existing=False)
     yield from checkpoints_exist(model.pretrained_model_root)
@@ -49,6 +50,8 @@ def machine_problems(inputs: RunInputs) -> Problems:
     weights = {
         "anchor_path": config.objective.anchor_path,
         "pretrained_lora_path": config.optimizer.pretrained_lora_path,
+        "base_lora_path": model.base_lora_path,
+        "low_noise_base_lora_path": model.low_noise_base_lora_path,
     }
     yield from weights_exist(weights)
     yield from weights_are_kept(weights, record.output_dir)
@@ -58,18 +61,19 @@ def machine_problems(inputs: RunInputs) -> Problems:
         yield from folders_can_be_written("conditions_dir", model.conditions_dir)
 
 
-def packages_are_installed(report_to: list[str], base_weight_dtype: str) -> Problems:
+def packages_are_installed(report_to: list[str], model: ModelSettings) -> Problems:
     for name in REPORTS:
         if name in report_to and not is_installed(name):
             yield (
                 f"report_to needs {name}, which is not installed; run `pip install {name}`, or "
                 f"remove {name} from report_to"
             )
-    if base_weight_dtype == "fp8" and not is_installed("torchao"):
-        yield (
-            "base_weight_dtype fp8 needs torchao, which is not installed; run `pip install "
-            "torchao==0.18.0` or set base_weight_dtype bf16"
-        )
+    for setting in ("base_weight_dtype", "partner_weight_dtype"):
+        if getattr(model, setting) == "fp8" and not is_installed("torchao"):
+            yield (
+                f"{setting} fp8 needs torchao, which is not installed; run `pip install "
+                f"torchao==0.18.0` or set {setting} bf16"
+            )
 
 
 def is_installed(package: str) -> bool:

@@ -62,7 +62,7 @@ def expert_problems(config: Config, boundary: float) -> Problems:
     steps = (
         f"its steps are {own[0] + 1} to {own[-1] + 1} of {len(levels)}"
         if own
-        else (f"it has none of the {len(levels)} steps")
+        else f"it has none of the {len(levels)} steps"
     )
     if objective.trains == "path":
         yield (
@@ -87,9 +87,12 @@ def expert_problems(config: Config, boundary: float) -> Problems:
         if objective.reward_gradient_step != "last":
             rewarded = max(1, len(levels) // 4)
         if not own or own[-1] < len(levels) - 1 or len(own) < rewarded:
+            fix = "Set expert low, or reward_gradient_weight 0"
+            if expert == "low":
+                fix = "Set reward_gradient_step last, or more grpo_sampling_steps"
             yield (
                 f"a reward gradient trains the last steps, got expert {expert}, {described}; "
-                f"{steps}. Set expert low, or reward_gradient_weight 0"
+                f"{steps}. {fix}"
             )
 
 

@@ -1,5 +1,5 @@
-"""What a run or a generation prints about its model version: the license, and steps for which a
-student was not made.
+"""What a run or a generation prints about its model version: the license, steps for which a
+student was not made, and LoRAs that a student needs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,7 @@ from hyvideo.models.versions import Version, version_defaults
 from hyvideo.schedulers.transitions import describe_levels, levels_of_steps
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling
+from hyvideo.settings.sections import ModelSettings
 
 
 def run_notes(config: Config) -> list[Row]:
@@ -18,22 +19,34 @@ def run_notes(config: Config) -> list[Row]:
         sampled["rollouts"] = config.sampling
     if config.data.valid_video_csv:
         sampled["validation"] = config.validation_sampling
-    return list(_notes(config.model.transformer_version, sampled))
+    return list(_notes(config.model, sampled))
 
 
-def generation_notes(version: str, sampling: Sampling) -> list[Row]:
+def generation_notes(model: ModelSettings, sampling: Sampling) -> list[Row]:
     """Return the rows on the version of a generation."""
-    return list(_notes(version, {"videos": sampling}))
+    return list(_notes(model, {"videos": sampling}))
 
 
-def _notes(name: str, sampled: Mapping[str, Sampling]) -> Iterator[Row]:
-    version = version_defaults(name)
+def _notes(model: ModelSettings, sampled: Mapping[str, Sampling]) -> Iterator[Row]:
+    version = version_defaults(model.transformer_version)
     if version.license:
         yield "license", f"{version.name}: {version.license}"
     for videos, sampling in sampled.items():
         warning = _warning(version, videos, sampling)
         if warning:
             yield "WARNING", warning
+    loras = {
+        "base_lora_path": model.base_lora_path,
+        "low_noise_base_lora_path": model.low_noise_base_lora_path,
+    }
+    missing = [name for name, path in loras.items() if not path]
+    if missing and version.kind == "step_distilled" and version.boundary is not None:
+        yield (
+            "WARNING",
+            f"transformer_version {version.name} is the base model with a LoRA in each expert; set "
+            f"{' and '.join(missing)}, unless pretrained_model_root has them merged. Without them, "
+            "videos are blurred",
+        )
 
 
 def _warning(version: Version, videos: str, sampling: Sampling) -> str:

@@ -119,7 +119,10 @@ def experts_of_a_single_transformer(config: Config) -> Iterator[str]:
     if config.trained_expert is not None:
         return
     given, leaves = config.flat(), config.leaves()
-    names = "expert low_noise_base_lora_path partner_weight_dtype partner_offload".split()
+    names = (
+        "expert low_noise_base_lora_path low_noise_cfg_scale validation_low_noise_cfg_scale "
+        "partner_weight_dtype partner_offload"
+    ).split()
     changed = [name for name in names if given[name] != leaves[name].default]
     if changed:
         yield (

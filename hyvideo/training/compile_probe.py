@@ -31,7 +31,7 @@ def match_gradient_mode(
     rank. Collective.
 
     Args:
-        schedule: Schedule of the rollouts, whose first step is compared.
+        schedule: Schedule of the rollouts, of which the first step of the policy is compared.
         conditions: Condition of one prompt; each rank may have another.
         size: Frames, height and width of the rollouts.
         batch_size: Samples of a training forward pass: blocks are compiled once for one sample and
@@ -58,14 +58,15 @@ def _agrees(
     size: tuple[int, int, int],
     mesh: Mesh,
 ) -> bool:
-    """Return whether the first velocity of a rollout has the same bits with and without gradient,
-    on all ranks.
+    """Return whether the policy's first velocity of a rollout has the same bits with and without
+    gradient, on all ranks.
     """
     batch_size = len(conditions)
     noise = to_device(
         normal((batch_size, *pipeline.latent_shape(*size)), 0, "compile probe"), pipeline.device
     )
+    steps = [pipeline.first_own_step(schedule)] * batch_size
     with torch.no_grad():
-        sampled = pipeline.velocity_at_steps(noise, schedule, [0] * batch_size, conditions)
-    trained = pipeline.velocity_at_steps(noise, schedule, [0] * batch_size, conditions).detach()
+        sampled = pipeline.velocity_at_steps(noise, schedule, steps, conditions)
+    trained = pipeline.velocity_at_steps(noise, schedule, steps, conditions).detach()
     return all(all_objects(torch.equal(sampled, trained), mesh))

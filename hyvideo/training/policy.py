@@ -23,6 +23,7 @@ from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.lora import (
     Lora,
     add_trainable_lora,
+    check_expert,
     current_lora,
     differences_of,
     pairs_of,
@@ -144,6 +145,7 @@ class Policy:
                 adapter = self._fitting_lora(path)
             else:
                 self._check_kind(path)
+                saved_policy.check_trained_expert(path, self.config.trained_expert)
                 if self.is_lora:
                     self._check_differences(saved_policy.read_saved_lora(path), path)
                 stored = saved_policy.stored_names(self.trained, path)
@@ -171,6 +173,7 @@ class Policy:
                 f"{path}; merge it with scripts.export, train from the result and set anchor_path "
                 "to a checkpoint, or set lora_rank"
             )
+        check_expert(path, self.config.trained_expert)
         read = saved_policy.read_saved_lora(path)
         lora = pairs_of(read)
         config = self.transformer.peft_config["default"]

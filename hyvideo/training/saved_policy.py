@@ -90,19 +90,24 @@ def check_policy(
 ) -> None:
     """Raise ValueError if a folder's policy is corrupted or does not fit the base model."""
     verify(folder)
-    saved = _settings(folder) or {}
-    if expert and saved.get("expert", expert) != expert:
-        raise ValueError(
-            f"checkpoint {folder} has the {saved['expert']}-noise expert, got expert {expert}; set "
-            f"expert {saved['expert']}"
-        )
+    check_trained_expert(folder, expert)
     transformer = loading.transformer_on_meta(root, version, expert)
     if is_lora(folder):
         check_lora(transformer, read_saved_lora(folder / LORA_FOLDER))
     elif is_checkpoint(folder):
         check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
     else:
-        loading.load_transformer_weights(transformer, _transformer_folder(folder))
+        loading.load_transformer_weights(transformer, _transformer_folder(folder, expert))
+
+
+def check_trained_expert(folder: Path, expert: Expert | None) -> None:
+    """Raise ValueError if the run of a checkpoint trained the other expert of a model of two."""
+    saved = (_settings(folder) or {}).get("expert", expert)
+    if expert and saved != expert:
+        raise ValueError(
+            f"checkpoint {folder} has the {saved}-noise expert, got expert {expert}; set expert "
+            f"{saved}"
+        )
 
 
 def negative_prompt(folder: Path) -> str | None:
@@ -147,8 +152,8 @@ def is_lora(folder: Path) -> bool:
     return is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
 
 
-def load_into(transformer: nn.Module, folder: Path) -> None:
-    """Load the policy's weights or add its adapter to a transformer.
+def load_into(transformer: nn.Module, folder: Path, expert: Expert | None = None) -> None:
+    """Load the policy's weights or add its adapter to a transformer, of two the one of ``expert``.
 
     Raises ValueError if they do not fit.
     """
@@ -158,13 +163,13 @@ def load_into(transformer: nn.Module, folder: Path) -> None:
     elif is_checkpoint(folder):
         _fill(transformer, folder)
     else:
-        loading.load_transformer_weights(transformer, _transformer_folder(folder))
+        loading.load_transformer_weights(transformer, _transformer_folder(folder, expert))
 
 
-def load(folder: Path, dtype: torch.dtype) -> nn.Module:
+def load(folder: Path, dtype: torch.dtype, expert: Expert | None = None) -> nn.Module:
     """Return a new transformer, loaded from a folder that has all weights of the policy."""
     if not is_checkpoint(folder):
-        return loading.load_transformer(_transformer_folder(folder), None, dtype=dtype)
+        return loading.load_transformer(_transformer_folder(folder, expert), None, dtype=dtype)
     verify(folder)
     _check_layers(folder)
     transformer = loading.transformer_from_config(folder / MODEL_FILE)
@@ -191,6 +196,7 @@ def load_merged(
     """
     if checkpoint is not None:
         verify(checkpoint)
+        check_trained_expert(checkpoint, expert)
     has_adapter_only = checkpoint is not None and is_lora(checkpoint)
     paths = [*([checkpoint / LORA_FOLDER] if has_adapter_only else []), *([lora] if lora else [])]
     loras = [read_saved_lora(path) for path in paths]
@@ -201,7 +207,7 @@ def load_merged(
             check_lora(loading.transformer_on_meta(root, version, expert), adapter)
         loras = [*bases, *loras]
         return loading.load_transformer(root, version, expert=expert, dtype=dtype, loras=loras)
-    transformer = load(checkpoint, torch.float32 if loras else dtype)
+    transformer = load(checkpoint, torch.float32 if loras else dtype, expert)
     for adapter in loras:
         check_lora(transformer, adapter)
         weights = with_lora(transformer.state_dict().items(), adapter)
@@ -209,12 +215,18 @@ def load_merged(
     return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules
 
 
-def _transformer_folder(folder: Path) -> Path:
-    """Return the folder written by ``save_pretrained``: ``folder`` or one in it.
+def has_expert(folder: Path, expert: Expert) -> bool:
+    """Return whether a folder that no run wrote has a transformer of its own for an expert."""
+    return not is_checkpoint(folder) and loading.find_transformer(folder, None, expert) is not None
+
+
+def _transformer_folder(folder: Path, expert: Expert | None = None) -> Path:
+    """Return the folder written by ``save_pretrained``: ``folder`` or one in it, of two the one of
+    ``expert``.
 
     Raises ValueError if there is none.
     """
-    for candidate in (loading.find_transformer(folder), folder):
+    for candidate in (loading.find_transformer(folder, expert=expert), folder):
         if candidate and (candidate / "config.json").is_file():
             return candidate
     problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"

@@ -3,7 +3,9 @@
 A stored evaluation is reused if its identity is the same (`scores_file.read_evaluation`). It covers
 
     prompts     their texts in order, and the bytes of their images
-    base        the transformer, VAE and encoder files, and a LoRA that runs start from
+    base        the transformer, VAE and encoder files
+    loras       those that are merged into the base model, and the one that runs start from
+    expert      the one, of two, that a policy replaces
     scorers     their resolved options, their files, options that are paths, and the code of a scorer
                 from outside this project
     policy      its path, and its files or videos; for a checkpoint, the digests in it
@@ -34,12 +36,12 @@ def joint_identity(
     """
     root = Path(config.model.pretrained_model_root)
     csvs = config.data.valid_video_csv
-    base = [
-        path
+    loras = {
+        name: digest_weights(files)
         for name, files in weights_of(config).items()
         if name != "anchor_path"
-        for path in files
-    ]
+    }
+    base = []
     version = config.model.transformer_version
     found = [loading.find_transformer(root, version, expert) for expert in experts_of(version)]
     transformers = [folder for folder in found if folder]
@@ -48,7 +50,6 @@ def joint_identity(
         base = [
             *transformers,
             *(root / folder for folder in folders if not folder.startswith("text_encoder/")),
-            *base,
         ]
     scorers = {}
     for name, given in reward_options(reward).items():
@@ -59,6 +60,8 @@ def joint_identity(
         "settings": evaluation_settings(config),
         "prompts": hash_requests(read_requests(*csvs)) if csvs else None,
         "base": digest_weights(base) if has_model else None,
+        "loras": loras if has_model else {},
+        "expert": config.trained_expert if has_model else None,
         "scorers": scorers,
     }
 

@@ -57,7 +57,12 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
                 f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}"
             )
         source = source_of(Path(path)) if has_path else Source()
-        of_policy = replace(sampling, guidance_scale=float(scale)) if scale else sampling
+        of_policy = sampling
+        if scale:  # of two experts, for both
+            guidance = float(scale)
+            of_policy = replace(
+                sampling, guidance_scale=guidance, low_noise_guidance_scale=guidance
+            )
         if steps:
             of_policy = replace(of_policy, steps=int(steps))
         policies[name + suffix] = (source, of_policy)

@@ -31,7 +31,7 @@ def has_guided_anchor(config: Config) -> bool:
     """Return whether the policy is pulled towards more guidance than it samples with, which raises
     the reward without a reward.
     """
-    return config.anchor_has_own_guidance and config.anchor_cfg_scale > config.rollout.cfg_scale
+    return config.anchor_has_own_guidance and config.anchor_cfg_scale > config.policy_cfg_scale
 
 
 def confounder(names: tuple[str, str], configs: tuple[Config, Config], controls: set[str]) -> str:

@@ -36,7 +36,7 @@ AXES = ("rollouts", "forwards", "seconds")
 # Settings that must be the same for all recipes, so that their metrics can be compared.
 MEASURED = (
     "pretrained_model_root transformer_version reward_model reward_weights validation_sigmas "
-    "validation_noise"
+    "validation_noise validation_low_noise_cfg_scale"
 ).split()
 # The same, which recipes take from the first one.
 OF_VALIDATION = (
@@ -137,6 +137,7 @@ def measured_settings(config: Config) -> dict[str, Any]:
         "validation_height": sampling.height,
         "validation_width": sampling.width,
         "validation_cfg_scale": sampling.guidance_scale,
+        "validation_low_noise_cfg_scale": sampling.low_noise_guidance_scale,
         "validation_shift": sampling.shift,
         "validation_sigmas": sampling.sigmas,
         "validation_noise": sampling.noise,

@@ -35,9 +35,9 @@ def test_the_license_of_a_version_is_the_first_line_of_the_plan():
         "license",
         f"{ANYFLOW}: NVIDIA One-Way Noncommercial License",
     ]
-    assert generation_notes(ANYFLOW, config.sampling)[0] == run_notes(config)[0]
+    assert generation_notes(config.model, config.sampling)[0] == run_notes(config)[0]
     other = config_of("480p_t2v")
-    assert run_notes(other) == generation_notes("480p_t2v", other.sampling) == []
+    assert run_notes(other) == generation_notes(other.model, other.sampling) == []
 
 
 def test_other_steps_than_those_of_a_student_are_a_warning_that_names_both():
@@ -50,6 +50,16 @@ def test_other_steps_than_those_of_a_student_are_a_warning_that_names_both():
     assert warnings(run_notes(without)) == []
     # The steps of other versions are a matter of time and quality.
     assert warnings(run_notes(config_of("480p_t2v", grpo_sampling_steps=3, **VALIDATED))) == []
+
+
+def test_a_student_made_by_loras_names_those_that_are_missing():
+    student = "wan2.2_t2v_a14b_4step"
+    one = config_of(student, grpo_sampling_steps=4, base_lora_path="high.safetensors")
+    (warning,) = warnings(run_notes(one))
+    assert "set low_noise_base_lora_path," in warning
+    both = {"base_lora_path": "high.safetensors", "low_noise_base_lora_path": "low.safetensors"}
+    assert warnings(run_notes(one.with_settings(**both))) == []
+    assert warnings(run_notes(config_of("wan2.2_t2v_a14b"))) == []
 
 
 # --- a version that samples with noise --------------------------------------------------------------

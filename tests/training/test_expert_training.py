@@ -2,6 +2,7 @@
 resumes, and the exports.
 """
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 from diffusers import WanPipeline
 from safetensors.torch import load_file, save_file
 
+import generate
 from hyvideo.data.prompts import Request
+from hyvideo.generation.generation import Source
 from hyvideo.models.guidance import OTHER_EXPERT, levels_of
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import expert_of, pairs_of, read_lora
@@ -93,6 +96,8 @@ def test_one_expert_is_trained_and_its_partner_stays_frozen(config, mesh, settin
     trainer.iteration = 1
     metrics = trainer.run_iteration()
     assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
+    first = trainer.run.pipeline.first_own_step(config.sampling.schedule())
+    assert first == (2 if config.model.expert == "low" else 0)
     after = partner.transformer.state_dict()
     assert all(torch.equal(after[name], weight) for name, weight in before.items())
     assert not any(parameter.requires_grad for parameter in partner.transformer.parameters())
@@ -390,6 +395,10 @@ def test_exported_loras_load_into_their_expert_in_diffusers_and_here(
 
     with pytest.raises(ValueError, match=f"the {expert}-noise expert"):
         check_adapter(other.model, other.optimizer)
+    setting = "base_lora_path" if expert == "low" else "low_noise_base_lora_path"
+    other = config.with_settings(**{setting: str(file)})
+    with pytest.raises(ValueError, match=f"correct {setting}"):
+        check_adapter(other.model, other.optimizer)
 
 
 def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(
@@ -430,10 +439,66 @@ def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(
         output_type="latent",
     ).frames  # fmt: skip
     assert relative_difference(ours, theirs) <= 2e-6
+    # generate.py loads both experts of the folder, whichever --expert names
+    source = Source(checkpoint=out)
+    source.check(config.model, [])
+    exported = source.load(config, CPU, encoder, vae, frozenset({"text"}))
+    again = exported.sample_ode(encoder([Request(PROMPTS[0])]), noise, schedule)
+    assert relative_difference(ours, again) <= 2e-6
 
 
-def test_the_original_layout_is_read_and_written(trained, root, tmp_path, monkeypatch):
-    """`high_noise_model/` and `low_noise_model/`, with one file or several."""
+def test_all_weights_of_one_expert_are_exported_in_its_folder_only(
+    config, mesh, root, tmp_path, monkeypatch, capsys
+):
+    full = config.with_settings(lora_rank=0, max_steps=1, **LOW)
+    trainer = Trainer(full, mesh, CPU, scorers={"test": Redness()})
+    trainer.train()
+    (checkpoint,) = (trainer.output_dir / "checkpoints").glob("0*")
+    out = tmp_path / "exported"
+    run_export(monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", out)
+    exported = {
+        expert: load_transformer(out, VERSION, expert=expert).state_dict()
+        for expert in ("high", "low")
+    }
+    before = load_transformer(root, VERSION, expert="high").state_dict()
+    assert all(torch.equal(exported["high"][name], weight) for name, weight in before.items())
+    for name, weight in trainer.run.policy.transformer.state_dict().items():
+        assert torch.equal(exported["low"][name], weight.float()), name
+    # in the place of the other expert, the weights would fit as well
+    refused = "--checkpoint_path", checkpoint, "--expert", "high", "--output_dir", tmp_path / "no"
+    with pytest.raises(SystemExit):
+        run_export(monkeypatch, *refused)
+    assert "low-noise expert" in capsys.readouterr().err
+    other = config.with_settings(lora_rank=0, anchor_path=str(checkpoint), output_dir=str(out))
+    with pytest.raises(ValueError, match="low-noise expert"):
+        Trainer(other, mesh, CPU, scorers={"test": Redness()})
+
+
+def test_a_video_is_made_again_with_another_base_lora(root, config, mesh, tmp_path, monkeypatch):
+    model = load_transformer(root, None, expert="high")
+    hashes, videos = [], []
+    flags = ["--prompt", PROMPTS[0], "--num_inference_steps", "2", "--video_length", "5"]
+    flags += ["--height", "32", "--width", "32", "--pretrained_model_root", str(root)]
+    flags += ["--transformer_version", VERSION, "--guidance_scale", "1", "--dtype", "fp32"]
+    flags += ["--low_noise_guidance_scale", "1", "--device", "cpu", "--vae_dtype", "fp32"]
+    flags += ["--output_path", str(tmp_path / "videos"), "--keep_latents"]
+    file = tmp_path / "base.safetensors"
+    for scale in (0.02, 0.1, 0.1):
+        torch.manual_seed(0)
+        lightx2v_file(file, model, scale=scale)
+        monkeypatch.setattr("sys.argv", ["generate.py", *flags, "--base_lora_path", str(file)])
+        assert generate.main() == 0
+        (record,) = (tmp_path / "videos").glob("*.json")
+        hashes.append(json.loads(record.read_text())["settings_hash"])
+        videos.append(load_file(record.with_suffix(".safetensors"))["latents"])
+    assert hashes[0] != hashes[1] == hashes[2]
+    assert not torch.equal(videos[0], videos[1]) and torch.equal(videos[1], videos[2])
+
+
+def test_the_original_layout_is_read_and_written(
+    trained, root, config, mesh, tmp_path, monkeypatch
+):
+    """`high_noise_model/` and `low_noise_model/`; with the other parts beside them, a run reads it."""
     _, checkpoint = trained
     out = tmp_path / "original"
     run_export(
@@ -458,3 +523,7 @@ def test_the_original_layout_is_read_and_written(trained, root, tmp_path, monkey
         expected = load_transformer(again, VERSION, expert=expert).state_dict()
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in found)
+    for part in ("vae", "text_encoder", "tokenizer"):
+        (out / part).symlink_to(root / part)
+    moved = config.with_settings(pretrained_model_root=str(out), output_dir=str(tmp_path / "moved"))
+    iterations(moved, mesh)

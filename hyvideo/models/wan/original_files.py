@@ -35,9 +35,11 @@ def unread_files(root: Path) -> list[str]:
 
 
 def _repository(root: Path) -> str:
-    """Return the repository in diffusers' layout of the version whose config.json is in
-    ``root``.
+    """Return the repository in diffusers' layout of the version whose config.json is in ``root``,
+    or that has two experts.
     """
+    if (root / "high_noise_model").is_dir():
+        return "Wan-AI/Wan2.2-T2V-A14B-Diffusers"  # image-to-video has the same parts
     config = root / "config.json"
     num_heads = read_json(config, "transformer").get("num_heads") if config.is_file() else None
     return _REPOSITORIES.get(num_heads, _REPOSITORIES[12])

@@ -7,7 +7,6 @@ an iteration, the policy is still the rollout policy, and its own velocity serve
 without another forward pass.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,11 +64,7 @@ class NFT(LevelObjective):
     def __init__(self, *parts: Any):
         super().__init__(*parts)
         # the first step that the policy makes is checked
-        self.keeps_all_latents = self._first_own_step(self.config.sampling.levels) > 0
-
-    def _first_own_step(self, levels: Sequence[float]) -> int:
-        """Return the first step that the policy makes, and not its partner."""
-        return next((step for step, level in enumerate(levels) if self.config.trains(level)), 0)
+        self.keeps_all_latents = self.pipeline.first_own_step(self.config.sampling.schedule()) > 0
 
     def prepare(self, rollouts: RolloutBatch) -> Velocities:
         """Return the velocities of the rollout policy that later updates need, and those of the
@@ -227,7 +222,7 @@ class NFT(LevelObjective):
             replay_distance = self._replay_distance(rollouts, row)
             zero_error = mean_square(target)
         self.cost.add(self.num_forwards(rollouts, [row], noisiest))
-        first = self._first_own_step(rollouts.schedule.sigmas[:-1])
+        first = self.pipeline.first_own_step(rollouts.schedule)
         self.cost.add(self.pipeline.num_forwards(rollouts.schedule.timesteps[[first]]))
         checked = {
             "the distance between a rollout's first step and its replay": Limited(
@@ -264,7 +259,7 @@ class NFT(LevelObjective):
 
         Shape: ().
         """
-        first = self._first_own_step(rollouts.schedule.sigmas[:-1])
+        first = self.pipeline.first_own_step(rollouts.schedule)
         latents = rollouts.trajectories.latents
         before, after = (select(latents, [row], [index]) for index in (first, first + 1))
         step = rollouts.replay(self.pipeline, [row], torch.tensor([first]))

@@ -244,7 +244,7 @@ def export_transformer(
     setting = "low_noise_base_lora_path" if expert == "low" else "base_lora_path"
     base = getattr(options, setting) or run_settings.get(setting)
     if base:
-        check_expert(base, expert)
+        check_expert(base, expert, setting=setting)
     transformer = load_merged(
         root,
         version,

@@ -138,7 +138,7 @@ def pipeline_problems(root: Path, version: str | None) -> list[str]:
         )
         return [
             f"{path} has boundary_ratio {found}, the noise level between two experts, but "
-            f"transformer_version {version} has {needed}; {fix}"
+            f"transformer_version {version} has {needed or 'a single transformer'}; {fix}"
         ]
     extra = sorted(
         name

@@ -156,13 +156,15 @@ def expert_of(path: str | Path) -> Expert | None:
         return (opened.metadata() or {}).get(_EXPERT)
 
 
-def check_expert(path: str | Path, expert: Expert | None) -> None:
-    """Raise ValueError if a LoRA file was trained for the other expert of a model of two."""
+def check_expert(path: str | Path, expert: Expert | None, *, setting: str = "expert") -> None:
+    """Raise ValueError if a LoRA file was trained for the other expert of a model of two; the
+    message names the ``setting`` to correct.
+    """
     named = expert_of(path)
     if expert and named not in (None, expert):
         raise ValueError(
             f"LoRA {path}: it was trained for the {named}-noise expert, got the {expert}-noise "
-            f"expert; set expert {named}, or use the LoRA of this expert"
+            f"expert; correct {setting}, or use the LoRA of this expert"
         )
 
 

@@ -323,10 +323,11 @@ def weights_seed(model: ModelSettings, expert: Expert | None = None) -> int | No
 
 def base_loras(model: ModelSettings, expert: Expert | None) -> list[Lora]:
     """Return the LoRAs that are merged into the weights of an expert, or of a single transformer."""
-    path = model.low_noise_base_lora_path if expert == "low" else model.base_lora_path
+    setting = "low_noise_base_lora_path" if expert == "low" else "base_lora_path"
+    path = getattr(model, setting)
     if not path:
         return []
-    check_expert(path, expert)
+    check_expert(path, expert, setting=setting)
     lora = read_saved_lora(Path(path))
     # `with_lora` ignores names that the model does not have
     root, version = model.pretrained_model_root, model.transformer_version

@@ -395,6 +395,10 @@ def test_exported_loras_load_into_their_expert_in_diffusers_and_here(
 
     with pytest.raises(ValueError, match=f"the {expert}-noise expert"):
         check_adapter(other.model, other.optimizer)
+    setting = "base_lora_path" if expert == "low" else "low_noise_base_lora_path"
+    other = config.with_settings(**{setting: str(file)})
+    with pytest.raises(ValueError, match=f"correct {setting}"):
+        check_adapter(other.model, other.optimizer)
 
 
 def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(

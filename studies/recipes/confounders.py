@@ -14,7 +14,7 @@ def differing_settings(first: Config, second: Config) -> dict[str, tuple[object,
     return {
         name: (mine.get(name), other.get(name))
         for name in {**mine, **other}
-        if name not in DECIDED_BY_STUDY and mine.get(name) != other.get(name)
+        if name not in DECIDED_BY_STUDY and (mine.get(name) or None) != (other.get(name) or None)
     }
 
 

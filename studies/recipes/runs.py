@@ -13,7 +13,7 @@ from pathlib import Path
 from hyvideo.data.run_folder import METRICS, read_record
 from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
-from hyvideo.settings.command_line import config_of_run, parse
+from hyvideo.settings.command_line import parse, read_settings
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import experiment_settings
 from hyvideo.settings.run_inputs import RunInputs
@@ -146,7 +146,10 @@ def progress(folder: Path, config: Config) -> RunProgress:
     lines = complete_lines(metrics) if metrics.is_file() else []
     if not lines:
         return RunProgress(0, None)
-    started = experiment_settings(config_of_run(folder / "config.yaml"))
+    # with a custom objective too, whose file the study has
+    started = experiment_settings(
+        Config.from_flat(read_settings(folder / "config.yaml")).resolved()
+    )
     requested = experiment_settings(config)
     names = [name for name in {**started, **requested} if started.get(name) != requested.get(name)]
     if names:

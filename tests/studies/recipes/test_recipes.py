@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from hyvideo.data.prompts import read_requests
 from hyvideo.records.metrics_file import read_metrics
@@ -31,7 +32,7 @@ from studies.recipes.recipe_results import (
     write_verdicts,
 )
 from studies.recipes.recipes import AXES, Budget, limit_to_budget, read_recipes
-from studies.recipes.runs import Recipe, RecipeRun, RecipeStudy
+from studies.recipes.runs import Recipe, RecipeRun, RecipeStudy, progress
 from studies.tables.seed_table import read_seed_table
 
 FILE = """
@@ -259,6 +260,20 @@ def test_a_recipe_with_a_validation_of_its_own_is_not_compared(file, tmp_path, t
     study = RecipeStudy(base, tmp_path / "out", common)
     with pytest.raises(ValueError, match=r"b must have the same validation_steps \(3, not 8\)"):
         limit_to_budget(Budget("rollouts", 64), study, recipes)
+
+
+def test_a_run_with_a_custom_objective_is_known_again(tmp_path, tiny_config):
+    code = "from hyvideo.training.objectives.nft import NFT\n\nclass Own(NFT):\n    pass\n"
+    (tmp_path / "own.py").write_text(code)
+    study = RecipeStudy("configs/miniature_nft.yaml", tmp_path)
+    run = RecipeRun(Recipe("own", ("--objective", f"{tmp_path / 'own.py'}:Own")), 0)
+    config, folder = study.config(run), study.folder(run)
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.flat()))
+    (folder / "metrics.jsonl").write_text(json.dumps({"iteration": 1}) + "\n")
+    assert not progress(folder, config).is_finished
+    with pytest.raises(ValueError, match="learning_rate 0.0004 instead of 0.1"):
+        progress(folder, config.with_settings(learning_rate=0.1))
 
 
 def configs_of(**files):

@@ -70,7 +70,8 @@ def test_a_file_that_is_no_table_of_seeds_is_named(csv_of, text, named):
 
 def test_the_command_prints_tables_and_names_a_label_that_is_missing(exit_code, capsys):
     assert exit_code(seed_tables.main, *(DATA / name for name in PAGES)) == 0
-    assert all(name in capsys.readouterr().out for name in PAGES)
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in PAGES)
     assert exit_code(seed_tables.main, DATA / "improve.csv", "--against", "nothing") == 2
     assert "--against" in capsys.readouterr().err
 

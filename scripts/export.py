@@ -235,16 +235,20 @@ def export_transformer(
     """Write one transformer into the folder ``out``, and return how other programs load it."""
     from hyvideo.models.family import component_of, family_of
     from hyvideo.models.loading import TRANSFORMERS
-    from hyvideo.models.lora import check_expert
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
-    from hyvideo.training.saved_policy import load_merged, read_saved_lora
+    from hyvideo.settings.sections import ModelSettings
+    from hyvideo.training.model_setup import base_loras
+    from hyvideo.training.saved_policy import load_merged
 
     dtype = DTYPES[options.dtype]
-    setting = "low_noise_base_lora_path" if expert == "low" else "base_lora_path"
-    base = getattr(options, setting) or run_settings.get(setting)
-    if base:
-        check_expert(base, expert, setting=setting)
+    base = {
+        name: str(getattr(options, name) or run_settings.get(name, ""))
+        for name in ("base_lora_path", "low_noise_base_lora_path")
+    }
+    model = ModelSettings(
+        pretrained_model_root=str(root), transformer_version=version or "", **base
+    )
     transformer = load_merged(
         root,
         version,
@@ -252,7 +256,7 @@ def export_transformer(
         lora=lora,
         dtype=dtype,
         expert=expert,
-        bases=[read_saved_lora(Path(base))] if base else [],
+        bases=base_loras(model, expert),
     )
     if options.form == "comfyui" and family_of(transformer).lora_prefix != "diffusion_model.":
         raise ValueError(

@@ -293,6 +293,37 @@ def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, m
     assert abs(5.0 * history[-1]["kl/velocity"]) > 1e-3 * history[-1]["kl/position"]
 
 
+def test_both_warm_ups_count_updates(tiny_config, mesh):
+    """With two updates per iteration, that of the learning rate in updates, and that of the KL
+    coefficient in the updates of `Config.kl_warmup`.
+    """
+    config = tiny_config.with_settings(
+        num_updates_per_rollout=2,
+        warmup_steps=4,
+        reference_conventions=True,
+        timestep_fraction=1.0,
+        kl_schedule="two_stage",
+        kl_weight=0.4,
+        kl_warmup_updates=80,
+    )
+    assert config.kl_warmup == 5
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    update, optimizers = trainer.run.update, trainer.run.policy.optimizers
+    step, rates, coefficients = optimizers.step, [], []
+
+    def recorded(rate):
+        step(rate)
+        rates.append(optimizers.optimizers[0].param_groups[0]["lr"])
+        coefficients.append(update.kl_coefficient.value)
+
+    optimizers.step = recorded
+    for trainer.iteration in (1, 2, 3):
+        trainer.run_iteration()
+    rate = config.optimizer.learning_rate
+    assert rates == pytest.approx([rate / 4, rate / 2, 3 * rate / 4, rate, rate, rate])
+    assert coefficients == pytest.approx([0, 0.08, 0.16, 0.24, 0.32, 0.4], abs=1e-6)
+
+
 def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):
     config = tiny_config.with_settings(ema_decay=0.9, learning_rate=1e-2)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})

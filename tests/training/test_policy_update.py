@@ -31,7 +31,6 @@ SETTINGS = BOTH_KL_TERMS | {
     "eta": 0.7,
     "max_grad_norm": 1e9,
     "gate_interval": 0,
-    "clip_range": 2e-3,
 }
 
 
@@ -101,6 +100,7 @@ def equalizer_weights(trainer, variances):
 )
 def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced, of_anchor):
     settings = {
+        "clip_range": 2e-3,
         "kl_velocity": kl_velocity,
         "use_grad_balancing": is_balanced,
         "anchor_cfg_scale": of_anchor,

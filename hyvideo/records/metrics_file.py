@@ -2,11 +2,12 @@
 validation only.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
 
-from hyvideo.data.files import optional, parse_json, publish
+from hyvideo.data.files import optional, publish
 from hyvideo.data.run_folder import CHECKPOINTS
 
 
@@ -36,7 +37,7 @@ def _parsed_lines(path: Path) -> list[tuple[bytes, dict]]:
     found = []
     for number, line in enumerate(lines, start=1):
         try:
-            content = parse_json(line)
+            content = json.loads(line)
             content["iteration"]
         except (ValueError, TypeError, KeyError) as error:
             if number == len(lines):  # the process ended while it was written

@@ -176,7 +176,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--out README.md/x", "README.md/x"),
+        ("--output_dir README.md/x", "README.md/x"),
         (
             "--checkpoint_path {trained} --cfg_scale 2",
             "trained with negative_prompt 'murky', got ''",

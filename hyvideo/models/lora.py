@@ -419,6 +419,13 @@ def save_lora(
         save_file(tensors, temporary, metadata={"format": "pt"} | metadata)
 
 
+def lora_files(path: str | Path) -> list[Path]:
+    """Return the files that a LoRA is read from. Raises ValueError if there are none."""
+    file = _find_file(Path(path))
+    config = file.with_name(_PEFT_CONFIG)
+    return [file, config] if file.name == _PEFT_FILE and config.is_file() else [file]
+
+
 def _find_file(path: Path) -> Path:
     if path.is_file():
         return path

@@ -61,7 +61,7 @@ def reproduce(exit_code, tiny_config, forked_programs, capfd):
 
 @pytest.mark.slow
 def test_figure_7_is_drawn_and_no_run_is_trained_twice(reproduce, tmp_path):
-    flags = ["--figures", "7", "--out", tmp_path / "study"]
+    flags = ["--figures", "7", "--output_dir", tmp_path / "study"]
     code, output = reproduce(*flags, "--dry_run")
     assert code == 0 and "3 cells, 3 to run" in output.out and not (tmp_path / "study").exists()
     code, output = reproduce(*flags, "--jobs", "2")

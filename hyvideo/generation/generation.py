@@ -22,7 +22,6 @@ from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
-from hyvideo.report.gallery import PAGE_FILE, check_page
 from hyvideo.schedulers.transitions import parse_sigmas
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config, without_custom_objective
@@ -223,7 +222,6 @@ def list_videos(
     """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
-    check_page(output / PAGE_FILE)
     videos = []
     for number, request in enumerate(requests):
         path = output if output.suffix == ".mp4" else output / f"{number:04d}.mp4"

@@ -32,7 +32,6 @@ class Component(NamedTuple):
     to_original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
-    ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
     # Module of the original by its name with underscores in place of dots, as in kohya's LoRA
     # files; None if unknown.
     with_dots: Callable[[str], str | None] = lambda flat: None

@@ -140,8 +140,7 @@ class ModelSettings(Section):
     )
     family: str = learning(
         "",
-        "Model family outside the repository: its folder or its importable module "
-        "(docs/add_a_model.md).",
+        "Folder of a model family outside the repository (docs/add_a_model.md).",
     )
     expert: Expert = learning(
         "high",

@@ -337,7 +337,7 @@ SMALL = {  # flags that shorten a command
     "examples.gradient_norms": "--batch_size 8",
     "scripts.export": "--pretrained_model_root assets/miniature --transformer_version miniature",
     "scripts.reproduce_table2": "--dry_run",
-    "scripts.reproduce_figures": "--dry_run",
+    "scripts.figures paper": "--dry_run",
     "scripts.compare_recipes": "--dry_run",
     "examples.grpo_from_scratch": "--iterations 1",
 }
@@ -348,6 +348,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "examples.simulated_study": "needs the videos of the command before it",
     "examples.size_preference": "draws 500 pairs",
     "scripts.benchmark_videos": "needs the official prompts or results",
+    "scripts.figures gallery": "trains for half an hour",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preference_study": "needs raters",
     "scripts.rate": "needs a person",
@@ -362,9 +363,15 @@ LARGE = re.compile(
 )
 
 
+def name_of(command):
+    """Return the program of a command, with the part of it that the first word names."""
+    program = command.program.removesuffix(".py").removesuffix(".sh")
+    return f"{program} {command.words[0]}" if program == "scripts.figures" else program
+
+
 def why_not_run(command):
     """Return the reason for not running a command on a CPU, or an empty string."""
-    program = command.program.removesuffix(".py").removesuffix(".sh")
+    program = name_of(command)
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
@@ -459,7 +466,8 @@ def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
         program = "post_train.py"
         words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
-    small = "" if only_prints else SMALL.get(program.removesuffix(".py"), "")
+    name = name_of(command) if program == command.program else "post_train"
+    small = "" if only_prints else SMALL.get(name, "")
     start = [program] if program.endswith(".py") or program == "-c" else ["-m", program]
     arguments = [python(), *start, *words, *small.split()]
     result = subprocess.run(

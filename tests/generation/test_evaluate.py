@@ -33,7 +33,7 @@ def score(exit_code, tmp_path, tiny_config):
             "configs/miniature.yaml",
             "--num_threads",
             "1",
-            "--out",
+            "--output_dir",
             tmp_path / out,
         ]
         code = exit_code(evaluate.main, *common, *flags)
@@ -161,7 +161,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
     config.write_text(Path("configs/miniature.yaml").read_text().replace("alignment", "of_the_run"))
 
     def output_of(*flags):
-        flags = ["--checkpoint_path", checkpoint, "--out", tmp_path / "scores", *flags]
+        flags = ["--checkpoint_path", checkpoint, "--output_dir", tmp_path / "scores", *flags]
         monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, flags)])
         with pytest.raises(SystemExit, match="2"):
             evaluate.main()
@@ -179,7 +179,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--out README.md/x", "README.md/x"),
+        ("--output_dir README.md/x", "README.md/x"),
         (
             "--checkpoint_path {trained} --cfg_scale 2",
             "trained with negative_prompt 'murky', got ''",

@@ -164,5 +164,5 @@ def test_a_missing_gpu_is_reported(capsys, tmp_path):
     if torch.cuda.is_available():
         return
     with pytest.raises(SystemExit) as ended:
-        main(["eager", "--out", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")])
+        main(["eager", "--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")])
     assert ended.value.code == 2 and "device cuda" in capsys.readouterr().err

@@ -72,8 +72,8 @@ def test_every_link_of_a_page_has_a_target(name):
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: ``python -m scripts.export --out x`` is the program ``scripts.export``
-    with two words.
+    """A command of a page: ``python -m scripts.export --merge`` is the program ``scripts.export``
+    with one word.
     """
 
     page: str
@@ -335,7 +335,7 @@ SMALL = {  # flags that shorten a command
     "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
     "scripts.compare_policies": "--num_prompts 1 --validation_steps 2",
     "examples.gradient_norms": "--batch_size 8",
-    "scripts.export": "--model_path assets/miniature --transformer_version miniature",
+    "scripts.export": "--pretrained_model_root assets/miniature --transformer_version miniature",
     "scripts.reproduce_table2": "--dry_run",
     "scripts.figures paper": "--dry_run",
     "scripts.compare_recipes": "--dry_run",
@@ -356,7 +356,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",
 }
-OUTPUTS = ("--out", "--output_path", "--output_dir")
+OUTPUTS = ("--output_dir", "--output_path")
 LARGE = re.compile(
     r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
     r"|--(resolution|remote_reward_url|rewrite_url|url|gradients)$"

@@ -78,7 +78,7 @@ def base_loras_of(model: ModelSettings) -> dict[str, list[Path]]:
     """Return the files of the LoRAs that are merged into the base model. Raises ValueError if there
     are none.
     """
-    from hyvideo.models.lora import lora_files  # imports torch
+    from hyvideo.models.lora_files import lora_files  # imports torch
 
     paths = {
         "base_lora_path": model.base_lora_path,
@@ -91,7 +91,7 @@ def weights_of(config: Config) -> dict[str, list[Path]]:
     """Return the files of the LoRAs that a run starts from and of the anchor. Raises ValueError if
     there are none.
     """
-    from hyvideo.models.lora import lora_files  # imports torch
+    from hyvideo.models.lora_files import lora_files  # imports torch
 
     named = base_loras_of(config.model)
     start = config.optimizer.pretrained_lora_path

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hyvideo.data.digests import digest_weights
-from hyvideo.data.images import read_image
-from hyvideo.data.prompts import Request, check_prompt, read_requests
+from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.data.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.models import loading
@@ -23,7 +22,6 @@ from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
-from hyvideo.report.gallery import PAGE_FILE, check_page
 from hyvideo.schedulers.transitions import parse_sigmas
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config, without_custom_objective
@@ -158,10 +156,10 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
     Raises ValueError for invalid input.
     """
     for number, prompt in enumerate(prompts, start=1):
-        check_prompt(prompt, f"as number {number} of --prompt")
+        if not prompt.strip():
+            raise ValueError(f"number {number} of --prompt is blank")
     requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
-    for path in dict.fromkeys(request.image for request in requests if request.image):
-        read_image(path)
+    check_images(requests)
     return requests
 
 
@@ -227,7 +225,6 @@ def list_videos(
     """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
-    check_page(output / PAGE_FILE)
     videos = []
     for number, request in enumerate(requests):
         path = output if output.suffix == ".mp4" else output / f"{number:04d}.mp4"

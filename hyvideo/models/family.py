@@ -32,7 +32,6 @@ class Component(NamedTuple):
     to_original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
-    ignored: frozenset[str] = frozenset()  # settings that the forward pass ignores
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
     # builds the model if it has no class in diffusers
     build: Callable[..., nn.Module] | None = None

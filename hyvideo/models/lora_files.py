@@ -158,13 +158,6 @@ def has_both_experts(path: str | Path) -> bool:
         return len({_expert_in(name) for name in opened.keys()}) > 1
 
 
-def lora_files(path: str | Path) -> list[Path]:
-    """Return the files that a LoRA is read from. Raises ValueError if there are none."""
-    file = _find_file(Path(path))
-    config = file.with_name(PEFT_CONFIG)
-    return [file, config] if config.is_file() and _needs_config(file) else [file]
-
-
 def _needs_config(file: Path) -> bool:
     if file.name == PEFT_FILE:
         return True

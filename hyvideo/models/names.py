@@ -7,7 +7,7 @@ A table (``<family>/names.yaml``) has these keys:
     <model>
       modules      names of modules; "leaves" is a regular expression for the rest of a tensor's name
       tensors      whole names of tensors
-      settings     settings of config.json that differ only in name, by kind
+      settings     settings of config.json that differ only in name
       only_values  settings of the original for which only this value is supported
       defaults     settings that may be missing in the original's config.json, with their values
       omitted      settings that it lacks, with the value that is then assumed; written only if the value differs
@@ -27,27 +27,6 @@ if TYPE_CHECKING:  # the planner reads settings without torch
     from torch import Tensor
 
 Rename = Callable[["Mapping[str, Tensor]"], "dict[str, Tensor]"]
-
-# Kinds of settings in the tables: description, check of a value, and type of diffusers' argument.
-_KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
-    "integers": ("an integer of at least 1", lambda value: type(value) is int and value > 0, int),
-    "counts": ("an integer of at least 0", lambda value: type(value) is int and value >= 0, int),
-    "numbers": (
-        "a positive number",
-        lambda value: type(value) in (int, float) and value > 0,
-        float,
-    ),
-    "flags": ("true or false", lambda value: type(value) is bool, bool),
-    "lists": (
-        "a list of positive integers",
-        lambda value: (
-            isinstance(value, (list, tuple))
-            and value
-            and all(type(n) is int and n > 0 for n in value)
-        ),
-        tuple,
-    ),
-}
 
 
 def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
@@ -172,17 +151,6 @@ def _rename(
     return renamed
 
 
-def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return a setting of the original, converted for diffusers.
-
-    Raises ValueError if it is not of this kind.
-    """
-    rule, is_valid, to_type = _KINDS[kind]
-    if not is_valid(config.get(key)):
-        raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
-    return to_type(config[key])
-
-
 def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the diffusers arguments that differ from the original's config only in name, and the
     fixed arguments.
@@ -194,12 +162,11 @@ def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -
                 f"{config[key]!r}"
             )
     config = table.get("omitted", {}) | table.get("defaults", {}) | dict(config)
-    names = [
-        (kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()
-    ]
-    return table.get("arguments", {}) | {
-        name: setting(config, key, kind) for kind, key, name in names
-    }
+    arguments = dict(table.get("arguments", {}))
+    for key, name in table["settings"].items():
+        value = config[key]
+        arguments[name] = tuple(value) if isinstance(value, list) else value
+    return arguments
 
 
 def settings_to_original(
@@ -209,9 +176,8 @@ def settings_to_original(
     ``others``.
     """
     values = {}
-    for keys in table["settings"].values():
-        for key, name in keys.items():
-            value = config[name]
-            values[key] = list(value) if isinstance(value, tuple) else value
+    for key, name in table["settings"].items():
+        value = config[name]
+        values[key] = list(value) if isinstance(value, tuple) else value
     omitted = table.get("omitted", {}).items()
     return dict(pair for pair in (values | others).items() if pair not in omitted)

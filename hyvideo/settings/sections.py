@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.fields import FieldInfo
 
 from hyvideo.data.cli import TRUTHS
-from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.guidance import Expert, parse_interval
 from hyvideo.models.versions import version_defaults
@@ -141,8 +140,7 @@ class ModelSettings(Section):
     )
     family: str = learning(
         "",
-        "Model family outside the repository: its folder or its importable module "
-        "(docs/add_a_model.md).",
+        "Folder of a model family outside the repository (docs/add_a_model.md).",
     )
     expert: Expert = learning(
         "high",
@@ -275,13 +273,6 @@ class DataSettings(Section):
         measured=True,
     )
     seed: int = learning(42, "Random seed of the run.", ge=0)
-
-    @field_validator("negative_prompt")
-    @classmethod
-    def _is_a_prompt(cls, text: str | None) -> str | None:
-        if text:
-            check_prompt(text, "as negative_prompt")
-        return text
 
 
 class RolloutSettings(Section):

@@ -20,7 +20,6 @@ from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import Family, prepare
-from hyvideo.models.gpu_memory import apply_limit
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
@@ -60,11 +59,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
             f"each process needs a separate GPU: got {torch.cuda.device_count()} GPUs for process "
             f"{local_rank + 1} of this machine. Start one process per GPU, or set device cpu"
         )
-    if not use_gpu:
-        return torch.device("cpu")
-    device = torch.device("cuda", local_rank)
-    apply_limit(device)
-    return device
+    return torch.device("cuda", local_rank) if use_gpu else torch.device("cpu")
 
 
 def make_deterministic() -> None:

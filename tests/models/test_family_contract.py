@@ -82,7 +82,7 @@ BUILT_IN = ("hunyuan_video15", "wan")
 
 @pytest.fixture(scope="module", autouse=True)
 def _mochi():
-    with registered(mochi.MODULE):
+    with registered(mochi.FOLDER):
         yield
 
 
@@ -233,7 +233,7 @@ def split_over(num_ranks):
     from hyvideo.distributed import mesh as ranks
 
     mesh, found = ranks.start(num_ranks, torch.device("cpu")), {}
-    with registered(mochi.MODULE):
+    with registered(mochi.FOLDER):
         for family, (make, inputs, _) in ON_RANKS.items():
             plain, split = make(), make()
             install(plain)

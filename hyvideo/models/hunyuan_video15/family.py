@@ -77,7 +77,6 @@ FAMILY = Family(
         names.transformer_to_original,
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
-        ignored=frozenset({"target_size", "task_type"}),
     ),
     vae=Component(
         "AutoencoderKLHunyuanVideo15",

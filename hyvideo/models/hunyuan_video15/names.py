@@ -106,7 +106,7 @@ def _split_qkv(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in state_dict.items():
         match = _FUSED.fullmatch(name)
         if match:
-            for part, rows in zip("qkv", _row_chunks(name, tensor, 3)):
+            for part, rows in zip("qkv", tensor.chunk(3)):
                 # Cloned, so that the three parameters are not views of one tensor.
                 split[f"{match[1]}{part}{match[2]}"] = rows.clone()
         else:
@@ -120,7 +120,7 @@ def _fuse_qkv(
     """Replace ``to_q``, ``to_k`` and ``to_v`` of the blocks that match the regular expression with
     one ``to_qkv`` (3 * dim, ...), and ``add_q_proj`` likewise.
 
-    Raises ValueError for a missing part, which is zero with ``fill``.
+    A missing part is zero with ``fill``.
     """
     pattern = re.compile(rf"((?:{blocks})\.attn\.(?:to|add)_)[qkv]((?:_proj)?\.(?:weight|bias))")
     fused = {}
@@ -133,11 +133,10 @@ def _fuse_qkv(
         if fused_name in fused:
             continue
         parts = [f"{match[1]}{part}{match[2]}" for part in "qkv"]
-        missing = [part for part in parts if part not in state_dict]
-        if missing and not fill:
-            raise ValueError(f"the original layout fuses {parts}, but {missing} is missing")
-        zeros = torch.zeros_like(tensor)
-        fused[fused_name] = torch.cat([state_dict.get(part, zeros) for part in parts])
+        if fill:
+            zeros = dict.fromkeys(parts, torch.zeros_like(tensor))
+            state_dict = zeros | dict(state_dict)
+        fused[fused_name] = torch.cat([state_dict[part] for part in parts])
     return fused
 
 
@@ -146,17 +145,9 @@ def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dic
     swapped = dict(state_dict)
     for name, tensor in state_dict.items():
         if name.startswith(prefix):
-            first, second = _row_chunks(name, tensor, 2)
+            first, second = tensor.chunk(2)
             swapped[name] = torch.cat((second, first))
     return swapped
-
-
-def _row_chunks(name: str, tensor: Tensor, count: int) -> tuple[Tensor, ...]:
-    if tensor.ndim == 0 or tensor.shape[0] % count:
-        raise ValueError(
-            f"tensor {name!r} must have a multiple of {count} rows, got shape {tuple(tensor.shape)}"
-        )
-    return tensor.chunk(count)
 
 
 LORA_NAMES = LoraNames(NAMES, lora_to_diffusers)

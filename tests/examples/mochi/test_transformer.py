@@ -13,13 +13,13 @@ from hyvideo.models.lora_files import read_lora
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.sizes import read_sizes
 from hyvideo.planning.flops import count_parameters
-from tests.examples.mochi.tiny import MODULE, inputs, installed, stock_velocity, tiny
+from tests.examples.mochi.tiny import FOLDER, inputs, installed, stock_velocity, tiny
 from tests.registered import registered
 
 
 @pytest.fixture(scope="module", autouse=True)
 def family():
-    with registered(MODULE):
+    with registered(FOLDER):
         yield family_of("MochiTransformer3DModel")
 
 

@@ -158,9 +158,13 @@ def test_figure_9_is_the_definition_at_every_number_of_steps():
             torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_each_computed_table_has_one_place_on_the_page():
+    names = page.names_on_page(page.PAGE.read_text(encoding="utf-8"))
+    assert sorted(names) == sorted(page.COMPUTED)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "computed", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)]
-)
-def test_the_page_shows_the_computed_tables(computed, check_generated):
-    check_generated(page.PAGE, page.page_with(computed()))
+@pytest.mark.parametrize("name", list(page.COMPUTED))
+def test_the_page_shows_the_computed_tables(name, check_generated):
+    text = page.PAGE.read_text(encoding="utf-8")
+    check_generated(page.PAGE, page.page_with(text, {name: page.COMPUTED[name]()}))

@@ -16,7 +16,7 @@ from hyvideo.data.files import ROOT
 from hyvideo.settings.command_line import ENVIRONMENT
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS
 from hyvideo.settings.objectives import BUILT_IN
-from hyvideo.settings.reference_flags import FlagRow, table
+from hyvideo.settings.reference_flags import IGNORED, RENAMED, SIZES, SWITCHES
 from hyvideo.settings.sections import Leaf, Switch
 
 PATH = ROOT / "configs/settings.schema.json"
@@ -42,18 +42,13 @@ def schema() -> dict[str, Any]:
         "type": "object",
         "description": "What a run wrote to its config.yaml besides its settings.",
     }
-    patterns = {}
-    for flag, row in table("post_train").items():
-        if "*" in flag:
-            patterns[f"^{flag.replace('*', '.*')}$"] = schema_of_reference_flag(row)
-        else:
-            properties[flag] = schema_of_reference_flag(row)
+    properties |= {flag: properties[name] for flag, name in RENAMED.items()}
+    properties |= {flag: {} for flag in (*SIZES, *SWITCHES, "video_bucket_hw_base_size", *IGNORED)}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Settings of post_train.py",
         "type": "object",
         "properties": properties,
-        "patternProperties": patterns,
         "additionalProperties": False,
     }
 
@@ -99,14 +94,6 @@ def of_yaml(leaf: Leaf, values: Mapping[str, Any]) -> list[dict[str, Any]]:
 def accepted(leaf: Leaf) -> dict[str, Any]:
     """Return the schema of a built-in name or FILE.py:NAME."""
     return {"anyOf": [{"enum": leaf.choices}, {"type": "string", "pattern": r"\.py:"}]}
-
-
-def schema_of_reference_flag(row: FlagRow) -> dict[str, str]:
-    """Return the schema of a flag of the public reference, whose values other rules check."""
-    meaning = row.no_effect or row.rejected
-    if row.sets:
-        meaning = f"another name of {' and '.join(row.sets)}"
-    return {"description": f"Flag of the public reference: {meaning}."}
 
 
 if __name__ == "__main__":

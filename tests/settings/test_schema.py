@@ -51,12 +51,11 @@ Loader.add_implicit_resolver(
 def problems(content, whole):
     """Return the names of a file that do not fit the schema."""
     allowed = whole["properties"]
-    patterns = whole["patternProperties"]
     return [
         name
         for name, value in content.items()
-        if not (fits(value, allowed[name]) if name in allowed else any(re.search(each, name) for each in patterns))
-    ]  # fmt: skip
+        if name not in allowed or not fits(value, allowed[name])
+    ]
 
 
 def test_the_schema_is_up_to_date(check_generated):
@@ -93,5 +92,5 @@ def test_shipped_files_name_the_schema_and_fit_it():
 def test_the_schema_accepts_what_the_program_accepts(tmp_path, line, is_legal):
     (tmp_path / "run.yaml").write_text(line)
     assert (problems(yaml.load(line, Loader), schema()) == []) == is_legal
-    if is_legal and not line.startswith("debug"):
+    if is_legal:
         read_settings(tmp_path / "run.yaml")

@@ -27,7 +27,8 @@ from hyvideo.generation import generation, generator, program, video_sampler
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.step_cache import StepCaching
 from hyvideo.settings.config import Config
 from hyvideo.settings.sections import DataSettings

@@ -31,6 +31,7 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
         *anchor_refreshed_after_every_update(config.objective),
         *schedules_of_longer_runs(config.optimizer, config.num_updates),
         *reward_hacking_with_too_few_videos(inputs),
+        *modules_of_a_continued_lora(config.optimizer),
     ]
     if config.objective.has_ratio:
         found = [
@@ -110,6 +111,14 @@ def reward_hacking_with_too_few_videos(inputs: RunInputs) -> Iterator[str]:
                 f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; "
                 "raise validation_repeats"
             )
+
+
+def modules_of_a_continued_lora(optimizer: OptimizerSettings) -> Iterator[str]:
+    if optimizer.lora_target_modules and optimizer.pretrained_lora_path:
+        yield (
+            "lora_target_modules: the LoRA in pretrained_lora_path is trained further, so its modules "
+            "are trained"
+        )
 
 
 def _strength_of_kl(sampling: Sampling, settings: GRPOSettings) -> float:

@@ -53,6 +53,8 @@ def test_weights_select_and_weigh_the_dimensions(videos):
     assert len(preferences(videos, rows, WITH_DIMENSION)) == 3
     found = preferences(videos, rows, WITH_DIMENSION, {"VQ": 0.5, "Overall": 2, "MQ": 0})
     assert [each.weight for each in found] == [0.5, 2]
+    # a rated dimension without a weight is left out, too
+    assert preferences(videos, rows, WITH_DIMENSION, {"VQ": 0.5, "Overall": 2}) == found
     with pytest.raises(
         ValueError,
         match="pair_weights .*TA",

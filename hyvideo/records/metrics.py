@@ -1,5 +1,5 @@
 """Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl
-and the trackers.
+and the trackers. Beside them, audit.jsonl has what an audit of the run needs.
 """
 
 import json
@@ -18,7 +18,8 @@ class MetricsWriter(AbstractContextManager):
     ``report_to``.
 
     ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in
-    the same folder.
+    the same folder; ``audited_iteration`` likewise of audit.jsonl, which has an iteration's line
+    before its checkpoint.
     """
 
     def __init__(
@@ -29,8 +30,10 @@ class MetricsWriter(AbstractContextManager):
         run_name: str,
         config: dict,
         resume_iteration: int | None,
+        audited_iteration: int | None = None,
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
+        self.audit = Lines(output_dir / "audit.jsonl", audited_iteration)
         self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
         self.reports = [
             REPORTS[name](
@@ -52,6 +55,10 @@ class MetricsWriter(AbstractContextManager):
         numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
+    def log_audit(self, line: dict) -> None:
+        """Write a line of audit.jsonl (`training.ledger`)."""
+        self.audit.write(json.dumps(line, allow_nan=False))
+
     def add_video(self, tag: str, file: Path, step: int) -> None:
         """Log an mp4 file at iteration ``step``, in the trackers that show videos."""
         self._to_reports(
@@ -60,6 +67,7 @@ class MetricsWriter(AbstractContextManager):
 
     def close(self) -> None:
         self.lines.close()
+        self.audit.close()
         self._to_reports(lambda report: report.close())
 
     def _to_reports(self, call: Callable) -> None:

@@ -116,6 +116,7 @@ class Validation:
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
+        self.first_noise: dict[int, float] = {}  # first number of the noise, by row of this rank
         self.output = Path(self.settings.output_dir) / SAMPLES
         self.size = sampling.size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
@@ -156,10 +157,11 @@ class Validation:
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.monitor.check(stats)
         names = dict(ChainMap(*all_objects(names, self.mesh)))
+        noise = dict(ChainMap(*all_objects(self.first_noise, self.mesh)))
         with optional(f"validation {self.folder(iteration)}"):
             if self.mesh.is_main:
                 claim(self.folder(iteration), self.run_id)
-                self._record(iteration, rewards, names)
+                self._record(iteration, rewards, names, noise)
                 write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
         metrics = {f"validation/{name}": value for name, value in measures.items()}
         return metrics | {"validation/hacking": hacking, "hacking/transfer": self.monitor.transfer}
@@ -231,6 +233,7 @@ class Validation:
             self.may_end(False)
             conditions = self.encoder([self.requests[row] for row in batch], self.size)
             noise = self._noises(batch)
+            self.first_noise |= zip(batch, noise.flatten(1)[:, 0].tolist())
             latents = self.sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
@@ -311,14 +314,21 @@ class Validation:
                 for name in (SCORES_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 
-    def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
+    def _record(
+        self,
+        iteration: int,
+        rewards: list[Reward],
+        names: dict[int, str],
+        noise: dict[int, float],  # first number of each
+    ) -> None:
         entries = []
         for row, (prompt, group, reward) in enumerate(zip(self.prompts, self.groups, rewards)):
             file = names.get(row)
             seed = self.requests[row].seed_or(self.settings.validation_seed)
-            entries.append(
-                score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row)
+            entry = score_entry(
+                prompt, seed, group, reward, file=file, advantage=math.nan, number=row
             )
+            entries.append(entry | {"noise": noise[row]})
         write_json(self.folder(iteration) / SCORES_FILE, entries)
 
 

@@ -1,0 +1,54 @@
+"""Check a run: recompute what its files say by independent arithmetic.
+
+    python -m scripts.audit outputs/miniature
+
+Each row is a statement, the files that it compares, and whether it agrees, differs or cannot be
+checked. The exit code is 1 if a statement differs. The rows are also written to audit.json in RUN,
+and scripts.report shows them. docs/check_a_run.md says what an audit does not check.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from scripts.audit.rewards import audit_advantages, audit_rewards
+from scripts.audit.rollouts import audit_rollouts
+from scripts.audit.run import Run
+from scripts.audit.statements import Audit
+from scripts.audit.updates import audit_updates
+
+AUDIT_FILE = "audit.json"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.audit",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="output_dir of a run")
+    options = parser.parse_args(argv)
+    try:
+        audit = audit_of(options.run)
+    except ValueError as error:
+        parser.error(str(error))
+    print(audit.as_text())
+    text = json.dumps(audit.as_rows(), indent=1) + "\n"
+    (options.run / AUDIT_FILE).write_text(text, encoding="utf-8")
+    return int(audit.differs)
+
+
+def audit_of(folder: Path) -> Audit:
+    """Return the statements about the run in a folder. Raises ValueError if there is none."""
+    run = Run(folder)
+    audit = Audit()
+    audit_rewards(run, audit)
+    audit_advantages(run, audit)
+    audit_rollouts(run, audit)
+    audit_updates(run, audit)
+    return audit
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,7 +60,8 @@ class GenerationSettings:
     source: Source  # the policy
     seed: int  # of requests without one
     offloading: Offloading = AUTO
-    initial_noise: str = "default"  # or "reference"
+    initial_noise: str = "default"  # or "reference", or "validation"
+    num_videos: int = 1  # of each prompt
     sp_size: int = 1  # processes of torchrun that share each video
     caching: StepCaching | None = None
     sr: bool = False  # super-resolution
@@ -281,6 +282,7 @@ class Generator:
             self.mesh,
             self.settings.seed,
             self.settings.initial_noise,
+            self.settings.num_videos,
             on_stage=on_stage,
         )
 

@@ -12,11 +12,13 @@ import json
 import sys
 from pathlib import Path
 
+from scripts.audit.outputs import audit_samples, audit_scores
 from scripts.audit.rewards import audit_advantages, audit_rewards
 from scripts.audit.rollouts import audit_rollouts
 from scripts.audit.run import Run
 from scripts.audit.statements import Audit
 from scripts.audit.updates import audit_updates
+from scripts.audit.weights import audit_checkpoints
 
 AUDIT_FILE = "audit.json"
 
@@ -28,9 +30,19 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="output_dir of a run")
+    parser.add_argument(
+        "--score",
+        action="store_true",
+        help="score saved videos again, by the reward models of the run",
+    )
+    parser.add_argument(
+        "--sample",
+        action="store_true",
+        help="sample the newest validation again, from its checkpoint and from an export of it",
+    )
     options = parser.parse_args(argv)
     try:
-        audit = audit_of(options.run)
+        audit = audit_of(options.run, score=options.score, sample=options.sample)
     except ValueError as error:
         parser.error(str(error))
     print(audit.as_text())
@@ -39,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     return int(audit.differs)
 
 
-def audit_of(folder: Path) -> Audit:
+def audit_of(folder: Path, *, score: bool = False, sample: bool = False) -> Audit:
     """Return the statements about the run in a folder. Raises ValueError if there is none."""
     run = Run(folder)
     audit = Audit()
@@ -47,6 +59,11 @@ def audit_of(folder: Path) -> Audit:
     audit_advantages(run, audit)
     audit_rollouts(run, audit)
     audit_updates(run, audit)
+    audit_checkpoints(run, audit)
+    if score:
+        audit_scores(run, audit)
+    if sample:
+        audit_samples(run, audit)
     return audit
 
 

@@ -91,8 +91,7 @@ def _audit_noise(run: Run, audit: Audit) -> None:
                 rows.number(where, chance.first_normal(*key), entry["noise"])
     text = "no two rollouts share their noise, nor do rollouts and validation"
     with audit.compare(TOPIC, text, "audit.jsonl, samples/") as rows:
-        run.rollout_lines
-        if not drawn:
+        if not run.rollout_lines or not drawn:
             raise CannotCheck("audit.jsonl has no noise")
         rows.equal("rollouts with the noise of another", 0, sum(n - 1 for n in drawn.values()))
         for iteration, noises in validated.items():

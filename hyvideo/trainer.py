@@ -288,6 +288,7 @@ class Trainer:
         """
         self._start_timer()
         run = self.run
+        run.pipeline.evaluations.clear()  # those of a validation
         rollouts, reference, metrics = run.objective.collect(run, self.iteration)
         with self.progress.timed("update"):
             updated = run.update(rollouts, reference, self.iteration)

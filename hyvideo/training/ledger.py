@@ -24,8 +24,16 @@ from hyvideo.training.rollout_batch import RolloutBatch
 class Ledger:
     """Collects what the updates of an iteration do, and returns it with the rollouts as a line."""
 
-    def __init__(self, content: Literal["none", "numbers", "all"], mesh: Mesh, *, group_size: int):
+    def __init__(
+        self,
+        content: Literal["none", "numbers", "all"],
+        mesh: Mesh,
+        *,
+        group_size: int,
+        boundary: float | None,  # noise level between two experts
+    ):
         self.content = content
+        self.boundary = boundary
         self.mesh = mesh
         self.group_size = group_size
         self._updates: list[dict[str, Any]] = []
@@ -72,11 +80,9 @@ class Ledger:
 
         ``weights``: factor of the policy term at each denoising step; None for objectives on noise
         levels. Shape: (steps,). ``evaluations``: samples that passed through the transformers of
-        this replica, which this call sets to 0.
+        this replica in the iteration.
         """
         updates, self._updates = self._updates, []
-        passed = dict(evaluations)
-        evaluations.clear()
         if self.content == "none":
             return None
         gathered = all_objects((self._rollouts(rollouts), updates), self.mesh)
@@ -89,8 +95,8 @@ class Ledger:
         return {
             "iteration": iteration,
             "rollouts": {name: [entry.get(name) for entry in entries] for name in names},
-            "schedule": _schedule(rollouts.schedule, weights),
-            "evaluations": passed,
+            "schedule": _schedule(rollouts.schedule, weights) | {"boundary": self.boundary},
+            "evaluations": dict(evaluations),
             "updates": [_merged(parts) for parts in zip(*(each for _, each in gathered))],
         }
 

@@ -76,6 +76,7 @@ class PolicyUpdate:
             self.config.record.record,
             self.mesh,
             group_size=self.config.rollout.num_generations,
+            boundary=self.config.sampling.boundary,
         )
         self._has_moved = False  # whether the last update had a nonzero gradient and learning rate
 

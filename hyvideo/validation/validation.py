@@ -56,6 +56,7 @@ from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
 
 SCORES_FILE = "scores.json"
+NOISE_FILE = "noise.json"  # first number of the noise of each video, for scripts.audit
 
 
 def conditions_of(config: Config, requests: Sequence[Request]) -> dict[str, Any]:
@@ -161,7 +162,10 @@ class Validation:
         with optional(f"validation {self.folder(iteration)}"):
             if self.mesh.is_main:
                 claim(self.folder(iteration), self.run_id)
-                self._record(iteration, rewards, names, noise)
+                self._record(iteration, rewards, names)
+                write_json(
+                    self.folder(iteration) / NOISE_FILE, [noise[row] for row in sorted(noise)]
+                )
                 write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
         metrics = {f"validation/{name}": value for name, value in measures.items()}
         return metrics | {"validation/hacking": hacking, "hacking/transfer": self.monitor.transfer}
@@ -314,21 +318,14 @@ class Validation:
                 for name in (SCORES_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 
-    def _record(
-        self,
-        iteration: int,
-        rewards: list[Reward],
-        names: dict[int, str],
-        noise: dict[int, float],  # first number of each
-    ) -> None:
+    def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:
         entries = []
         for row, (prompt, group, reward) in enumerate(zip(self.prompts, self.groups, rewards)):
             file = names.get(row)
             seed = self.requests[row].seed_or(self.settings.validation_seed)
-            entry = score_entry(
-                prompt, seed, group, reward, file=file, advantage=math.nan, number=row
+            entries.append(
+                score_entry(prompt, seed, group, reward, file=file, advantage=math.nan, number=row)
             )
-            entries.append(entry | {"noise": noise[row]})
         write_json(self.folder(iteration) / SCORES_FILE, entries)
 
 

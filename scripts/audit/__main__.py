@@ -12,12 +12,15 @@ import json
 import sys
 from pathlib import Path
 
+from scripts.audit.improvement import PLAN, audit_improvement
 from scripts.audit.outputs import audit_samples, audit_scores
+from scripts.audit.pages import audit_report
 from scripts.audit.rewards import audit_advantages, audit_rewards
 from scripts.audit.rollouts import audit_rollouts
 from scripts.audit.run import Run
 from scripts.audit.statements import Audit
 from scripts.audit.updates import audit_updates
+from scripts.audit.videos import audit_videos
 from scripts.audit.weights import audit_checkpoints
 
 AUDIT_FILE = "audit.json"
@@ -52,14 +55,30 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def audit_of(folder: Path, *, score: bool = False, sample: bool = False) -> Audit:
-    """Return the statements about the run in a folder. Raises ValueError if there is none."""
-    run = Run(folder)
+    """Return the statements about the run in a folder, or about the rounds and runs of
+    scripts.improve. Raises ValueError if there is none.
+    """
+    audit = Audit()
+    runs = [folder]
+    if (folder / PLAN).is_file():
+        runs = audit_improvement(folder, audit)
+    for path in runs:
+        found = audit_run(Run(path), score=score, sample=sample)
+        where = f"{path.relative_to(folder)}: " if path != folder else ""
+        audit.add(found, where)
+    return audit
+
+
+def audit_run(run: Run, *, score: bool = False, sample: bool = False) -> Audit:
+    """Return the statements about a run."""
     audit = Audit()
     audit_rewards(run, audit)
     audit_advantages(run, audit)
     audit_rollouts(run, audit)
+    audit_videos(run, audit)
     audit_updates(run, audit)
     audit_checkpoints(run, audit)
+    audit_report(run, audit)
     if score:
         audit_scores(run, audit)
     if sample:

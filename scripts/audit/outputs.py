@@ -74,7 +74,7 @@ def audit_samples(run: Run, audit: Audit) -> None:
             checkpoint = run.checkpoints[_newest(iterations)]
             _run(
                 ["-m", "scripts.export", "--checkpoint_path", checkpoint]
-                + ["--output_path", folder / "export"]
+                + ["--output_dir", folder / "export"]
             )
             source = "--lora_path" if run.get("lora_rank", 0) else "--checkpoint_path"
             _generate(run, folder / "exported", source, folder / "export")

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from scripts.audit import formulas
 from scripts.audit.run import Run
-from scripts.audit.statements import Audit, CannotCheck
+from scripts.audit.statements import Audit, CannotCheck, Inapplicable
 
 REWARDS, ADVANTAGES = "Rewards", "Advantages"
 VIDEOALIGN = ("VQ", "MQ", "TA")
@@ -53,7 +53,7 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
     ) as rows:
         for line in run.rollout_lines:
             if "reward" not in line["rollouts"]:
-                raise CannotCheck(f"objective {run.objective} scores no rollouts")
+                raise Inapplicable
             for entry in entries_of(line):
                 where = f"iteration {line['iteration']}, rollout {entry['number']}"
                 rows.number(where, weighted(_named(entry), run.weights), entry["reward"])
@@ -65,7 +65,7 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
     ) as rows:
         for line in run.rollout_lines:
             if "reward" not in line["rollouts"]:
-                raise CannotCheck(f"objective {run.objective} scores no rollouts")
+                raise Inapplicable
             found = run.by_iteration[line["iteration"]]
             where = f"iteration {line['iteration']}"
             rewards = line["rollouts"]["reward"]
@@ -168,7 +168,7 @@ def audit_advantages(run: Run, audit: Audit) -> None:
     with audit.compare(ADVANTAGES, text, "audit.jsonl", 1e-5) as rows:
         for line in run.rollout_lines:
             if "reward" not in line["rollouts"]:
-                raise CannotCheck(f"objective {run.objective} scores no rollouts")
+                raise Inapplicable
             for number, group in enumerate(groups(line)):
                 rewards = [entry["reward"] for entry in group]
                 if is_normalised:
@@ -218,7 +218,7 @@ def audit_advantages(run: Run, audit: Audit) -> None:
         for line in run.rollout_lines:
             found = run.by_iteration[line["iteration"]]
             if "advantage/zero_groups" not in found:
-                raise CannotCheck(f"objective {run.objective} scores no rollouts")
+                raise Inapplicable
             count = 0
             for group in groups_of(line, "advantage"):
                 known = [value for value in group if value is not None]

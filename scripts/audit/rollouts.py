@@ -1,12 +1,13 @@
 """Prompts, groups, noise and trained steps of the rollouts, from audit.jsonl."""
 
+import json
 import math
 from collections import Counter
 
 from scripts.audit import chance, formulas
 from scripts.audit.rewards import entries_of, groups
 from scripts.audit.run import Prompt, Run
-from scripts.audit.statements import Audit, CannotCheck
+from scripts.audit.statements import Audit, CannotCheck, Inapplicable
 
 TOPIC = "Batch and seeds"
 HIGHEST, LOWEST = 0.999, 0.02  # noise levels that objectives on levels train
@@ -79,16 +80,18 @@ def _audit_noise(run: Run, audit: Audit) -> None:
     with audit.compare(TOPIC, text, "samples/", 1e-7) as rows:
         requests = [prompt for prompt in run.prompts("valid_video_csv") for _ in range(repeats)]
         for iteration, entries in run.validations.items():
-            if any("noise" not in entry for entry in entries):
+            file = run.folder / "samples" / f"{iteration:06d}" / "noise.json"
+            if not file.is_file():
                 raise CannotCheck("the validation was made before its noise was recorded")
-            validated[iteration] = [entry["noise"] for entry in entries]
-            for entry, request in zip(entries, requests):
+            validated[iteration] = json.loads(file.read_text())
+            rows.equal(f"videos of {iteration}", len(entries), len(validated[iteration]))
+            for entry, request, noise in zip(entries, requests, validated[iteration]):
                 place, repeat = divmod(entry["number"], repeats)
                 key: tuple = (run.get("validation_seed", 930), "validation noise", place, repeat)
                 if request.seed is not None:
                     key = (request.seed, "validation noise", repeat)
                 where = f"iteration {iteration}, video {entry['number']}"
-                rows.number(where, chance.first_normal(*key), entry["noise"])
+                rows.number(where, chance.first_normal(*key), noise)
     text = "no two rollouts share their noise, nor do rollouts and validation"
     with audit.compare(TOPIC, text, "audit.jsonl, samples/") as rows:
         if not run.rollout_lines or not drawn:
@@ -218,7 +221,7 @@ def _audit_trained(run: Run, audit: Audit) -> None:
     with audit.compare(TOPIC, text, "audit.jsonl, config.yaml", 1e-6) as rows:
         for line in run.rollout_lines:
             if run.objective == "distill":
-                raise CannotCheck("a student samples without noise")
+                raise Inapplicable
             levels = levels_of(run)
             steps = set(steps_with_noise(run, line["iteration"]))
             for step, std in enumerate(line["schedule"]["std"]):
@@ -234,6 +237,20 @@ def _audit_trained(run: Run, audit: Audit) -> None:
                     if expected <= 1e-9 and run.get("reference_conventions"):
                         continue  # the last step of cps
                 rows.number(f"iteration {line['iteration']}, step {step}", expected, std)
+    text = "steps and levels are trained in the noise levels of the trained expert"
+    with audit.compare(TOPIC, text, "audit.jsonl, config.yaml") as rows:
+        low, high = expert_interval(run)
+        if (low, high) == (0.0, 1.0) or run.objective == "distill":
+            raise Inapplicable
+        for line in run.lines:
+            for number, entry in enumerate(entries_of(line)):
+                trained = entry.get("trained", [])
+                if run.objective == "grpo":
+                    trained = [line["schedule"]["sigmas"][step] for step in trained]
+                where = f"iteration {line['iteration']}, rollout {number}"
+                for level in trained:
+                    is_inside = low - ROUNDING <= level <= high + ROUNDING
+                    rows.equal(f"level {level:g} of {where}", True, is_inside)
     if run.objective == "grpo":
         _audit_visits(run, audit)
     else:
@@ -272,7 +289,7 @@ def _audit_levels(run: Run, audit: Audit) -> None:
     text = "trained noise levels are one of each part of the expert's interval, as the seed draws"
     with audit.compare(TOPIC, text, "audit.jsonl", 1e-6) as rows:
         if run.objective not in ("nft", "draft", "dpo", "sft"):
-            raise CannotCheck(f"objective {run.objective} trains no drawn noise levels")
+            raise Inapplicable
         low, high = expert_interval(run)
         count = run.get("nft_levels", 4)
         for line in run.lines:
@@ -298,9 +315,7 @@ def _unshifted(level: float, shift: float) -> float:
 
 def expert_interval(run: Run) -> tuple[float, float]:
     """Return the noise levels of the trained expert: all of them for a single transformer."""
-    boundary = run.get("boundary")
-    for line in run.all_lines[:1]:
-        boundary = line.get("boundary", boundary)
+    boundary = run.lines[0]["schedule"]["boundary"]
     if boundary is None:
         return 0.0, 1.0
     if run.get("expert", "high") == "high":

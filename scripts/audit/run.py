@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from scripts.audit.statements import CannotCheck
+from scripts.audit.statements import CannotCheck, Inapplicable
 
 ROOT = Path(__file__).resolve().parents[2]
 ITERATIONS = "metrics.jsonl"
@@ -70,9 +70,9 @@ class Run:
 
     @property
     def rollout_lines(self) -> list[dict]:
-        """Lines of audit.jsonl of a run that samples. Raises CannotCheck for other runs."""
+        """Lines of audit.jsonl of a run that samples. Raises Inapplicable for other runs."""
         if self.trains_given_videos:
-            raise CannotCheck(f"objective {self.objective} trains on given videos")
+            raise Inapplicable
         return self.lines
 
     @property

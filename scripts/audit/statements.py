@@ -3,13 +3,17 @@
 import math
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 AGREES, DIFFERS, UNCHECKED = "agrees", "differs", "cannot be checked"
 
 
 class CannotCheck(Exception):
     """The reason for which a statement cannot be checked."""
+
+
+class Inapplicable(Exception):
+    """Raised where a statement does not concern the run, so that the audit does not list it."""
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,14 @@ class Audit:
 
     @contextmanager
     def compare(self, topic: str, text: str, files: str, tolerance: float = 1e-6):
-        """Record a statement from the comparisons of the body, which may raise `CannotCheck`."""
+        """Record a statement from the comparisons of the body, which may raise `CannotCheck` or
+        `Inapplicable`.
+        """
         found = Comparison(tolerance)
         try:
             yield found
+        except Inapplicable:
+            return
         except CannotCheck as reason:
             self.cannot(topic, text, files, str(reason))
             return
@@ -102,7 +110,7 @@ class Audit:
             self.cannot(topic, text, files, f"{type(error).__name__}: {error}")
             return
         if not found.count:
-            self.cannot(topic, text, files, "the run has no values of this kind")
+            self.cannot(topic, text, files, "the run has recorded no values of this kind")
             return
         verdict, because = AGREES, ""
         if found.differing:
@@ -115,6 +123,11 @@ class Audit:
     def cannot(self, topic: str, text: str, files: str, because: str) -> None:
         """Record a statement that cannot be checked."""
         self.statements.append(Statement(topic, text, files, UNCHECKED, because=because))
+
+    def add(self, other: "Audit", prefix: str = "") -> None:
+        """Add the statements of another audit, with a prefix before their topics."""
+        for each in other.statements:
+            self.statements.append(replace(each, topic=prefix + each.topic))
 
     @property
     def differs(self) -> bool:

@@ -8,7 +8,7 @@ from scripts.audit import formulas
 from scripts.audit.rewards import entries_of
 from scripts.audit.rollouts import eta_of, levels_of, steps_with_noise, trained_per_rollout
 from scripts.audit.run import Run
-from scripts.audit.statements import Audit, CannotCheck
+from scripts.audit.statements import Audit, CannotCheck, Inapplicable
 
 TOPIC = "Update"
 
@@ -104,6 +104,8 @@ def _audit_coefficient(run: Run, audit: Audit) -> None:
     text = "the KL coefficient follows from the KL of the updates before it"
     with audit.compare(TOPIC, text, "audit.jsonl, config.yaml", 1e-6) as rows:
         first_update(run)
+        if "kl_weight" not in run.settings:
+            raise Inapplicable
         if strategy(run) == "none":
             for line in run.lines:
                 for update in line["updates"]:
@@ -147,7 +149,7 @@ def _audit_weights(run: Run, audit: Audit) -> None:
     text = "the equalizer's weight of each step is median(N) / N, N = |d mean / d v| / std"
     with audit.compare(TOPIC, text, "audit.jsonl, config.yaml", 1e-5) as rows:
         if run.objective != "grpo":
-            raise CannotCheck(f"objective {run.objective} has no equalizer")
+            raise Inapplicable
         levels = levels_of(run)
         sampler = run.get("sde_type", "sage_grpo")
         for line in run.lines:
@@ -286,9 +288,9 @@ def _audit_forwards(run: Run, audit: Audit) -> None:
     files = "audit.jsonl, metrics.jsonl, config.yaml"
     text = "forward passes with a gradient: one for each term and branch of guidance"
     with audit.compare(TOPIC, text, files) as rows:
+        if run.replicas > 1:
+            raise CannotCheck("audit.jsonl counts the passes of the first replica only")
         for line in run.lines:
-            if run.replicas > 1:
-                raise CannotCheck("audit.jsonl counts the passes of the first replica only")
             if run.objective == "distill" or run.get("reward_gradient_weight", 0.0) > 0:
                 raise CannotCheck(f"objective {run.objective} makes other passes, too")
             if run.objective == "draft":
@@ -322,6 +324,8 @@ def _audit_forwards(run: Run, audit: Audit) -> None:
             age = run.by_iteration[line["iteration"]]["anchor/age"]
     text = "cost/forwards is what passed through the transformer, a gradient counted as 3 or 4"
     with audit.compare(TOPIC, text, "audit.jsonl, metrics.jsonl") as rows:
+        if run.replicas > 1 and run.get("enable_fsdp"):
+            raise CannotCheck("sharded replicas with fewer rollouts also make empty passes")
         factors = set()
         for line in run.lines:
             passed = line["evaluations"]

@@ -2,15 +2,19 @@
 
 import json
 import math
+import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from scripts.audit.run import Run
-from scripts.audit.statements import Audit, CannotCheck
+from scripts.audit.statements import Audit, CannotCheck, Comparison, Inapplicable
 from scripts.audit.updates import applied, strategy
 
 TOPIC = "Checkpoints"
-MOST = 40  # parameters that are read, of a large model
+MOST = 200  # parameters that are read, of a large model
+PART = 20  # that are in memory together
 ROUNDING = 2e-5  # of float32, relative to the largest element of a tensor
 
 
@@ -38,22 +42,24 @@ def _audit_average(run: Run, audit: Audit) -> None:
     with audit.compare(TOPIC, text, "checkpoints/", ROUNDING) as rows:
         decay = run.get("ema_decay", 0.0)
         if not decay:
-            raise CannotCheck("the run has no EMA")
+            raise Inapplicable
         for before, after in one_update_apart(run):
-            for name in chosen(after, "average."):
-                policy = f"policy.{name}"
-                old = read(before, [f"average.{name}"])
-                new = read(after, [f"average.{name}", policy])
-                average, weights = new[f"average.{name}"], new[policy]
-                expected = decay * old[f"average.{name}"] + (1 - decay) * weights
-                rows.number(f"{name}, {after.name}", 0.0, _distance(expected, average))
+            for names in chosen(after, "average."):
+                old = read(before, [f"average.{name}" for name in names])
+                new = read(
+                    after, [f"{kind}.{name}" for name in names for kind in ("average", "policy")]
+                )
+                for name in names:
+                    average, weights = new[f"average.{name}"], new[f"policy.{name}"]
+                    expected = decay * old[f"average.{name}"] + (1 - decay) * weights
+                    rows.number(f"{name}, {after.name}", 0.0, _distance(expected, average))
 
 
 def _audit_anchor(run: Run, audit: Audit) -> None:
     text = "the anchor has the weights of the policy at its last refresh"
     with audit.compare(TOPIC, text, "checkpoints/, metrics.jsonl", ROUNDING) as rows:
         if not strategy(run).endswith("moving"):
-            raise CannotCheck("the run has no moving anchor")
+            raise Inapplicable
         for iteration, folder in run.checkpoints.items():
             refreshed = max(
                 (
@@ -65,10 +71,12 @@ def _audit_anchor(run: Run, audit: Audit) -> None:
             )
             if refreshed == iteration or refreshed not in run.checkpoints:
                 continue  # not stored, or nothing to compare with
-            for name in chosen(folder, "anchor."):
-                anchor = read(folder, [f"anchor.{name}"])[f"anchor.{name}"]
-                policy = read(run.checkpoints[refreshed], [f"policy.{name}"])[f"policy.{name}"]
-                rows.number(f"{name}, checkpoint {iteration}", 0.0, _distance(policy, anchor))
+            for names in chosen(folder, "anchor."):
+                anchor = read(folder, [f"anchor.{name}" for name in names])
+                policy = read(run.checkpoints[refreshed], [f"policy.{name}" for name in names])
+                for name in names:
+                    distance = _distance(policy[f"policy.{name}"], anchor[f"anchor.{name}"])
+                    rows.number(f"{name}, checkpoint {iteration}", 0.0, distance)
 
 
 def _audit_adam(run: Run, audit: Audit) -> None:
@@ -79,9 +87,6 @@ def _audit_adam(run: Run, audit: Audit) -> None:
         for update in applied(line):
             rates[update["update"]] = update
     with audit.compare(TOPIC, text, "checkpoints/, audit.jsonl", 1e-4) as rows:
-        first, second = betas(run)
-        decay = run.get("weight_decay", 0.01)
-        epsilon = run.get("adam_epsilon", 1e-8)
         norms: dict[int, float] = {}
         complete = True
         for before, after in one_update_apart(run):
@@ -89,31 +94,56 @@ def _audit_adam(run: Run, audit: Audit) -> None:
             if number not in rates:
                 raise CannotCheck("audit.jsonl has no line of this update")
             lr = rates[number]["lr"]
-            names = chosen(after, "optimizer.", ".exp_avg")
-            complete = len(names) == len(all_names(after, "optimizer.", ".exp_avg"))
-            for name in names:
-                keys = [f"policy.{name}"]
-                keys += [f"optimizer.{name}.{key}" for key in ("exp_avg", "exp_avg_sq", "step")]
+            stored = all_names(after, "optimizer.", ".exp_avg")
+            if not stored:
+                raise CannotCheck("no trained parameter has the moments of AdamW")
+            others = all_names(after, "optimizer.", ".momentum_buffer")  # of Muon
+            complete = len(stored) <= MOST and not others
+            for names in chosen(after, "optimizer.", ".exp_avg"):
+                kinds = ("exp_avg", "exp_avg_sq", "step")
+                keys = [f"policy.{name}" for name in names]
+                keys += [f"optimizer.{name}.{kind}" for name in names for kind in kinds]
                 old, new = read(before, keys), read(after, keys)
-                p, m, v, _ = (old[key].double() for key in keys)
-                p_new, m_new, v_new, step = (new[key].double() for key in keys)
-                gradient = (m_new - first * m) / (1 - first)
-                norms[number] = norms.get(number, 0.0) + float((gradient**2).sum())
-                where = f"{name}, update {number}"
-                expected = second * v + (1 - second) * gradient**2
-                rows.number(f"second moment of {where}", 0.0, _distance(expected, v_new))
-                count = float(step)
-                change = m_new / (1 - first**count)
-                change /= (v_new / (1 - second**count)).sqrt() + epsilon
-                moved = p * (1 - lr * decay) - lr * change
-                # relative to the change, of which rounding of the weights is a part
-                rows.number(f"weights of {where}", 0.0, _moved(moved, p_new, p))
+                for name in names:
+                    state = Adam.of(name, old), Adam.of(name, new)
+                    where = f"{name}, update {number}"
+                    square = _check_step(rows, where, *state, lr, run)
+                    norms[number] = norms.get(number, 0.0) + square
         if complete:
             limit = run.get("max_grad_norm", 1.0)
             for number, square in norms.items():
                 expected = min(limit, rates[number]["grad_norm"])
                 found = math.sqrt(square)
                 rows.number(f"norm of the gradient of update {number}", 1.0, found / expected)
+
+
+class Adam(NamedTuple):
+    """A parameter and its moments in a checkpoint, float64."""
+
+    weights: Any
+    mean: Any
+    square: Any
+    step: Any
+
+    @classmethod
+    def of(cls, name: str, tensors: dict) -> "Adam":
+        kinds = ("exp_avg", "exp_avg_sq", "step")
+        keys = [f"policy.{name}", *(f"optimizer.{name}.{kind}" for kind in kinds)]
+        return cls(*(tensors[key].double() for key in keys))
+
+
+def _check_step(rows: Comparison, where: str, old: Adam, new: Adam, lr: float, run: Run) -> float:
+    """Compare a step of AdamW with its equations and return the square of its gradient's norm."""
+    first, second = betas(run)
+    gradient = (new.mean - first * old.mean) / (1 - first)
+    expected = second * old.square + (1 - second) * gradient**2
+    rows.number(f"second moment of {where}", 0.0, _distance(expected, new.square))
+    count = float(new.step)
+    change = new.mean / (1 - first**count)
+    change /= (new.square / (1 - second**count)).sqrt() + run.get("adam_epsilon", 1e-8)
+    weights = old.weights * (1 - lr * run.get("weight_decay", 0.01)) - lr * change
+    rows.number(f"weights of {where}", 0.0, _moved(weights, new.weights, old.weights))
+    return float((gradient**2).sum())
 
 
 def betas(run: Run) -> tuple[float, float]:
@@ -164,9 +194,7 @@ def one_update_apart(run: Run) -> Iterator[tuple[Path, Path]]:
 
 def all_names(folder: Path, prefix: str, suffix: str = "") -> list[str]:
     """Return the parameters of which a checkpoint has a tensor of this kind."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    keys = FileSystemReader(folder / "tensors").read_metadata().state_dict_metadata
+    keys = _reader(folder)[1]
     return [
         key.removeprefix(prefix).removesuffix(suffix)
         for key in keys
@@ -174,22 +202,33 @@ def all_names(folder: Path, prefix: str, suffix: str = "") -> list[str]:
     ]
 
 
-def chosen(folder: Path, prefix: str, suffix: str = "") -> list[str]:
-    """Return at most ``MOST`` of `all_names`, evenly spaced."""
+def chosen(folder: Path, prefix: str, suffix: str = "") -> list[list[str]]:
+    """Return at most ``MOST`` of `all_names`, evenly spaced, in parts that are read together."""
     names = all_names(folder, prefix, suffix)
     count = min(MOST, len(names))
-    return [names[i * len(names) // count] for i in range(count)]
+    kept = [names[i * len(names) // count] for i in range(count)]
+    return [kept[start : start + PART] for start in range(0, count, PART)]
 
 
 def read(folder: Path, keys: Sequence[str]) -> dict:
-    """Return tensors of a checkpoint by key, float32 on the CPU."""
+    """Return tensors of a checkpoint by key, on the CPU."""
     import torch
     import torch.distributed.checkpoint as dcp
 
-    reader = dcp.FileSystemReader(folder / "tensors")
-    stored = reader.read_metadata().state_dict_metadata
+    reader, stored = _reader(folder)
     tensors = {
         key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys
     }
-    dcp.load(tensors, storage_reader=reader, no_dist=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is one process
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
+
+
+@cache
+def _reader(folder: Path) -> tuple:
+    """Return the reader of a checkpoint, and what is stored of each tensor by key."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    reader = FileSystemReader(folder / "tensors")
+    return reader, reader.read_metadata().state_dict_metadata

@@ -423,7 +423,7 @@ class Trainer:
     def _report(self) -> None:
         if self.mesh.is_main and self.config.record.report:
             self._write_timeline()
-            with optional(REPORT_FILE, (OSError, ValueError, OverflowError)):
+            with optional(REPORT_FILE, (Exception,)):  # a page must not end a run
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
 
     def _open_records(self) -> MetricsWriter:

@@ -11,7 +11,6 @@ _TABLES = (
     versions._VERSIONS,
     versions.FAMILIES,
     versions.ANNOUNCED,
-    versions.SUPER_RESOLUTION,
     versions.RELEASED,
     versions.UNSUPPORTED,
 )

@@ -27,7 +27,8 @@ from hyvideo.generation import generation, generator, program, video_sampler
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.step_cache import StepCaching
 from hyvideo.settings.config import Config
 from hyvideo.settings.sections import DataSettings
@@ -631,17 +632,6 @@ def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, erro
     monkeypatch.setattr(sys, "argv", ["generate.py", "--prompt", "a"])
     assert generate.main() == 1
     assert capsys.readouterr().err == f"generate.py: {error}\n"
-
-
-def test_an_error_of_the_program_while_sampling_keeps_its_traceback(make, monkeypatch):
-    def decode(vae, latents, tiles):
-        raise ValueError("not enough values to unpack")
-
-    monkeypatch.setattr("hyvideo.models.decoding.decode", decode)
-    with pytest.raises(RuntimeError, match="not caused by the input: not enough values") as error:
-        make("--resolution", "480p", "--prompt", "a cat", *SMALL)
-    assert error.traceback[-1].name == "keep_traceback"
-    assert isinstance(error.value.__cause__, ValueError)
 
 
 def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):

@@ -21,7 +21,6 @@ PAGE = re.compile(r"(?<![\w/<>*])((?:[\w-]+/)*[\w-]+\.md)(?:#([\w-]+))?")
 FILE = re.compile(r"(?<![\w./<>*-])((?:[\w-]+/)+[\w.-]+\.(?:py|sh|yaml|csv|jinja|html|sbatch))\b")
 MODULE = re.compile(r"\b((?:hyvideo|studies|scripts|examples|tests)(?:\.\w+)+)(?!\w|\*)")
 SECTION = re.compile(r"\b(?:Section|Equation|Appendix) [\dA-Z]")
-ENTRY_POINTS = ("hyvideo.families",)  # groups, which are not modules
 EXAMPLES = ("outputs/", "ckpts/", "my_", "a/", "x/")  # files of users
 
 
@@ -66,9 +65,7 @@ def dead_references(text, source):
             (folder / path).exists() for folder in folders
         ):
             dead.append(path)
-    dead += [
-        name for name in MODULE.findall(text) if name not in ENTRY_POINTS and not is_module(name)
-    ]
+    dead += [name for name in MODULE.findall(text) if not is_module(name)]
     return dead + [name for name in SECTION.findall(text) if "arXiv:" not in text]
 
 

@@ -13,17 +13,15 @@ import torch
 from torch import nn
 
 from hyvideo.data.digests import digest_weights
-from hyvideo.data.images import read_image
-from hyvideo.data.prompts import Request, check_prompt, read_requests
+from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.data.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_expert, check_lora
+from hyvideo.models.lora import Lora, add_lora, check_lora
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
-from hyvideo.report.gallery import PAGE_FILE, check_page
 from hyvideo.schedulers.transitions import parse_sigmas
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config, without_custom_objective
@@ -105,11 +103,16 @@ class Source:
                 f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint"
             )
         if self.lora:
-            check_expert(self.lora, model.trained_expert)
             check_lora(
                 loading.transformer_on_meta(root, version, model.trained_expert),
-                saved_policy.read_saved_lora(self.lora),
+                self.read_lora(model),
             )
+
+    def read_lora(self, model: ModelSettings) -> Lora:
+        """Return the LoRA, for the expert of a model of two that ``model`` names."""
+        return saved_policy.read_saved_lora(
+            self.lora, model.trained_expert, ignore_expert=model.ignore_lora_expert
+        )
 
     def load(
         self,
@@ -143,9 +146,7 @@ class Source:
             if partner and saved_policy.has_expert(self.checkpoint, partner.expert):
                 saved_policy.load_into(partner.transformer, self.checkpoint, partner.expert)
         if self.lora:
-            add_lora(
-                pipeline.transformer, saved_policy.read_saved_lora(self.lora), scale=self.lora_scale
-            )
+            add_lora(pipeline.transformer, self.read_lora(config.model), scale=self.lora_scale)
         return pipeline
 
 
@@ -155,10 +156,10 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
     Raises ValueError for invalid input.
     """
     for number, prompt in enumerate(prompts, start=1):
-        check_prompt(prompt, f"as number {number} of --prompt")
+        if not prompt.strip():
+            raise ValueError(f"number {number} of --prompt is blank")
     requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
-    for path in dict.fromkeys(request.image for request in requests if request.image):
-        read_image(path)
+    check_images(requests)
     return requests
 
 
@@ -224,7 +225,6 @@ def list_videos(
     """
     if output.suffix == ".mp4" and len(requests) > 1:
         raise ValueError(f"--output_path must be a folder for {len(requests)} videos, got {output}")
-    check_page(output / PAGE_FILE)
     videos = []
     for number, request in enumerate(requests):
         path = output if output.suffix == ".mp4" else output / f"{number:04d}.mp4"

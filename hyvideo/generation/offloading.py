@@ -7,8 +7,7 @@ from torch import nn
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.models.gpu_memory import total_bytes
-from hyvideo.models.offload import offload, offload_in_groups
+from hyvideo.models.offload import offload, offload_in_groups, total_bytes
 from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sections import DistributedSettings
 

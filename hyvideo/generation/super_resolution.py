@@ -22,7 +22,7 @@ from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.family import install
 from hyvideo.models.offload import offload, on_device
 from hyvideo.models.sizes import family_of_version
-from hyvideo.models.versions import SUPER_RESOLUTION
+from hyvideo.models.versions import UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
@@ -44,8 +44,11 @@ class Refiner:
         root = settings.pretrained_model_root
         base = settings.transformer_version
         family = family_of_version(root, base)
+        refining = [version_defaults(name) for name in UNSUPPORTED]
         buckets = {
-            m.name: bucket_sizes(m.refines) for m in SUPER_RESOLUTION.values() if m.family == family
+            model.name: bucket_sizes(model.refines)
+            for model in refining
+            if model.refines and model.family == family
         }
         if not buckets:
             raise ValueError(
@@ -64,7 +67,7 @@ class Refiner:
                 f"--sr needs sizes that one super-resolution model was trained on, got {got}. Use "
                 f"--resolution, perhaps with --aspect_ratio, or {trained}"
             )
-        self.model = SUPER_RESOLUTION[names[0]]
+        self.model = version_defaults(names[0])
         problems = fit_checks.super_resolution_problems(
             root, base, names[0], weights_needed=not settings.random_weights
         )

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from hyvideo.models.family import family_of
-from hyvideo.models.gpu_memory import free_bytes
 from hyvideo.models.offload import device_of, on_device
 from hyvideo.models.sizes import decoding_memory
 
@@ -38,6 +37,16 @@ def set_tiling(vae: nn.Module, tiling: Tiling) -> None:
 
 def tile_size_of(vae: nn.Module) -> int:
     return getattr(vae, "tiling", Tiling()).size
+
+
+def free_bytes(device: torch.device) -> float:
+    """Return the bytes that torch can still allocate on a GPU, its cache included; infinity on a
+    CPU.
+    """
+    if device.type != "cuda":
+        return math.inf
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + cached
 
 
 def use_channels_last(model: nn.Module) -> None:

@@ -11,7 +11,8 @@ from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, Part, family_named
-from hyvideo.models.versions import RELEASED, experts_of, version_defaults
+from hyvideo.models.guidance import Expert
+from hyvideo.models.versions import experts_of, version_defaults
 from hyvideo.models.weight_files import (
     Folder,
     problems_of,
@@ -38,30 +39,28 @@ def check_checkpoint(
     requests = list(requests)
     family = family_of_folder(root, version)
     if family is None:
-        folder = partial(loading.transformer_folder, root, version)
-        return problems_of(lambda: model_problems(folder(), weights_needed=weights_needed))
+        return problems_of(
+            lambda: _transformer_problems(root, version, None, weights_needed=weights_needed)
+        )
     problems = problems_of(lambda: family.unread_files(root))
     if problems:
         return problems
-    kinds = family.kinds(requests)
-    checks = [
-        *(
-            lambda expert=expert: model_problems(
-                loading.transformer_folder(root, version, expert), weights_needed=weights_needed
-            )
-            for expert in experts_of(version)
-        ),
-        lambda: pipeline_problems(root, version),
+    for expert in experts_of(version):
+        problems += problems_of(
+            partial(_transformer_problems, root, version, expert, weights_needed=weights_needed)
+        )
+    problems += problems_of(lambda: pipeline_problems(root, version))
+    problems += problems_of(
         lambda: model_problems(
             loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed
-        ),
-        *(
-            lambda part=part: part_problems(part, root, requests, weights_needed=weights_needed)
-            for part in family.parts
-            if part.kind in kinds
-        ),
-    ]
-    problems = [problem for check in checks for problem in problems_of(check)]
+        )
+    )
+    kinds = family.kinds(requests)
+    for part in family.parts:
+        if part.kind in kinds:
+            problems += problems_of(
+                partial(part_problems, part, root, requests, weights_needed=weights_needed)
+            )
     return problems or problems_of(lambda: latent_problems(root, version, family))
 
 
@@ -73,6 +72,13 @@ def family_of_folder(root: Path, version: str | None) -> Family | None:
         return loading.read_family(loading.transformer_folder(root, version))
     listed = version_defaults(version).family
     return family_named(listed) if listed else None
+
+
+def _transformer_problems(
+    root: Path, version: str | None, expert: Expert | None, *, weights_needed: bool
+) -> list[str]:
+    folder = loading.transformer_folder(root, version, expert)
+    return model_problems(folder, weights_needed=weights_needed)
 
 
 def model_problems(
@@ -116,38 +122,18 @@ def part_problems(
 
 
 def pipeline_problems(root: Path, version: str | None) -> list[str]:
-    """Return the problems in a pipeline's model_index.json: two transformers that are not the two
-    experts of the version.
+    """Return the problem that a pipeline's model_index.json is of another number of experts than the
+    version.
     """
     path = root / "model_index.json"
     parts = read_json(path, "pipeline") if path.is_file() else {}
-    found = parts.get("boundary_ratio")
-    needed = version_defaults(version).boundary
-    if parts and found is None and needed is not None:
-        return [
-            f"{path} has no boundary_ratio, so that it is of a single transformer, but "
-            f"transformer_version {version} has two experts; set transformer_version and "
-            "pretrained_model_root to the same model"
-        ]
-    if parts and found != needed:
-        known = [each.name for each in RELEASED.values() if each.boundary == found]
-        fix = (
-            f"set transformer_version to one of {', '.join(known)}"
-            if known
-            else "use another model"
-        )
-        return [
-            f"{path} has boundary_ratio {found}, the noise level between two experts, but "
-            f"transformer_version {version} has {needed or 'a single transformer'}; {fix}"
-        ]
-    extra = sorted(
-        name
-        for name, value in parts.items()
-        if name.startswith("transformer_") and value not in (None, [None, None])
-    )
-    if not extra or needed is not None:
+    if not parts or parts.get("boundary_ratio") == version_defaults(version).boundary:
         return []
-    return [f"{path} also has {', '.join(extra)}, which transformer_version {version} does not use"]
+    return [
+        f"{path} has boundary_ratio {parts.get('boundary_ratio')}, the noise level between two "
+        f"experts, but transformer_version {version} has {version_defaults(version).boundary}; set "
+        "transformer_version and pretrained_model_root to the same model"
+    ]
 
 
 def super_resolution_problems(

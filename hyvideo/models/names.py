@@ -7,43 +7,26 @@ A table (``<family>/names.yaml``) has these keys:
     <model>
       modules      names of modules; "leaves" is a regular expression for the rest of a tensor's name
       tensors      whole names of tensors
-      settings     settings of config.json that differ only in name, by kind
+      settings     settings of config.json that differ only in name
       only_values  settings of the original for which only this value is supported
       defaults     settings that may be missing in the original's config.json, with their values
       omitted      settings that it lacks, with the value that is then assumed; written only if the value differs
       arguments    fixed arguments of diffusers' class
+    comfyui        as a model, with ComfyUI's names of modules
+    lora
+      modules      further names of modules in LoRA files
+      foreign      modules of related models in LoRA files, which this family's models do not have
 """
 
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the planner reads settings without torch
     from torch import Tensor
 
 Rename = Callable[["Mapping[str, Tensor]"], "dict[str, Tensor]"]
-
-# Kinds of settings in the tables: description, check of a value, and type of diffusers' argument.
-_KINDS: dict[str, tuple[str, Callable[[Any], bool], type]] = {
-    "integers": ("an integer of at least 1", lambda value: type(value) is int and value > 0, int),
-    "counts": ("an integer of at least 0", lambda value: type(value) is int and value >= 0, int),
-    "numbers": (
-        "a positive number",
-        lambda value: type(value) in (int, float) and value > 0,
-        float,
-    ),
-    "flags": ("true or false", lambda value: type(value) is bool, bool),
-    "lists": (
-        "a list of positive integers",
-        lambda value: (
-            isinstance(value, (list, tuple))
-            and value
-            and all(type(n) is int and n > 0 for n in value)
-        ),
-        tuple,
-    ),
-}
 
 
 def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Rename, Rename]:
@@ -67,15 +50,75 @@ def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Re
     )
 
 
-def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
-    """Return the original's module whose name with underscores in place of dots is ``flat``, or
-    None.
+class Found(NamedTuple):
+    """A parameter that a name in a LoRA file ends with."""
+
+    parameter: str  # in diffusers' names, or in another layout's
+    before: str  # what stands before it in the name
+    is_diffusers: bool
+    is_foreign: bool  # of another model: this family's transformers lack it
+
+
+class LoraNames:
+    """Names of a family's parameters in LoRA files of all programs.
+
+    ``table`` has the parameters of the ``transformer`` and further modules in ``comfyui`` and
+    ``lora``; a module that is renamed to itself is one of diffusers. ``to_diffusers`` renames the
+    parameters of all other layouts.
     """
-    for name in table[model]["modules"]:
-        match = _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat)
-        if match:
-            return name.format(**match.groupdict())
-    return None
+
+    def __init__(self, table: Mapping[str, Any], to_diffusers: Rename) -> None:
+        self.to_diffusers = to_diffusers
+        transformer, lora = table["transformer"], table.get("lora", {})
+        leaf = f"(?P<leaf>{transformer['leaves']})"
+        others = table.get("comfyui", {}).get("modules", {}) | lora.get("modules", {})
+        rows: list[tuple[str, str, bool, bool]] = []  # name, rest, is_diffusers, is_foreign
+        for original, diffusers in transformer["modules"].items():
+            rows += [(diffusers, leaf, True, False), (original, leaf, False, False)]
+        for original, diffusers in transformer.get("tensors", {}).items():
+            rows += [(diffusers, "", True, False), (original, "", False, False)]
+        for name, diffusers in others.items():
+            rows.append((name, leaf, name == diffusers, False))
+        for name, diffusers in lora.get("foreign", {}).items():
+            rows += [(diffusers, leaf, True, True), (name, leaf, False, True)]
+        self._rows = [
+            (
+                name + (".{leaf}" if rest else ""),
+                self._pattern(name, rest, table["placeholders"], r"\."),
+                self._pattern(name.replace(".", "_"), rest, table["placeholders"], "_"),
+                is_diffusers,
+                is_foreign,
+            )
+            for name, rest, is_diffusers, is_foreign in rows
+        ]
+
+    @staticmethod
+    def _pattern(
+        name: str, rest: str, placeholders: Mapping[str, str], separator: str
+    ) -> re.Pattern[str]:
+        end = separator + rest if rest else ""
+        return re.compile(
+            rf"(?P<before>(?:.*{separator})?)" + _pattern(name, end, placeholders).pattern
+        )
+
+    def has(self, parameter: str) -> bool:
+        """Return whether a parameter has this name in diffusers."""
+        found = self.find(parameter, is_flat=False)
+        return found is not None and found.is_diffusers and not found.before
+
+    def find(self, name: str, *, is_flat: bool) -> Found | None:
+        """Return the longest parameter that a name ends with, or None.
+
+        ``is_flat`` are names with underscores in place of dots.
+        """
+        found = []
+        for template, dotted, flat, is_diffusers, is_foreign in self._rows:
+            match = (flat if is_flat else dotted).fullmatch(name)
+            if match:
+                groups = match.groupdict()
+                before = groups.pop("before")
+                found.append(Found(template.format(**groups), before, is_diffusers, is_foreign))
+        return min(found, key=lambda each: len(each.before), default=None)
 
 
 def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Pattern[str]:
@@ -108,17 +151,6 @@ def _rename(
     return renamed
 
 
-def setting(config: Mapping[str, Any], key: str, kind: str) -> Any:
-    """Return a setting of the original, converted for diffusers.
-
-    Raises ValueError if it is not of this kind.
-    """
-    rule, is_valid, to_type = _KINDS[kind]
-    if not is_valid(config.get(key)):
-        raise ValueError(f"config key {key!r} must be {rule}, got {config.get(key)!r}")
-    return to_type(config[key])
-
-
 def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the diffusers arguments that differ from the original's config only in name, and the
     fixed arguments.
@@ -130,12 +162,11 @@ def settings_to_diffusers(table: Mapping[str, Any], config: Mapping[str, Any]) -
                 f"{config[key]!r}"
             )
     config = table.get("omitted", {}) | table.get("defaults", {}) | dict(config)
-    names = [
-        (kind, key, name) for kind, keys in table["settings"].items() for key, name in keys.items()
-    ]
-    return table.get("arguments", {}) | {
-        name: setting(config, key, kind) for kind, key, name in names
-    }
+    arguments = dict(table.get("arguments", {}))
+    for key, name in table["settings"].items():
+        value = config[key]
+        arguments[name] = tuple(value) if isinstance(value, list) else value
+    return arguments
 
 
 def settings_to_original(
@@ -145,9 +176,8 @@ def settings_to_original(
     ``others``.
     """
     values = {}
-    for keys in table["settings"].values():
-        for key, name in keys.items():
-            value = config[name]
-            values[key] = list(value) if isinstance(value, tuple) else value
+    for key, name in table["settings"].items():
+        value = config[name]
+        values[key] = list(value) if isinstance(value, tuple) else value
     omitted = table.get("omitted", {}).items()
     return dict(pair for pair in (values | others).items() if pair not in omitted)

@@ -64,8 +64,10 @@ class FrozenWeights:
         ]
         self._home = device_of(model)
         self._hosts = [getattr(*place).detach().cpu() for place in self._places]
-        if self._home.type == "cuda":
-            self._hosts = [_pinned(host) for host in self._hosts]
+        if self._home.type == "cuda":  # the parts of a tensor in fp8 cannot be pinned
+            self._hosts = [
+                host.pin_memory() if type(host) is torch.Tensor else host for host in self._hosts
+            ]
 
     def leave(self) -> None:
         """Free the memory of the weights on the device."""
@@ -78,11 +80,6 @@ class FrozenWeights:
     def _put(self, weights: list[torch.Tensor]) -> None:
         for (module, name), weight in zip(self._places, weights):
             setattr(module, name, nn.Parameter(weight, requires_grad=False))
-
-
-def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in pinned memory; one in fp8, whose parts cannot be pinned, as it is."""
-    return tensor.pin_memory() if type(tensor) is torch.Tensor else tensor
 
 
 def offload_in_groups(
@@ -110,6 +107,11 @@ def offload_in_groups(
         block_modules=next(parents).split("."),
     )
     return model
+
+
+def total_bytes(device: torch.device) -> float:
+    """Return the memory of a GPU; 0 for a CPU."""
+    return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
 def device_of(module: nn.Module) -> torch.device:

@@ -5,14 +5,13 @@ plus one tensor. Files are not memory-mapped: pages of a 33 GB file count as use
 are read.
 """
 
-import glob
 import hashlib
 import json
 import math
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.data.files import read_json
-from hyvideo.data.text import quote
 from hyvideo.models.damage import DamageCheck, check_values
 
 Shapes = dict[str, tuple[int, ...]]
@@ -119,14 +117,7 @@ def _weight_paths(folder: Folder, stem: str) -> list[Path]:
         raise ValueError(
             f"{folder.label}: neither {whole.name} nor {index.name} exists in {folder.path}"
         )
-    weight_map = read_json(index, folder.label).get("weight_map")
-    names = list(weight_map.values()) if isinstance(weight_map, dict) else []
-    if not names or not all(
-        isinstance(name, str) and PurePath(name).name == name for name in names
-    ):
-        raise ValueError(
-            f"{folder.label}: {index} must list files in its own folder, got {quote(weight_map)}"
-        )
+    names = read_json(index, folder.label)["weight_map"].values()
     paths = [folder.path / name for name in sorted(set(names))]
     missing = [path.name for path in paths if not path.is_file()]
     if missing:
@@ -302,14 +293,6 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
         check_values(content, label, path)
         return content
     raise ValueError(f"{label}: {path} must contain only a dictionary of tensors")
-
-
-def size_of(folder: Path) -> int:
-    """Return the size of a folder in bytes, without hidden files such as parts of unfinished
-    downloads.
-    """
-    files = (folder / name for name in glob.glob("**", root_dir=folder, recursive=True))
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:

@@ -74,11 +74,14 @@ def flops_of_latents(sizes: Sizes, grid: tuple[int, int, int], text_tokens: int)
     """Return the FLOPs of a forward pass for latents (frames, height, width) and a prompt."""
     shape = (sizes.out_channels, *grid)
     text = (text_tokens, sizes.text_width)
-    first, second = (
-        _forward_flops(sizes.family, _key(sizes.transformer), shape, text, num_layers)
-        for num_layers in (1, 2)
+    transformer = _key(sizes.transformer)
+    one_layer = _forward_flops(sizes.family, transformer, shape, text, num_layers=1)
+    two_layers = _forward_flops(sizes.family, transformer, shape, text, num_layers=2)
+    others = sizes.num_layers - 1
+    return Flops(
+        products=one_layer.products + others * (two_layers.products - one_layer.products),
+        attention=one_layer.attention + others * (two_layers.attention - one_layer.attention),
     )
-    return Flops(*(one + (sizes.num_layers - 1) * (two - one) for one, two in zip(first, second)))
 
 
 def count_decoding(sizes: Sizes) -> float:
@@ -173,8 +176,8 @@ def _forward_flops(
     shape: tuple[int, ...],
     text: tuple[int, int],
     num_layers: int,
-) -> tuple[int, int]:
-    """Return the FLOPs of matrix products and of attention with ``num_layers`` blocks."""
+) -> Flops:
+    """Return the FLOPs of a forward pass with ``num_layers`` blocks."""
     with fake_tensors(family_name), torch.no_grad():
         model = _build(family_name, transformer, num_layers=num_layers)
         latents = torch.empty(1, *shape)
@@ -189,7 +192,7 @@ def _forward_flops(
             model(latents, timestep=timestep, conditions=[condition], ends=ends)
     counts = counter.get_flop_counts()["Global"]
     attention = counts.get(torch.ops.aten.bmm, 0)
-    return counter.get_total_flops() - attention, attention
+    return Flops(products=counter.get_total_flops() - attention, attention=attention)
 
 
 @functools.cache

@@ -53,19 +53,15 @@ def hardware_of_device(device_name: str, gpu_memory: float) -> Hardware:
 
 def _find(name: str) -> Hardware | None:
     wanted = _simplified(name)
-    measured = _measured()
+    measured = {}
+    if file := os.environ.get(MEASURED):
+        measured = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["gpus"]
     others = {known: gpu for known, gpu in GPUS.items() if known not in measured}
     for known, gpu in (measured | others).items():
         if wanted == _simplified(known) or re.fullmatch(gpu["device"], name):
             numbers = {key: value for key, value in gpu.items() if key != "device"}
             return Hardware(name=known, **numbers)
     return None
-
-
-def _measured() -> dict[str, dict[str, Any]]:
-    """Return the GPUs of the file in the environment; none without one."""
-    file = os.environ.get(MEASURED)
-    return yaml.safe_load(Path(file).read_text(encoding="utf-8"))["gpus"] if file else {}
 
 
 def _simplified(name: str) -> str:

@@ -7,16 +7,13 @@ from pathlib import Path
 import torch
 
 from hyvideo.data.text import number
-from hyvideo.models.gpu_memory import total_bytes
+from hyvideo.models.offload import total_bytes
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.planning.hours import iteration_seconds, stage_seconds
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.metrics_file import read_metrics
 
-# Measured seconds and GiB up to these multiples of the plan count as planned.
-_SLOWER = 1.3
-_LARGER = 1.1
 _STAGES = "conditions", "rollout", "decode", "reward", "anchor", "record", "update", "iteration"
 
 
@@ -52,22 +49,11 @@ def planned_metrics(run: PlannedRun) -> dict[str, float]:
 
 
 def comparison(planned: Mapping[str, float], measured: Mapping[str, float]) -> list[str]:
-    """Return a table of the measured and planned numbers of an iteration, and a verdict."""
+    """Return a table of the measured and planned numbers of an iteration; "-" where there is
+    no plan.
+    """
     lines = [f"  {'s or GiB':<18} {'measured':>10} {'planned':>10}"]
-    above = []
     for name in (*(f"time/{stage}" for stage in _STAGES), "memory/peak_gib"):
-        value = measured.get(name, 0.0)
-        line = f"  {name:<18} {number(value):>10}"
-        if name in planned:
-            line += f" {number(planned[name]):>10}"
-            limit = _LARGER if name.startswith("memory") else _SLOWER
-            if value > limit * planned[name]:
-                above.append(name)
-        lines.append(line)
-    if above:
-        lines.append(f"above the plan: {', '.join(above)}; docs/cost.md has the settings that help")
-    elif planned:
-        lines.append("as planned")
-    else:
-        lines.append("there is no plan for this device")
+        predicted = number(planned[name]) if name in planned else "-"
+        lines.append(f"  {name:<18} {number(measured.get(name, 0.0)):>10} {predicted:>10}")
     return lines

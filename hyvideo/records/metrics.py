@@ -10,7 +10,7 @@ from pathlib import Path
 from hyvideo.data.files import optional
 from hyvideo.records.metrics_file import Lines
 from hyvideo.records.run_files import or_none
-from hyvideo.records.trackers import REPORTS
+from hyvideo.records.trackers import Report, start_report
 
 
 class MetricsWriter(AbstractContextManager):
@@ -35,12 +35,16 @@ class MetricsWriter(AbstractContextManager):
         output_dir.mkdir(parents=True, exist_ok=True)
         self.audit = Lines(output_dir / "audit.jsonl", audited_iteration)
         self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
-        self.reports = [
-            REPORTS[name](
-                output_dir, run_name=run_name, config=config, resume_iteration=resume_iteration
+        self.reports: dict[str, Report] = {
+            name: start_report(
+                name,
+                output_dir,
+                run_name=run_name,
+                config=config,
+                resume_iteration=resume_iteration,
             )
-            for name in dict.fromkeys(report_to)
-        ]
+            for name in report_to
+        }
 
     def log(self, metrics: dict[str, float | list], iteration: int) -> None:
         """Write the metrics of one iteration; NaN and inf become null in JSON, lists go to
@@ -74,11 +78,11 @@ class MetricsWriter(AbstractContextManager):
         """Call ``call`` with each tracker; one that fails, for example because the disk is full, is
         not used any more.
         """
-        for report in list(self.reports):
-            with optional(type(report).__name__, report.errors) as problems:
+        for name, report in list(self.reports.items()):
+            with optional(name, report.errors) as problems:
                 call(report)
             if problems:
-                self.reports.remove(report)
+                del self.reports[name]
 
     def __exit__(self, *exception) -> None:
         self.close()

@@ -81,6 +81,10 @@ class WandbReport:
         self.run.finish()
 
 
+# Trackers that accelerate starts, and the argument of each that names the run.
+ACCELERATE = {"trackio": "name", "mlflow": "run_name", "swanlab": "experiment_name"}
+
+
 class AccelerateReport:
     """Scalars in a tracker that accelerate supports, in the project "sage-grpo".
 
@@ -88,18 +92,14 @@ class AccelerateReport:
     """
 
     errors = (Exception,)  # each package has its own, and no tracker may stop a run
-    package = ""
-    name_argument = ""  # of the run's name, in the package's function that starts a run
 
-    def __init__(
-        self, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None
-    ):
+    def __init__(self, package: str, *, run_name: str, config: dict):
         from accelerate import PartialState
         from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
         PartialState()  # the trackers write to accelerate's log, which needs it
-        tracker_class = LOGGER_TYPE_TO_CLASS[self.package]
-        self.tracker = tracker_class("sage-grpo", **{self.name_argument: run_name})
+        tracker_class = LOGGER_TYPE_TO_CLASS[package]
+        self.tracker = tracker_class("sage-grpo", **{ACCELERATE[package]: run_name})
         self.tracker.start()
         self.tracker.store_init_configuration(config)
 
@@ -110,28 +110,19 @@ class AccelerateReport:
         self.tracker.finish()
 
 
-class TrackioReport(AccelerateReport):
-    package = "trackio"
-    name_argument = "name"
+Report = TensorBoardReport | WandbReport | AccelerateReport
 
 
-class MLflowReport(AccelerateReport):
-    package = "mlflow"
-    name_argument = "run_name"
-
-
-class SwanLabReport(AccelerateReport):
-    package = "swanlab"
-    name_argument = "experiment_name"
-
-
-REPORTS = {
-    "tensorboard": TensorBoardReport,
-    "wandb": WandbReport,
-    "trackio": TrackioReport,
-    "mlflow": MLflowReport,
-    "swanlab": SwanLabReport,
-}
+def start_report(
+    name: str, output_dir: Path, *, run_name: str, config: dict, resume_iteration: int | None
+) -> Report:
+    """Start the tracker with a name of ``report_to``."""
+    if name in ACCELERATE:
+        return AccelerateReport(name, run_name=run_name, config=config)
+    report_class = {"tensorboard": TensorBoardReport, "wandb": WandbReport}[name]
+    return report_class(
+        output_dir, run_name=run_name, config=config, resume_iteration=resume_iteration
+    )
 
 
 def check_login(report_to: Collection[str]) -> None:

@@ -241,9 +241,6 @@ def _scores(folder: Path) -> dict[int, dict]:
     without the file.
     """
     path = folder / "scores.json"
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from error
+    entries = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     files = {file.name: str(file) for file in folder.glob("*.mp4")}  # those not deleted
     return {entry["number"]: entry | {"file": files.get(entry["file"])} for entry in entries}

@@ -1,5 +1,6 @@
 // Curves of the report: rewards, trust region, health and cost over training.
 const NO_CURVE = /^(iteration|update|validation\/|time\/|perf\/)/;  // metrics that have a plot of another kind, or none
+const STAGES = ["conditions", "pairs", "rollout", "anchor", "decode", "reward", "record", "update"];  // one after another
 const MAX_MARKERS = 40;  // points of a line over validations; more are drawn as a line
 
 /** Lines that a legend may name without taking the room of the plot; a hover names them too. */
@@ -131,7 +132,7 @@ function drawCost() {
   if (RUNS.length > 1) return;
   const [, run] = RUNS[0];
   const of = (prefix) => Object.keys(run.metrics).filter((name) => name.startsWith(prefix));
-  const stages = of("time/").filter((name) => !["time/iteration", "time/since_start", "time/scoring"].includes(name));
+  const stages = STAGES.map((stage) => `time/${stage}`).filter((name) => name in run.metrics);
   const bars = stages.map((each, place) => ({ type: "bar", name: each.slice(5), x: run.metrics.iteration, y: run.metrics[each], marker: { color: colourOf(place), line: { width: 0 } }, hovertemplate: `iteration %{x}: ${plain(each.slice(5))} %{y:.3~g} s<extra></extra>` }));
   draw("#cost .plots", "Time by stage", bars, { barmode: "stack", bargap: 0.1, height: 280, unit: "s" });
   const rates = (prefix) => of(prefix).flatMap((name, place) => traces(name, name.slice(prefix.length), { place }));

@@ -18,7 +18,6 @@ from hyvideo.data.text import quote
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"
-MARK = b'<p class="kicker">Generated videos'  # in every page of this file
 APART = (
     "prompt",
     "image",
@@ -37,7 +36,6 @@ def write_gallery(*folders: Path) -> Path:
     """
     page = folders[0] / PAGE_FILE
     rows = match_videos(folders)
-    check_page(page)
     columns = [[video for video in column if video] for column in zip(*rows)]
     settings = {}  # values of each setting, by folder
     for name in dict.fromkeys(chain(*chain(*columns))):
@@ -52,16 +50,6 @@ def write_gallery(*folders: Path) -> Path:
     template = Path(__file__).with_name("gallery.html.j2")
     write_text(page, fill(template, names=names, rows=rows, settings=settings, links=links))
     return page
-
-
-def check_page(page: Path) -> None:
-    """Raise ValueError for an existing page that `write_gallery` did not write, and would
-    overwrite.
-    """
-    if page.is_file() and MARK not in page.read_bytes():
-        raise ValueError(
-            f"{quote(page)} is not a page of generated videos; move it, or choose another folder"
-        )
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:

@@ -13,7 +13,6 @@ from statistics import fmean
 from urllib.parse import quote as quote_url
 from urllib.parse import unquote
 
-from jinja2 import TemplateError
 from jinja2.utils import htmlsafe_json_dumps
 
 from hyvideo.data.templates import fill
@@ -50,18 +49,13 @@ NO_SCORES = ("number", "seed", "iteration", "group", "member", "reward", "advant
 def write_report(folders: Iterable[Path], out: Path) -> None:
     """Write the page of the folders, or of the runs below them, at most 10 MB.
 
-    Raises ValueError for a folder of no kind or corrupted records.
+    Raises ValueError for a folder of no kind.
 
     Large videos are shown as previews, with a link to the file relative to ``out``.
     """
     places = with_runs_below(folder.resolve() for folder in folders)
-    try:
-        page = report_page(read_comparison(places, points_each(len(places))), out.resolve().parent)
-    except (LookupError, TypeError, AttributeError, TemplateError) as error:
-        raise ValueError(
-            f"{', '.join(map(str, places))}: the records of a run are corrupted: {error!r}"
-        ) from error
-    write_text(out, page)
+    found = read_comparison(places, points_each(len(places)))
+    write_text(out, report_page(found, out.resolve().parent))
 
 
 def points_each(num_runs: int) -> int:
@@ -153,46 +147,80 @@ def page_data(run: RunContents, max_validations: int) -> dict:
     """Return the data that the page draws of a run, except its videos, with at most so many of its
     validations.
     """
-    series = run.series
-    memory = series.totals.get("memory/peak_gib")
-    forwards = series.totals.get("cost/forwards")
-    last = len(run.history) - 1
-    kept = []
-    if run.history:
-        kept = [*evenly_spaced(max_validations - 1, last), last]
-    history = [run.history[row] for row in kept]
-    shifts = [
-        {shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in kept
-    ]
+    return curves_of(run) | validations_of(run, max_validations) | verdict_of(run) | costs_of(run)
+
+
+def curves_of(run: RunContents) -> dict:
+    """Return the metrics of the iterations, and what the page needs to draw them."""
     drawn = ("iteration", "by_step/")  # lists of other names are in metrics.jsonl only
-    columns = {name: rows for name, rows in series.columns.items() if name.startswith(drawn)}
+    columns = run.series.columns
+    return {
+        "metrics": run.series.points,
+        "columns": {name: rows for name, rows in columns.items() if name.startswith(drawn)},
+        "timeline": run.timeline,
+        "moves": run.config.objective.anchor_moves,
+    }
+
+
+def validations_of(run: RunContents, at_most: int) -> dict:
+    """Return the means and shifts of evenly spaced validations, the last one included."""
+    rows = []
+    if run.history:
+        last = len(run.history) - 1
+        rows = [*evenly_spaced(at_most - 1, last), last]
+    shifts = [
+        {shift.name: shift.shift / shift.allowed for shift in run.shifts[row]} for row in rows
+    ]
+    return {
+        "validations": {
+            "iteration": [run.history[row].iteration for row in rows],
+            "means": by_name([run.history[row].means for row in rows]),
+            "shifts": by_name(shifts),
+        }
+    }
+
+
+def verdict_of(run: RunContents) -> dict:
+    """Return the reward before and after training, and what may spoil the result."""
+    before = after = gain = None
+    if run.base:
+        before = run.base.means.get("reward")
+    if run.history:
+        after = run.history[-1].means.get("reward")
+    if run.gain:
+        gain = run.gain.as_json()
+    return {
+        "reward": reward_of(run.config.reward),
+        "weights": reward_weights(run.config.reward),
+        "verdict": run.verdict,
+        "before": before,
+        "after": after,
+        "gain": gain,
+        "missing": run.series.total("reward/missing"),
+        "skipped": run.series.total("update/skipped"),
+    }
+
+
+def costs_of(run: RunContents) -> dict:
+    """Return how far the run is, and what it has cost."""
+    series = run.series
+    memory = forwards = checkpoint = None
+    if "memory/peak_gib" in series.totals:
+        memory = series.totals["memory/peak_gib"].largest
+    if "cost/forwards" in series.totals:
+        forwards = series.totals["cost/forwards"].mean
+    if run.checkpoints:
+        checkpoint = run.checkpoints[-1]
     return {
         "rollouts": run.rollouts_per_iteration,
-        "metrics": series.points,
-        "columns": columns,
-        "validations": {
-            "iteration": [stats.iteration for stats in history],
-            "means": by_name([stats.means for stats in history]),
-            "shifts": by_name(shifts),
-        },
-        "timeline": run.timeline,
-        "weights": reward_weights(run.config.reward),
-        "moves": run.config.objective.anchor_moves,
-        "reward": reward_of(run.config.reward),
-        "verdict": run.verdict,
-        "gain": run.gain.as_json() if run.gain else None,
-        "before": run.base.means.get("reward") if run.base else None,
-        "after": run.history[-1].means.get("reward") if run.history else None,
         "iterations": run.last_iteration,
         "maxSteps": run.config.optimizer.max_steps,
-        "seconds": series.seconds,
-        "missing": series.total("reward/missing"),
-        "skipped": series.total("update/skipped"),
-        "restarts": len(series.restarts),
-        "memory": memory.largest if memory else None,
-        "forwards": forwards.mean if forwards else None,
         "processes": run.environment["processes"],
-        "checkpoint": run.checkpoints[-1] if run.checkpoints else None,
+        "seconds": series.seconds,
+        "restarts": len(series.restarts),
+        "memory": memory,
+        "forwards": forwards,
+        "checkpoint": checkpoint,
     }
 
 
@@ -282,10 +310,12 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
     by_key: dict[tuple, list[dict]] = {}  # in all runs
     for video in chain(*videos.values()):
         by_key.setdefault(_key(video), []).append(video)
-    files = {
-        key: [file for video in each for file in _saved(video)] for key, each in by_key.items()
-    }
-    saved = {key: found for key, found in files.items() if found}
+    saved: dict[tuple, list[str]] = {}
+    for key, each in by_key.items():
+        entries = chain.from_iterable((video["before"], video["after"]) for video in each)
+        files = [entry["file"] for entry in entries if entry and entry["file"]]
+        if files:
+            saved[key] = files
     shown = [key for key in saved if any(map(has_clip, by_key[key]))]
     if not saved:
         return "No videos are saved; log_num_videos sets how many a validation saves."
@@ -305,11 +335,6 @@ def videos_note(videos: Mapping[str, list[dict]]) -> str:
         f"{len(shown)} of {len(by_key)} validation videos are shown (log_num_videos), selected "
         "before scoring."
     )
-
-
-def _saved(video: Mapping) -> list[str]:
-    entries = (video["before"], video["after"])
-    return [entry["file"] for entry in entries if entry and entry["file"]]
 
 
 def _key(entry: Mapping) -> tuple:

@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.fields import FieldInfo
 
 from hyvideo.data.cli import TRUTHS
-from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.guidance import Expert, parse_interval
 from hyvideo.models.versions import version_defaults
@@ -141,8 +140,7 @@ class ModelSettings(Section):
     )
     family: str = learning(
         "",
-        "Model family outside the repository: its folder or its importable module "
-        "(docs/add_a_model.md).",
+        "Folder of a model family outside the repository (docs/add_a_model.md).",
     )
     expert: Expert = learning(
         "high",
@@ -168,6 +166,11 @@ class ModelSettings(Section):
     )
     low_noise_base_lora_path: str = learning(
         "", "LoRA to merge into the low-noise expert.", is_path=True
+    )
+    ignore_lora_expert: bool = learning(
+        False,
+        "Accept LoRAs that say, in their header or name, that they are for the other expert of a "
+        "model of two.",
     )
     partner_weight_dtype: Literal["bf16", "fp8"] = learning(
         "bf16", "Precision in which the frozen expert is stored, as in base_weight_dtype."
@@ -270,13 +273,6 @@ class DataSettings(Section):
         measured=True,
     )
     seed: int = learning(42, "Random seed of the run.", ge=0)
-
-    @field_validator("negative_prompt")
-    @classmethod
-    def _is_a_prompt(cls, text: str | None) -> str | None:
-        if text:
-            check_prompt(text, "as negative_prompt")
-        return text
 
 
 class RolloutSettings(Section):

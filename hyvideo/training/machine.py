@@ -14,7 +14,7 @@ import torch
 from hyvideo.data.files import find_path, folder_problem
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.gpu_memory import total_bytes
+from hyvideo.models.offload import total_bytes
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import GIB

@@ -32,7 +32,7 @@ from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.custom_objective import new_objective, try_objective
 from hyvideo.training.given_videos import GivenVideos
-from hyvideo.training.input_digests import SERVICE, digest_inputs
+from hyvideo.training.input_digests import digest_inputs
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -54,7 +54,6 @@ from hyvideo.training.rewards import (
     GroupRewards,
     make_async_scorer,
     reward_digests,
-    service_identity,
     try_held_out,
     try_scorers,
 )
@@ -233,9 +232,6 @@ def load_rewards(
         )
         if config.reward.check_reward and given is None and is_scored:
             _try_rewards(scorer, config, loaded.inputs.requests, validated)
-    service = service_identity(scorer)
-    if service:
-        loaded.digests[SERVICE] = service
     return GroupRewards(
         config.reward,
         scorer,

@@ -20,7 +20,7 @@ from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.distributed.collectives import barrier
 from hyvideo.generation.generation import Source, list_videos, make_and_read_requests
 from hyvideo.generation.generator import GenerationSettings, Generator
-from hyvideo.models.lora import LORA_FILES
+from hyvideo.models.lora_files import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import evenly_spaced
 from hyvideo.settings import processes
@@ -52,10 +52,6 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
             raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {quote(word)}")
         if name + suffix in policies:
             raise ValueError(f"policies need different names, got {quote(name + suffix)} twice")
-        if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
-            raise ValueError(
-                f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}"
-            )
         source = source_of(Path(path)) if has_path else Source()
         of_policy = sampling
         if scale:  # of two experts, for both

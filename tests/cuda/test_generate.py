@@ -8,11 +8,10 @@ import yaml
 
 import generate
 from hyvideo.generation.video_sampler import VideoSampler
-from hyvideo.models.gpu_memory import LIMIT
 from tests.conftest import ROOT
 from tests.cuda import full_width
 from tests.cuda.speed import peak_gib, seconds_of
-from tests.cuda.test_pilots import GPU_24GB
+from tests.cuda.test_pilots import GPU_24GB, limit_memory
 from tests.cuda.workload import DEVICE, IS_TINY
 
 pytestmark = pytest.mark.cuda
@@ -50,7 +49,7 @@ def test_generate(root, tmp_path, record, monkeypatch, way):
     No video is written, only decoded.
     """
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv(LIMIT, str(GPU_24GB))
+    limit_memory(GPU_24GB)
     decoded = []
 
     def decode(sampler, pipeline, latents, path, described=None, *, keep_latents=False):

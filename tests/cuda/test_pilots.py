@@ -13,7 +13,6 @@ import torch
 import yaml
 
 from hyvideo.data.prompts import read_requests, write_requests
-from hyvideo.models.gpu_memory import LIMIT
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.rewards import tiny as tiny_rewards
 from tests.conftest import ROOT
@@ -62,6 +61,13 @@ ALWAYS = {
 }
 
 
+def limit_memory(gib):
+    """Let torch allocate as much as on a smaller GPU."""
+    if DEVICE.type == "cuda":
+        fraction = gib * 2**30 / torch.cuda.get_device_properties(DEVICE).total_memory
+        torch.cuda.set_per_process_memory_fraction(fraction, DEVICE)
+
+
 @pytest.mark.parametrize("name", SHORTER)
 def test_pilot(tmp_path, record, name):
     """Records the metrics of the second iteration and the peak memory; prints the table of the
@@ -90,8 +96,8 @@ def test_pilot(tmp_path, record, name):
         record({"compiled": f"no: {problem}"})
     (tmp_path / "settings.yaml").write_text(yaml.safe_dump(settings))
     python = os.environ.get("CHECK_PYTHON", sys.executable)
-    command = [python, "post_train.py", "--config", str(tmp_path / "settings.yaml"), "--pilot"]
-    environment = os.environ | {LIMIT: str(GPU_24GB)}
+    program = "import tests.cuda.test_pilots as t; t.limit_memory(t.GPU_24GB); import post_train; post_train.main()"
+    command = [python, "-c", program, "--config", str(tmp_path / "settings.yaml"), "--pilot"]
     file = tmp_path / "run-pilot" / "metrics.jsonl"
     output: list[str] = []
     metrics: list[dict] = []
@@ -99,7 +105,6 @@ def test_pilot(tmp_path, record, name):
     with subprocess.Popen(
         command,
         cwd=ROOT,
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

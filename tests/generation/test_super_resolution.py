@@ -18,7 +18,8 @@ from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import STAGE, VideoSampler
 from hyvideo.models.hunyuan_video15.prompt_encoders import ImageEncoder
 from hyvideo.models.loading import load_vae
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.transitions import shifted_levels
@@ -93,8 +94,8 @@ def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(
     for count in (1, 4):
         conditions, latents = LiveTensors(), LiveTensors()
 
-        def encoded(self, requests, conditions=conditions, **size):
-            found = encode(self, requests, **size)
+        def encoded(self, requests, *size, conditions=conditions):
+            found = encode(self, requests, *size)
             conditions.add(sample.text for sample in found.samples)
             return found
 

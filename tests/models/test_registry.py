@@ -1,6 +1,5 @@
-"""Families outside the repository: a folder, an installed package, and what is wrong with others."""
+"""Families outside the repository: a folder, and what is wrong with others."""
 
-import subprocess
 import sys
 
 import pytest
@@ -12,10 +11,8 @@ from hyvideo.models.family import families, family_of, family_of_config
 from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.registry import packages, register
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.versions import RELEASED, UNSUPPORTED, add_versions, version_defaults
+from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.identity import code_of
-from tests.forked import ROOT
 from tests.registered import registered
 
 FAMILY = """
@@ -66,52 +63,19 @@ def test_a_folder_is_found_by_its_class_names_and_brings_its_versions(outside):
 def test_the_setting_registers_the_family_before_the_defaults_of_the_version(outside):
     config = parse(["--family", str(outside), "--transformer_version", "outside1"]).config
     assert (config.rollout.shift, config.data.fps) == (3.0, 8.0)
-    files = code_of(config)["family"]  # a resumed run compares their contents
-    assert {file.name for file in files} == {"__init__.py", "family.py", "versions.yaml"}
-
-
-def test_an_installed_package_is_found_by_its_entry_point(tmp_path):
-    write_family(tmp_path / "site" / "outside")
-    metadata = tmp_path / "site" / "outside-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[hyvideo.families]\nany = outside\n")
-    code = """
-from hyvideo.models.registry import packages
-from hyvideo.models.versions import version_defaults
-print(packages()["OutsideModel"], version_defaults("outside1").family)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={"PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == ["outside", "outside"], done.stderr
-
-
-def test_a_version_with_a_value_of_another_kind_raises_an_error(tmp_path):
-    file = tmp_path / "versions.yaml"
-    file.write_text("versions: {a: {shift: .nan}}")
-    with pytest.raises(ValueError, match="versions.yaml"):
-        add_versions("kinds_a", file)
 
 
 @pytest.mark.parametrize(
     "location, named",
     [
-        ("no_such_package", "no_such_package"),
+        ("no_such_folder", "no_such_folder"),
         ("{}/wan", "wan"),  # the name of a family
         ("{}/taken_a", "WanTransformer3DModel"),
-        ("{}/wrong_a", "guidance"),
     ],
 )
 def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, named):
-    for name in ("wan", "wrong_a"):
-        write_family(tmp_path / name)
+    write_family(tmp_path / "wan")
     write_family(tmp_path / "taken_a", class_names='("WanTransformer3DModel",)')
-    (tmp_path / "wrong_a" / "versions.yaml").write_text("versions: {a: {guidance: 1}}")
     before = dict(packages()), dict(RELEASED)
     with registered(""):
         with pytest.raises(ValueError, match=named):

@@ -15,7 +15,7 @@ def test_a_temporarily_full_disk_costs_only_checkpoints_and_records(finished, tm
         "fill_disk", 2, 2, log_video_interval=2, report_to="tensorboard", max_steps=3
     )
     assert result.code == 0, result.output
-    for name in ("checkpoint", "metrics.jsonl", "TensorBoardReport"):
+    for name in ("checkpoint", "metrics.jsonl", "tensorboard"):
         assert f"{name} NOT WRITTEN" in result.output, result.output
     assert "File too large" in result.output
     assert run.names() == ["000001", "000003"]

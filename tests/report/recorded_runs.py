@@ -61,6 +61,7 @@ def record_run(
                 "time/update": 4.0,
                 "time/rollout": 5.0,
                 "time/since_start": clock,
+                "time/cpu": 8.0,
             }
             numbers |= {"perf/tflops/update": 2.0 * grown, "perf/mfu/update": 0.4 * grown}
             numbers |= {"quantiles/reward": quantiles(torch.arange(8.0) + grown)}

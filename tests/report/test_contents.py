@@ -80,11 +80,8 @@ def test_a_folder_without_a_run_raises_value_error(tmp_path):
         read_run(tmp_path / "nowhere")
 
 
-def test_damaged_scores_are_named_and_folders_of_other_names_are_ignored(tmp_path):
+def test_folders_of_other_names_are_ignored(tmp_path):
     folder = record_run(tmp_path / "run")
     history = read_run(folder).history
     shutil.copytree(folder / "samples/000000", folder / "samples/0\u00b2")  # a digit, but no number
     assert read_run(folder).history == history
-    (folder / "samples/000000/scores.json").write_text('[{"number": 0, "pro')
-    with pytest.raises(ValueError, match="samples/000000/scores.json"):
-        read_run(folder)

@@ -7,8 +7,6 @@ from urllib.parse import unquote
 
 import pytest
 
-from hyvideo.data.prompts import Request
-from hyvideo.generation.generation import list_videos
 from hyvideo.report.gallery import write_gallery
 from scripts import report
 from tests.report.recorded_runs import HOSTILE
@@ -111,8 +109,8 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(
         [*given, str(tmp_path)],
         [],
         ["run", "--videos", str(tmp_path)],
-        [*given, "--out", "a.html"],
-        [str(tmp_path), "--out", "metrics.jsonl"],  # would replace the records of a run
+        [*given, "--output_path", "a.html"],
+        [str(tmp_path), "--output_path", "metrics.jsonl"],  # would replace the records of a run
     ):
         monkeypatch.setattr("sys.argv", ["report.py", *flags])
         with pytest.raises(SystemExit):
@@ -120,15 +118,3 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(
     output = capsys.readouterr().err
     for named in (str(tmp_path), "--videos", "--output_path", "a.html", "metrics.jsonl"):
         assert named in output
-
-
-def test_a_page_of_another_program_is_not_overwritten(folders):
-    write_gallery(write_gallery(folders[0]).parent)
-    (folders[0] / "index.html").write_text("<p>my page")
-    for write_page in (
-        lambda: write_gallery(folders[0]),
-        lambda: list_videos({}, [Request("a")] * 2, folders[0]),
-    ):
-        with pytest.raises(ValueError, match="index.html"):
-            write_page()
-    assert (folders[0] / "index.html").read_text() == "<p>my page"

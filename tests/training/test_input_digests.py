@@ -9,7 +9,8 @@ import torch
 
 from hyvideo.data.digests import digest_large_file
 from hyvideo.data.files import ROOT
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import (
@@ -29,20 +30,6 @@ def change_last_bytes(file):
     content = bytearray(file.read_bytes())
     content[-8:] = bytes(byte ^ 1 for byte in content[-8:])
     file.write_bytes(content)
-
-
-def test_a_file_that_the_options_of_a_scorer_name_counts(tiny_config, tmp_path):
-    rubric = tmp_path / "rubric.yaml"
-    rubric.write_text("dimensions: {}")
-    options = json.dumps({"vlm_judge": {"rubric": str(rubric), "model": "m"}})
-    file = tmp_path / "judge.yaml"
-    file.write_text(options)
-    config = tiny_config.with_settings(reward_model=["vlm_judge"], reward_config=str(file))
-    before = digests(config)
-    file.write_text(f"# a comment\n{options}\n")
-    assert not changed_inputs(before, digests(config))
-    rubric.write_text("dimensions: {VQ: {}}")
-    assert changed_inputs(before, digests(config)) == ["reward_config"]
 
 
 def test_an_initial_lora_counts(tiny_config, tmp_path):

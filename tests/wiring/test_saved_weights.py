@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import pairs_of, read_lora
+from hyvideo.models.lora import pairs_of
+from hyvideo.models.lora_files import read_lora
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
 from scripts import export
@@ -98,7 +99,13 @@ def test_a_checkpoint_of_all_weights_is_sampled_and_exported_as_its_ema(
     saved_policy.load_into(into, checkpoint)
     assert same(weights(into), expected)
     code = exit_code(
-        export.main, "--checkpoint_path", checkpoint, "--out", tmp_path / "out", "--dtype", "fp32"
+        export.main,
+        "--checkpoint_path",
+        checkpoint,
+        "--output_dir",
+        tmp_path / "out",
+        "--dtype",
+        "fp32",
     )
     assert code == 0
     into = load_transformer(trainer.config.model.pretrained_model_root, "miniature")

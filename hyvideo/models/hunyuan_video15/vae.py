@@ -176,10 +176,6 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
     """
     side = vae.config.spatial_compression_ratio
     latent = tile_size // side
-    if latent < 1:
-        raise ValueError(
-            f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}"
-        )
     vae.enable_tiling(tile_size, tile_size, latent, latent)
     vae.tile_overlap_factor = math.ceil(latent * overlap) / latent  # enable_tiling would ignore 0
 

@@ -3,18 +3,16 @@ diffusers.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hyvideo.models.names import (
+    LoraNames,
     both_directions,
-    setting,
     settings_to_diffusers,
     settings_to_original,
-    with_dots,
 )
 from hyvideo.models.versions import Task
 
@@ -26,7 +24,7 @@ _TABLE = NAMES["transformer"]
 transformer_to_diffusers, transformer_to_original = both_directions(
     NAMES, "transformer", "Wan transformer"
 )
-module_with_dots = partial(with_dots, NAMES, "transformer")
+LORA_NAMES = LoraNames(NAMES, transformer_to_diffusers)
 
 
 def task(config: Mapping[str, Any], index: Mapping[str, Any]) -> Task:
@@ -52,19 +50,11 @@ def _is_ti2v_5b(config: Mapping[str, Any]) -> bool:
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's
-    ``config.json``, or ValueError.
+    ``config.json``.
     """
-    if config.get("model_type") not in ("t2v", "i2v", "ti2v"):
-        raise ValueError(
-            "config key 'model_type' must be 't2v', 'i2v' or 'ti2v', got "
-            f"{config.get('model_type')!r}"
-        )
-    width, num_heads = (setting(config, key, "integers") for key in ("dim", "num_heads"))
-    if width % (2 * num_heads):
-        raise ValueError(
-            f"config key 'dim' must be a multiple of twice 'num_heads', got {width} and {num_heads}"
-        )
-    return settings_to_diffusers(_TABLE, config) | {"attention_head_dim": width // num_heads}
+    return settings_to_diffusers(_TABLE, config) | {
+        "attention_head_dim": config["dim"] // config["num_heads"]
+    }
 
 
 def is_flow_map(config: Mapping[str, Any]) -> bool:

@@ -2,8 +2,7 @@
 weights.
 
     settings   which settings change, and why
-    pairs      stand-ins for rated pairs that do not exist yet
     stand_ins  cheap replacements of the two operations that a CPU cannot compute at true sizes
-    stages     the commands of a run, one after another, and what they must leave behind
-    checks     the files of a run, compared with its settings
+    stages     the commands of a run, one after another
+    rehearsal  tiny models are written, and the stages follow
 """

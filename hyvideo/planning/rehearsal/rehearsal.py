@@ -1,18 +1,16 @@
 """Rehearsal of a run: tiny models are written, and the stages of the run follow one another."""
 
-import shutil
 from pathlib import Path
 
 import yaml
 from transformers.utils import logging
 
-from hyvideo.data.files import new_folder_problem
+from hyvideo.data.files import find_path, new_folder_problem
 from hyvideo.data.prompts import Request, write_requests
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.models.sizes import tiny_module
 from hyvideo.models.versions import RELEASED
-from hyvideo.planning.rehearsal.checks import run_problems, video_problems
 from hyvideo.planning.rehearsal.settings import (
     Change,
     heads_of,
@@ -21,7 +19,6 @@ from hyvideo.planning.rehearsal.settings import (
     validation_requests,
 )
 from hyvideo.planning.rehearsal.stages import run_stage, stages_of
-from hyvideo.planning.rehearsal.videos import lacks_videos, write_videos
 from hyvideo.rewards import tiny as tiny_rewards
 from hyvideo.settings.config import Config
 from hyvideo.settings.layout import planned_world_size
@@ -67,17 +64,21 @@ def check_is_new(folder: Path) -> None:
         )
 
 
+def check_given_videos(config: Config) -> None:
+    """Raise ValueError if the videos of a run that trains on given videos do not exist yet."""
+    source = config.objective.videos_from
+    for path in getattr(config.objective, source) if source else ():
+        if not find_path(path).is_file():
+            raise ValueError(
+                f"{source}: file not found: {path}; make it with scripts.rate or scripts.improve "
+                f"first, or rehearse with a file that exists: --{source} FILE.csv"
+            )
+
+
 def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     """Rehearse in an empty folder. Raises ValueError for settings that cannot run."""
-    given = config
-    try:
-        if lacks_videos(config):
-            videos = write_videos(folder / "given", config)
-            config = config.with_settings(**{config.objective.videos_from: [str(videos)]})
-        inputs = check(config, world_size, on_this_machine=False)
-    except ValueError:
-        shutil.rmtree(folder / "given", ignore_errors=True)  # for the corrected command
-        raise
+    check_given_videos(config)
+    inputs = check(config, world_size, on_this_machine=False)
     chosen = validation_requests(inputs.validated or inputs.requests)
     processes = processes_of(config) if world_size > 1 else 1
     print(
@@ -88,11 +89,6 @@ def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     write_requests(folder / "generate.csv", chosen[:1])
     write_models(config, folder, [*inputs.requests, *inputs.validated])
     changes = reduced(config, processes, folder=folder, validated=bool(inputs.validated))
-    if config is not given:
-        source = config.objective.videos_from
-        paths = ", ".join(getattr(given.objective, source))
-        written = getattr(config.objective, source)
-        changes.append(Change(source, written, f"{paths} does not exist yet"))
     rehearsed = config.with_settings(**{change.name: change.value for change in changes})
     rehearsed = rehearsed.with_absolute_paths()  # the stages start in the project's folder
     check(rehearsed, processes)
@@ -100,24 +96,23 @@ def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     text = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
     (folder / "settings.yaml").write_text(text, encoding="utf-8")
 
-    passed = run_stages(rehearsed, folder, processes)
+    passed = run_stages(folder, processes)
     print_summary(changes)
     return 0 if passed else 1
 
 
-def run_stages(rehearsed: Config, folder: Path, processes: int) -> bool:
+def run_stages(folder: Path, processes: int) -> bool:
     """Run the stages until one fails, print a line for each, and return whether all passed."""
     for stage in stages_of(folder, processes):
         print(f"  {stage.name:<10}", end="", flush=True)
         result = run_stage(stage, folder)
-        problems = result.problems or problems_after(stage.name, rehearsed, folder)
-        verdict = "FAILED" if problems else "passed"
+        verdict = "FAILED" if result.problems else "passed"
         print(
             f"{verdict}  {result.seconds:5.0f} s  {result.peak_gib:5.2f} GiB in the largest process",
             flush=True,
         )
-        if problems:
-            print("\n".join(["", *problems, f"The log is in {result.log}"]), flush=True)
+        if result.problems:
+            print("\n".join(["", *result.problems, f"The log is in {result.log}"]), flush=True)
             return False
     return True
 
@@ -135,17 +130,6 @@ def write_models(config: Config, folder: Path, requests: list[Request]) -> None:
         [*config.reward.reward_model, *config.reward.held_out_reward_model]
     ):
         tiny_rewards.write(scorer, folder / "rewards" / scorer)
-
-
-def problems_after(stage: str, config: Config, folder: Path) -> list[str]:
-    """Return what is missing or wrong in the files that a stage has left in ``folder``."""
-    if stage in ("train", "resume"):
-        iterations = 1 if stage == "train" else 2
-        return run_problems(folder / "run", config, iterations=iterations)
-    if stage == "generate":
-        video = folder / "videos" / "0000.mp4"
-        return list(video_problems(video, config.validation_sampling.size, config.data.fps))
-    return []
 
 
 def print_summary(changes: list[Change]) -> None:

@@ -32,8 +32,6 @@ class Change:
             "output_dir",
             "valid_video_csv",
             "reward_config",
-            "pairs_csv",
-            "videos_csv",
         )
         return "its own" if is_path else str(self.value)
 
@@ -92,6 +90,8 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("validation_repeats", 1, few),
         Change("validation_batch_size", min(config.record.validation_batch_size, NUM_VIDEOS), few),
         Change("log_num_videos", min(config.record.log_num_videos, NUM_VIDEOS), few),
+        Change("max_missing_fraction", 0.0, "a reward that fails on one video is a failure"),
+        Change("max_bad_updates", 1, "an update with NaN is a failure"),
         Change("remote_reward_url", "", "the scorers run in its own processes"),
         Change("reward_config", _reward_config(config, folder), tiny),
         Change(

@@ -19,7 +19,7 @@ from hyvideo.records.metrics_file import read_metrics
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from scripts import export
-from tests.examples.mochi.tiny import FOLDER, MODULE, PROMPTS, write_mochi
+from tests.examples.mochi.tiny import FOLDER, PROMPTS, write_mochi
 from tests.registered import registered
 from tests.test_trainer import CPU, Redness
 
@@ -29,7 +29,7 @@ TILE = 30  # pixels, of which 24 are whole latents
 
 @pytest.fixture(scope="module", autouse=True)
 def family():
-    with registered(MODULE):
+    with registered(FOLDER):
         yield
 
 

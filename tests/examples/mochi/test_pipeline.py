@@ -14,7 +14,7 @@ from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import load_encoder, load_pipeline
 from scripts import export
 from tests.cuda.speed import relative_difference
-from tests.examples.mochi.tiny import FOLDER, MODULE, VERSION, write_mochi
+from tests.examples.mochi.tiny import FOLDER, VERSION, write_mochi
 from tests.registered import registered
 
 STEPS = 8
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module", autouse=True)
 def family():
-    with registered(MODULE):
+    with registered(FOLDER):
         yield
 
 

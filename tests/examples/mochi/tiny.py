@@ -10,7 +10,6 @@ from examples.mochi import tiny as tiny_mochi
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import install
 
-MODULE = "examples.mochi"
 FOLDER = "examples/mochi"
 VERSION = "mochi1"
 PROMPTS = ["a red car turns left", "a car turns"]

@@ -120,26 +120,11 @@ def test_released_configs_round_trip_unchanged():
     assert vae_config_to_original(vae_config_to_diffusers(RELEASED_VAE)) == RELEASED_VAE
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("guidance_embed", True),
-        ("hidden_size", 2049),
-        ("heads_num", "16"),
-    ],
-)
-def test_a_transformer_config_that_diffusers_cannot_represent_raises_an_error(key, value):
-    with pytest.raises(ValueError, match=key):
-        transformer_config_to_diffusers(RELEASED_TRANSFORMER | {key: value})
+def test_a_transformer_config_that_diffusers_cannot_represent_raises_an_error():
+    with pytest.raises(ValueError, match="guidance_embed"):
+        transformer_config_to_diffusers(RELEASED_TRANSFORMER | {"guidance_embed": True})
 
 
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("shift_factor", 0.1),
-        ("block_out_channels", []),
-    ],
-)
-def test_a_vae_config_that_diffusers_cannot_represent_raises_an_error(key, value):
-    with pytest.raises(ValueError, match=key):
-        vae_config_to_diffusers(RELEASED_VAE | {key: value})
+def test_a_vae_config_that_diffusers_cannot_represent_raises_an_error():
+    with pytest.raises(ValueError, match="shift_factor"):
+        vae_config_to_diffusers(RELEASED_VAE | {"shift_factor": 0.1})

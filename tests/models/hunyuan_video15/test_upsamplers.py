@@ -11,7 +11,7 @@ from hyvideo.models.conditions import Condition, Conditions, ImageCondition
 from hyvideo.models.family import family_named, install, new_model
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.hunyuan_video15.transformer import _low_resolution_channels
-from hyvideo.models.versions import SUPER_RESOLUTION
+from hyvideo.models.versions import UNSUPPORTED, version_defaults
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
 from tests.models.conftest import GOLDEN, seeded_normal, transformer_weight, vae_weight
@@ -95,7 +95,8 @@ def test_the_stage_matches_the_original(golden, case):
         FAMILY.transformer, EXPECTED["transformer"] | settings["transformer"], transformer_weight
     )
     install(transformer)
-    (model,) = [m for m in SUPER_RESOLUTION.values() if m.num_steps == settings["steps"]]
+    refining = [version_defaults(name) for name in UNSUPPORTED]
+    (model,) = [m for m in refining if m.refines and m.num_steps == settings["steps"]]
     vae = SimpleNamespace()  # not used
     base = GRPOPipeline(
         transformer, vae, sampling=SamplerSettings(), negative=Condition(torch.zeros(1, 24))

@@ -1,4 +1,4 @@
-"""The computed tables of docs/sde.md."""
+"""The computed tables of docs/sde.md, each below the comment on the page that has its name."""
 
 import itertools
 import re
@@ -12,62 +12,45 @@ from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
 from tests.schedulers.samplers.marginals import marginals_table, markdown_table
 
 PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
-TABLE = re.compile(r"^\|.*\n(?:\|.*\n)+", re.MULTILINE)
-# the other tables are written by hand
-STDS, REGIMES_TABLE, MARGINALS, UNUSUAL, MATCHES = 1, 3, 4, 5, 6
+NAMED_TABLE = re.compile(r"(?<=<!-- table: )(?P<name>\w+)( -->\n\n)(?P<table>(?:\|.*\n)*)")
 NUM_STEPS, SHIFT, ETA = 20, 5.0, 0.5
 LEVELS = shifted_levels(NUM_STEPS, SHIFT)
 SHOWN = (1, 2, 5, 10, 15, 19, 20)  # steps of the first table
 ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above published recipes
 
 
-def tables(num_steps: int, shift: float, eta: float) -> dict[str, str]:
-    """Return a table by title: a row for each step, a column for each sampler; 0 at deterministic
-    steps.
-    """
-    schedules = [
-        Schedule.build(sde_type, num_steps=num_steps, shift=shift, eta=eta) for sde_type in SAMPLERS
-    ]
-    quantities = {
-        "Standard deviation of each step": (
-            [[step.std for step in made.transitions] for made in schedules],
-            ".4f",
-        ),
-        "Gradient norm N_t of the log-probability": (
-            [made.log_prob_grad_norms.tolist() for made in schedules],
-            ".4g",
-        ),
-        "Equalizer factor S_t = median(N) / N_t": (
-            [made.equalizer_weights.tolist() for made in schedules],
-            ".4g",
-        ),
-    }
-    found = {}
-    for title, (columns, spec) in quantities.items():
-        steps = enumerate(zip(schedules[0].sigmas, *columns), start=1)
-        rows = [
-            [str(number), f"{sigma:.4f}", *(f"{v:{spec}}" for v in values)]
-            for number, (sigma, *values) in steps
-        ]
-        found[title] = markdown_table(["step", "sigma", *SAMPLERS], rows)
-    return found
-
-
-def fast_tables() -> dict[int, str]:
-    """Return tables by their index on the page."""
-    head, ruler, *rows = next(iter(tables(NUM_STEPS, SHIFT, ETA).values())).splitlines(
-        keepends=True
-    )
-    stds = "".join([head, ruler, *(rows[step - 1] for step in SHOWN)])
+def schedules() -> dict[str, Schedule]:
+    """Return the schedule of each sampler that the page shows."""
     return {
-        STDS: stds,
-        REGIMES_TABLE: regimes_table(),
-        UNUSUAL: unusual_table(),
-        MATCHES: matches_table(),
+        name: Schedule.build(name, num_steps=NUM_STEPS, shift=SHIFT, eta=ETA) for name in SAMPLERS
     }
 
 
-def regimes_table() -> str:
+def noise_table() -> str:
+    """Return the standard deviation of some steps: 0 at deterministic steps."""
+    rows = [
+        [str(number), f"{LEVELS[number - 1]:.4f}"]
+        + [f"{made.transitions[number - 1].std:.4f}" for made in schedules().values()]
+        for number in SHOWN
+    ]
+    return markdown_table(["step", "sigma", *SAMPLERS], rows)
+
+
+def equalizer_table() -> str:
+    """Return the equalizer's weights of the first and the last step with noise."""
+    weights = [
+        [weight for weight in made.equalizer_weights.tolist() if weight > 0]
+        for made in schedules().values()
+    ]
+    rows = [
+        ["first", *(f"{of_steps[0]:.4g}" for of_steps in weights)],
+        ["last", *(f"{of_steps[-1]:.4g}" for of_steps in weights)],
+    ]
+    return markdown_table(["step", *SAMPLERS], rows)
+
+
+def first_step_table() -> str:
+    """Return the noise of the first step by the convention at sigma = 1."""
     columns = {"step": ["1"], "sigma": [f"{LEVELS[0]:.4f}"]}
     for regime, name in itertools.product(REGIMES, ("sage_grpo", "flow_grpo")):
         columns[f"{name} {regime}"] = [
@@ -105,7 +88,8 @@ def unusual_table() -> str:
     return markdown_table(["SDE", "deterministic", "std > 1"], rows)
 
 
-def matches_table() -> str:
+def equal_noise_table() -> str:
+    """Return the variance of each sampler, and its eta for the variance of sage_grpo."""
     rows, target = [], f"sage_grpo:{ETA}"
     for name in SAMPLERS:
         variance = sum(step.std**2 for step in schedule(name, LEVELS, ETA, "stochastic"))
@@ -116,14 +100,23 @@ def matches_table() -> str:
     )
 
 
-def slow_tables() -> dict[int, str]:
-    """Return the table that takes several seconds, by its index on the page."""
-    return {MARGINALS: marginals_table()}
+COMPUTED = {
+    "noise": noise_table,
+    "equalizer": equalizer_table,
+    "first_step": first_step_table,
+    "marginals": marginals_table,  # takes several seconds
+    "unusual": unusual_table,
+    "equal_noise": equal_noise_table,
+}
 
 
-def page_with(tables: dict[int, str]) -> str:
-    """Return the page with the given tables, by index, in place of the current ones."""
-    number = itertools.count()
-    return TABLE.sub(
-        lambda found: tables.get(next(number), found[0]), PAGE.read_text(encoding="utf-8")
+def names_on_page(text: str) -> list[str]:
+    """Return the names of the comments that have a computed table below, in the page's order."""
+    return [found["name"] for found in NAMED_TABLE.finditer(text)]
+
+
+def page_with(text: str, tables: dict[str, str]) -> str:
+    """Return the page with these tables below the comments of their names."""
+    return NAMED_TABLE.sub(
+        lambda found: found["name"] + found[2] + tables.get(found["name"], found["table"]), text
     )

@@ -34,12 +34,14 @@ SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
 )
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_marginals_are_correct_to_first_order_in_the_step(sde_type, data):
-    """Twice the steps halve the distance, also for cps if eta decreases with the step width."""
+    """Twice the steps halve the distance, also for cps if eta decreases with the step width. Of few
+    steps, the rate differs from 1 by the next order, and a distance that stays has a rate of 0.
+    """
     *_, eta_of_width = expected_of(sde_type).marginals.values()
     errors = [interior_error(sde_type, num_steps, eta_of_width, data) for num_steps in (16, 32, 64)]
     rates = [math.log2(error / half) for error, half in zip(errors, errors[1:])]
     assert errors[-1] < 0.015
-    assert all(0.95 < rate < 1.2 for rate in rates), rates
+    assert all(0.9 < rate < 1.2 for rate in rates) and 0.95 < rates[-1], rates
 
 
 def test_cps_at_a_fixed_eta_does_not_converge_to_the_marginal():
@@ -158,9 +160,13 @@ def test_figure_9_is_the_definition_at_every_number_of_steps():
             torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
 
 
+def test_each_computed_table_has_one_place_on_the_page():
+    names = page.names_on_page(page.PAGE.read_text(encoding="utf-8"))
+    assert sorted(names) == sorted(page.COMPUTED)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "computed", [page.fast_tables, pytest.param(page.slow_tables, marks=pytest.mark.slow)]
-)
-def test_the_page_shows_the_computed_tables(computed, check_generated):
-    check_generated(page.PAGE, page.page_with(computed()))
+@pytest.mark.parametrize("name", list(page.COMPUTED))
+def test_the_page_shows_the_computed_tables(name, check_generated):
+    text = page.PAGE.read_text(encoding="utf-8")
+    check_generated(page.PAGE, page.page_with(text, {name: page.COMPUTED[name]()}))

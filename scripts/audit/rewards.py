@@ -89,6 +89,8 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
     with audit.compare(
         REWARDS, "recorded rollouts have the rewards of their iteration", "rollouts/, audit.jsonl"
     ) as rows:
+        if "reward" not in run.first_rollouts:
+            raise Inapplicable
         by_iteration = {line["iteration"]: line for line in run.rollout_lines}
         for iteration, entries in run.rollout_scores.items():
             line = by_iteration.get(iteration)
@@ -186,6 +188,8 @@ def audit_advantages(run: Run, audit: Audit) -> None:
     with audit.compare(
         ADVANTAGES, "the same, from the rollouts that were recorded", "rollouts/", 1e-5
     ) as rows:
+        if "reward" not in run.first_rollouts:
+            raise Inapplicable
         if is_normalised:
             raise CannotCheck("audit.jsonl has it, with the scores before normalisation")
         for iteration, entries in run.rollout_scores.items():
@@ -200,6 +204,8 @@ def audit_advantages(run: Run, audit: Audit) -> None:
                 rows.numbers(where, expected, [entry["advantage"] for entry in group])
     text = "groups are complete, with one prompt each"
     with audit.compare(ADVANTAGES, text, "rollouts/") as rows:
+        if "reward" not in run.first_rollouts:
+            raise Inapplicable
         for iteration, entries in run.rollout_scores.items():
             by_group = {}
             for entry in entries:

@@ -49,6 +49,8 @@ def _audit_prompts(run: Run, audit: Audit) -> None:
                 rows.equal(where, prompts[place].digest, group[0]["prompt"])
     text = "recorded rollouts have the prompts of their groups"
     with audit.compare(TOPIC, text, "rollouts/, audit.jsonl") as rows:
+        if "reward" not in run.first_rollouts:
+            raise Inapplicable
         by_iteration = {line["iteration"]: line for line in run.rollout_lines}
         for iteration, entries in run.rollout_scores.items():
             if iteration not in by_iteration:
@@ -315,7 +317,7 @@ def _unshifted(level: float, shift: float) -> float:
 
 def expert_interval(run: Run) -> tuple[float, float]:
     """Return the noise levels of the trained expert: all of them for a single transformer."""
-    boundary = run.lines[0]["schedule"]["boundary"]
+    boundary = run.lines[0]["schedule"].get("boundary")
     if boundary is None:
         return 0.0, 1.0
     if run.get("expert", "high") == "high":

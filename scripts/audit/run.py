@@ -76,6 +76,14 @@ class Run:
         return self.lines
 
     @property
+    def first_rollouts(self) -> dict[str, list]:
+        """Rollouts of the first line of audit.jsonl; of a run without it, those of scores.json."""
+        if self.all_lines:
+            return self.all_lines[0]["rollouts"]
+        entries = next(iter(self.rollout_scores.values()), [])
+        return {name: [entry[name] for entry in entries] for name in (entries or [{}])[0]}
+
+    @property
     def trains_given_videos(self) -> bool:
         return self.objective in ("sft", "dpo")
 

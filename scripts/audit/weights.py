@@ -97,7 +97,8 @@ def _audit_adam(run: Run, audit: Audit) -> None:
             stored = all_names(after, "optimizer.", ".exp_avg")
             if not stored:
                 raise CannotCheck("no trained parameter has the moments of AdamW")
-            others = all_names(after, "optimizer.", ".momentum_buffer")  # of Muon
+            # Muon keeps the momentum of its parameters alone, from which no gradient follows
+            others = all_names(after, "optimizer.", ".momentum")
             complete = len(stored) <= MOST and not others
             for names in chosen(after, "optimizer.", ".exp_avg"):
                 kinds = ("exp_avg", "exp_avg_sq", "step")

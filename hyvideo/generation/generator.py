@@ -282,8 +282,8 @@ class Generator:
             self.mesh,
             self.settings.seed,
             self.settings.initial_noise,
-            self.settings.num_videos,
             on_stage=on_stage,
+            num_videos=self.settings.num_videos,
         )
 
     def _sample_and_write(self, videos: list[Video]) -> list[str]:

@@ -101,9 +101,9 @@ class VideoSampler:
     mesh: Mesh
     seed: int
     initial_noise: str  # "default", "reference" or "validation"
-    num_videos: int  # of each prompt
     # called with stage and number of the video at its start and in its loops
     on_stage: Callable[[str, int], None]
+    num_videos: int = 1  # of each prompt
 
     def reported(self, stage: str, video: Video, unit: str) -> Callable[[Iterable[T]], Iterator[T]]:
         """Return a function that shows the loop of a stage as a bar and calls ``on_stage`` before

@@ -132,7 +132,6 @@ class GRPOPipeline:
     def with_guidance(self, guidance: Guidance) -> "GRPOPipeline":
         """Return a pipeline with the same models and another guidance."""
         pipeline = copy.copy(self)
-        pipeline.evaluations = Counter()
         pipeline.sampling = replace(self.sampling, guidance=guidance)
         return pipeline
 

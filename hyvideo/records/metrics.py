@@ -18,7 +18,7 @@ class MetricsWriter(AbstractContextManager):
     ``report_to``.
 
     ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in
-    the same folder; ``audited_iteration`` likewise of audit.jsonl, which has an iteration's line
+    the same folder; ``audited_iteration`` is that of audit.jsonl, which has an iteration's line
     before its checkpoint.
     """
 
@@ -33,7 +33,9 @@ class MetricsWriter(AbstractContextManager):
         audited_iteration: int | None = None,
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
-        self.audit = Lines(output_dir / "audit.jsonl", audited_iteration)
+        self._audited_iteration = audited_iteration
+        self._audit: Lines | None = None  # opened with the first line
+        self._audit_file = output_dir / "audit.jsonl"
         self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
         self.reports: dict[str, Report] = {
             name: start_report(
@@ -61,7 +63,9 @@ class MetricsWriter(AbstractContextManager):
 
     def log_audit(self, line: dict) -> None:
         """Write a line of audit.jsonl (`training.ledger`)."""
-        self.audit.write(json.dumps(line, allow_nan=False))
+        if self._audit is None:
+            self._audit = Lines(self._audit_file, self._audited_iteration)
+        self._audit.write(json.dumps(line, allow_nan=False))
 
     def add_video(self, tag: str, file: Path, step: int) -> None:
         """Log an mp4 file at iteration ``step``, in the trackers that show videos."""
@@ -71,7 +75,8 @@ class MetricsWriter(AbstractContextManager):
 
     def close(self) -> None:
         self.lines.close()
-        self.audit.close()
+        if self._audit:
+            self._audit.close()
         self._to_reports(lambda report: report.close())
 
     def _to_reports(self, call: Callable) -> None:

@@ -315,7 +315,7 @@ class Validation:
             if self.mesh.is_main and self.folder(iteration).is_dir():
                 # raises for a folder that this run has not made
                 claim(self.folder(iteration), self.run_id)
-                for name in (SCORES_FILE, MEASURES_FILE):
+                for name in (SCORES_FILE, NOISE_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 
     def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:

@@ -132,9 +132,7 @@ def caching_of(options: argparse.Namespace) -> StepCaching | None:
     if options.enable_cache:
         return StepCaching(**given)
     if given:
-        print_ignored(
-            {"enable_cache is not set": [f"{name} {value}" for name, value in given.items()]}
-        )
+        print_ignored(given, "enable_cache is not set")
     return None
 
 

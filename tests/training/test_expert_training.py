@@ -354,11 +354,22 @@ def test_each_expert_is_trained_sampled_and_exported_with_its_own_base_lora(
             monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", out
         )
     trained = read_lora(checkpoint)
+    frozen = expected["low"]
     expected["high"] = dict(with_lora(expected["high"].items(), trained))
     for expert, weights in expected.items():
         state = load_transformer(out, None, expert=expert).state_dict()
         for name, weight in weights.items():
             torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-5)
+    # a file that is named takes the place of the run's
+    other = tmp_path / "other_low_noise_model.safetensors"
+    model = load_transformer(root, None, expert="low")
+    weights = FAMILY.transformer.to_diffusers(lightx2v_file(other, model, scale=0.02))
+    name = "blocks.0.attn1.to_q.weight"
+    assert (weights[name] - frozen[name]).norm() > 1e-2
+    named = "--checkpoint_path", checkpoint, "--low_noise_base_lora_path", other
+    run_export(monkeypatch, *named, "--dtype", "fp32", "--output_dir", tmp_path / "named")
+    found = load_transformer(tmp_path / "named", None, expert="low").state_dict()[name]
+    torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5)
 
 
 # --- exports --------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ Also accepts every flag of post_train.py; without --config, a checkpoint uses th
 run. Prompts come from valid_video_csv and scorers from reward_model
 (`--reward_model videoalign clip pickscore`). Videos are generated as in validation. The prompts of
 --videos come from files in that folder (generate.py's JSON files, a run's scores.json, captions), or
-else from valid_video_csv by the names of the videos. Writes scores.json and scores.csv, and for --videos also videos.csv,
-which objective sft trains on. The same command again samples only the videos that are missing.
+else from valid_video_csv by the names of the videos. Writes scores.json and scores.csv, and for
+--videos also videos.csv, which objective sft trains on. The same command again samples only the
+videos that are missing.
 """
 
 import argparse

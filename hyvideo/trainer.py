@@ -38,7 +38,7 @@ from hyvideo.data.run_folder import (
 )
 from hyvideo.data.text import describe_error
 from hyvideo.distributed.checkpoint_loading import complete
-from hyvideo.distributed.collectives import all_arrive, raise_on_all_ranks
+from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
@@ -210,8 +210,8 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration, after any error that all ranks have
-        in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        A run that a signal, missing rewards or the on-policy check ends saves its last finished
+        iteration. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
         OffPolicyError, and any error of a part of the run.
         """
         end = FINISHED
@@ -288,9 +288,14 @@ class Trainer:
         """
         self._start_timer()
         run = self.run
+        run.pipeline.evaluations.clear()  # those of a validation
         rollouts, reference, metrics = run.objective.collect(run, self.iteration)
         with self.progress.timed("update"):
             updated = run.update(rollouts, reference, self.iteration)
+        weights = run.objective.weights_by_step(rollouts.schedule)
+        line = run.update.ledger.line(rollouts, self.iteration, weights, run.pipeline.evaluations)
+        if line and run.recorder.writer:
+            run.recorder.writer.log_audit(line)
         return {
             "iteration": self.iteration,
             "update": run.update.update_count,
@@ -334,39 +339,22 @@ class Trainer:
             self.validation.monitor.end(None if failed else folder)
 
     def _save_after(self, error: BaseException) -> None:
-        """Save the last finished iteration after an error, if all ranks have one; a failure to do
-        so is reported.
+        """Save the last finished iteration after an error that all ranks raise together; after any
+        other one, in which the other ranks may wait in a collective, say where this rank ends.
         """
         self.run.scorer.close(wait=False)
-        # These are raised on all ranks together. After another error, the other ranks may wait in a
-        # collective.
-        is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
-        if not is_common and self.mesh.world_size > 1:
-            sys.stderr.write(
-                f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
-                f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
-            )
-        if not is_common and not all_arrive(self.mesh):
+        if not isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError)):
+            if self.mesh.world_size > 1:
+                sys.stderr.write(
+                    f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
+                    f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
+                )
             return
-        saved, problem = None, "an optimizer step of the next one has already changed the weights"
-        try:
-            saved = self.run.state.save_last_finished()
-        except Exception as second:  # the first error must be reported
-            problem = describe_error(second)
+        saved = self.run.state.save_last_finished()
         if self.mesh.is_main and saved is None:
             print(
-                f"\nthe last finished iteration cannot be saved: {problem}",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif (
-            self.mesh.is_main
-            and saved
-            and not is_common
-            and not self.run.state.checkpoints.last_failed
-        ):
-            print(
-                f"\niteration {saved} is saved, the last finished one; the same command resumes the run",
+                "\nthe last finished iteration cannot be saved: an optimizer step of the next one "
+                "has already changed the weights",
                 file=sys.stderr,
                 flush=True,
             )
@@ -442,6 +430,7 @@ class Trainer:
             run_name=self.output_dir.name,
             config=self.recorded.flat(),
             resume_iteration=last_line,
+            audited_iteration=self.iteration if self.resumed else last_line,
         )
         remove_after(self.output_dir, self.iteration, self.start.run)
         write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)

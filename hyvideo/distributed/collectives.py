@@ -9,7 +9,6 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -20,8 +19,6 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
 T = TypeVar("T")
-
-_SAME_ERROR_S = 5.0  # time within which all ranks meet an error that they have in common
 
 
 def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
@@ -148,48 +145,10 @@ def agree(name: str, value: object, mesh: Mesh) -> None:
             parts = []
             for text, ranks in ranks_by_text.items():
                 where = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
-                parts.append(f"{text} on {name_ranks(ranks)} ({where})")
+                parts.append(f"{text} on ranks {', '.join(map(str, ranks))} ({where})")
             problems.append(f"{each} must be the same on all ranks, got {'; '.join(parts)}")
     if problems:
         raise ValueError("\n".join(problems))
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0-7, 9``; an empty string for no ranks."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    if not names:
-        return ""
-    is_one = len(runs) == 1 and len(runs[0]) == 1
-    return f"{'rank' if is_one else 'ranks'} {', '.join(names)}"
-
-
-def all_arrive(mesh: Mesh, *, timeout_s: float = _SAME_ERROR_S) -> bool:
-    """Return whether all ranks call this within ``timeout_s`` seconds, such as after an error that
-    all of them have.
-
-    The ranks meet in the store of the process group, because after an error another rank may be
-    waiting in a collective. Once all have arrived, later calls return True.
-    """
-    if mesh.world_size == 1:
-        return True
-    store = dist.PrefixStore("arrived", dist.distributed_c10d._get_default_store())
-    try:
-        store.set(str(mesh.rank), "")
-        try:
-            everyone = [str(rank) for rank in range(mesh.world_size)]
-            store.wait(everyone, timedelta(seconds=timeout_s))
-        except dist.DistStoreError:
-            store.delete_key(str(mesh.rank))  # so that no rank that comes later counts this one
-            return False
-    except dist.DistError:  # the process that serves the store has ended
-        return False
-    return True
 
 
 def from_main(value: T, mesh: Mesh) -> T:

@@ -43,7 +43,6 @@ class Entry(NamedTuple):
     folder: str  # folder of its files, below the checkpoint folder
     # files in it; if they change, a stored evaluation is recomputed
     files: tuple[str, ...] = (".",)
-    has_gradient: bool = True  # whether the class has `score_with_gradient`
     dimensions: tuple[str, ...] = DIMENSIONS  # unless its files or a rubric have others
 
 
@@ -65,17 +64,14 @@ SCORERS = {
         "clip/PickScore_v1",
         dimensions=("Pick_cosine", "PickScore"),
     ),
-    "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", (), has_gradient=False),
+    "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", ()),
     "unified_reward": Entry(
         "hyvideo.rewards.vlm_judge:UnifiedReward",
         ".",
         (),
-        has_gradient=False,
         dimensions=("Alignment", "Physics", "Style"),
     ),
-    "yes_no": Entry(
-        "hyvideo.rewards.vlm_judge:YesNo", ".", (), has_gradient=False, dimensions=("checks",)
-    ),
+    "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), dimensions=("checks",)),
 }
 
 RESERVED = ("name", "root", "device")
@@ -232,16 +228,6 @@ def scorer_class(name: str) -> Callable:
             f"without {', '.join(missing)}; inherit from {__name__}.Scorer and define score"
         )
     return found
-
-
-def has_gradient(name: str) -> bool:
-    """Return whether a scorer has ``score_with_gradient``.
-
-    Raises ValueError like `scorer_class`.
-    """
-    if name in SCORERS:
-        return SCORERS[name].has_gradient
-    return hasattr(scorer_class(name), "score_with_gradient")
 
 
 def known_dimensions(name: str, options: Mapping[str, object]) -> tuple[str, ...] | None:

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from hyvideo.rewards.rewards import DIMENSIONS, has_gradient, make_scorer, overall, weighted_sum
+from hyvideo.rewards.rewards import DIMENSIONS, make_scorer, overall, weighted_sum
 from hyvideo.settings.reward_settings import reward_problems
 from hyvideo.settings.sections import RewardSettings
 
@@ -82,7 +82,6 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
     scorer = make_scorer(name, "ckpts", device="cpu", scale=2.0)
     assert scorer.dimensions == ("bright",)
     assert scorer.score([None] * 2, ["a", "b"], fps=8.0) == [{"bright": 2.0}] * 2
-    assert not has_gradient(name)
     with pytest.raises(ValueError, match=f"{name} .*fps"):
         make_scorer(name, "ckpts", fps=3)
 

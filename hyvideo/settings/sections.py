@@ -274,6 +274,11 @@ class DataSettings(Section):
         le=1000,
         measured=True,
     )
+    fit: Literal["crop", "pad", "none"] = learning(
+        "crop",
+        "How given videos of another size become height x width: cut at the sides (crop), with black "
+        "borders (pad), or not at all (none).",
+    )
     seed: int = learning(42, "Random seed of the run.", ge=0)
 
 

@@ -9,6 +9,7 @@ import torch
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
+from hyvideo.data.videos import ClipForm
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import (
     agree,
@@ -43,6 +44,7 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     try_encoders,
     vae_identity,
+    vae_weights,
 )
 from hyvideo.training.objective import Objective
 from hyvideo.training.partner import load_partner
@@ -188,6 +190,8 @@ def load_inputs(config: Config, mesh: Mesh, device: torch.device) -> LoadedInput
         latents = VideoLatents(
             Path(config.record.output_dir),
             inputs.videos.videos,
+            form=ClipForm(*config.sampling.size, config.data.fps, config.data.fit),
+            vae_weights=vae_weights(config.model),
             vae_identity=vae_identity(config.model),
         )
         name = config.objective.videos_from
@@ -260,8 +264,7 @@ def load_models(
     else:
         try_encoders(encoder, encoded, config.sampling.size)
     if loaded.latents:
-        size = config.sampling.size[1:]
-        loaded.latents.encode(vae, mesh, size=size, on_stage=progress.enter)
+        loaded.latents.encode(vae, mesh, on_stage=progress.enter)
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")

@@ -1,6 +1,7 @@
 """Every kind of run, made short, says in its files what it did: the audit recomputes it."""
 
 import csv
+import json
 import os
 import socket
 import subprocess
@@ -10,7 +11,7 @@ import pytest
 
 from scripts import improve
 from scripts.audit import outputs
-from scripts.audit.__main__ import audit_of
+from scripts.audit.__main__ import audit_of, main
 from scripts.audit.statements import AGREES, DIFFERS, UNCHECKED
 from tests.audit.cases import ALL, Case, cases, flags
 from tests.forked import ROOT, python

@@ -21,7 +21,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error, truth
-from hyvideo.data.csv_files import csv_text
+from hyvideo.data.tables import csv_text
 from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE
 from hyvideo.data.files import make_folder, publish, read_json
 from hyvideo.data.randomness import generator

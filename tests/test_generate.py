@@ -24,11 +24,11 @@ from hyvideo.data.videos import read_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation import flags as generate_flags
 from hyvideo.generation import generation, generator, program, video_sampler
+from hyvideo.generation.step_cache import StepCaching
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair, save_lora
-from hyvideo.models.step_cache import StepCaching
 from hyvideo.settings.config import Config
 from hyvideo.settings.sections import DataSettings
 from hyvideo.training.video_latents import write_latents
@@ -374,7 +374,7 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
             config, config.validation_sampling, generation.Source(), seed=0
         )
         with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
-            generator._checked_cache(settings, StepCaching())
+            generator._check_cache(settings, StepCaching())
 
 
 def test_the_file_of_one_video_can_be_named(make, tmp_path):

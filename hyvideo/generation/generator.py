@@ -10,9 +10,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,13 +26,14 @@ from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.generation import Source
 from hyvideo.generation.offloading import place, resolve
+from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler, is_complete
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import version_defaults
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
@@ -140,9 +140,8 @@ class Generator:
         self.refiner = None
         if settings.sr:
             self.refiner = Refiner(config.model, config.distributed, videos)
-        self.new_cache = None
         if settings.caching:
-            self.new_cache = _checked_cache(settings, settings.caching)
+            _check_cache(settings, settings.caching)
         self.schedule = self.sampling.schedule()
         source.check(config.model, self.sampling.negative_requests)
         self.device = _check_machine(config.model, config.distributed)
@@ -344,12 +343,21 @@ class Generator:
             # candidate 0 has the noise that the video has without candidates
             stage = (f"candidate {number}",) if number else ()
             return self.sampler.sample(
-                self.pipeline, self.schedule, video, conditions, *stage, new_cache=self.new_cache
+                self.pipeline, self.schedule, video, conditions, *stage, within=self._cached
             )
 
         if self.best_of is None:
             return Sampled(candidate(0))
         return self.best_of.choose(candidate, self.pipeline, video.request.prompt)
+
+    def _cached(self, pipeline: GRPOPipeline) -> AbstractContextManager:
+        """Return the context in which steps are cached, if they are."""
+        caching = self.settings.caching
+        if caching is None:
+            return nullcontext()
+        sampling = pipeline.sampling
+        num_rows = 1 if sampling.batched_forward else sampling.guidance.num_branches(1.0)
+        return step_cache(pipeline.transformer, caching, num_rows)
 
     def _conditions(self, video: Video) -> Conditions:
         return self.encoder([video.request], (self.sampling.frames, video.height, video.width))
@@ -381,11 +389,8 @@ def _check_machine(model: ModelSettings, distributed: DistributedSettings) -> to
     return device
 
 
-def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callable[[], StepCache]:
-    """Return the constructor of a video's step cache.
-
-    Raises ValueError if it cannot be used with these settings.
-    """
+def _check_cache(settings: GenerationSettings, caching: StepCaching) -> None:
+    """Raise ValueError if steps cannot be cached with these settings."""
     model = settings.config.model
     kind = version_defaults(model.transformer_version).kind
     problems = {
@@ -403,4 +408,3 @@ def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callab
         model.pretrained_model_root, model.transformer_version
     ).num_layers
     caching.check(settings.sampling.steps, num_blocks)
-    return partial(StepCache, caching, caching.num_skipped(num_blocks))

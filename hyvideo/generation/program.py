@@ -14,9 +14,9 @@ from hyvideo.generation import generation
 from hyvideo.generation.flags import CACHING, SPEED
 from hyvideo.generation.generation import Source, resolve_sampling
 from hyvideo.generation.generator import GenerationSettings, Generator
+from hyvideo.generation.step_cache import StepCaching
 from hyvideo.miniature.world import labels_of
 from hyvideo.models.sizes import family_of_version
-from hyvideo.models.step_cache import StepCaching
 from hyvideo.models.versions import FAMILIES, version_defaults
 from hyvideo.planning.generation import memory_lines
 from hyvideo.report.gallery import PAGE_FILE, write_gallery

@@ -192,8 +192,6 @@ class GRPOPipeline:
         latents = noise.float()
         self.prepare_schedule(schedule)
         for index in self.with_progress(range(len(schedule.transitions))):
-            if self.transformer.step_cache:
-                self.transformer.step_cache.step = index
             velocity = self.velocity_at_steps(latents, schedule, [index] * len(latents), conditions)
             new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
             step = schedule.step(velocity, latents, index, new_noise)
@@ -342,18 +340,14 @@ class GRPOPipeline:
         rows = range(len(latents))
         return torch.cat(
             [
-                self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]), i)
+                self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]))
                 for i in rows
             ]
         )
 
-    def _forward(
-        self, latents: Tensor, times: Times, conditions: Conditions, row: int = 0
-    ) -> Tensor:
+    def _forward(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the velocities of one forward pass of a transformer."""
         transformer = self._transformer_at(times)
-        if transformer.step_cache:
-            transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
         ends = None
         if self.transformer.is_flow_map:

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
@@ -20,11 +21,11 @@ from transformers import Qwen2_5_VLTextModel
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
+from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.offload import offload, offload_in_groups, on_device
-from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sections import DistributedSettings
@@ -71,14 +72,17 @@ def sample_and_decode(offloading, schedule, *, skips_blocks=False):
         )
         latents = empty(1, 32, *GRID, dtype=torch.float32)
         count.clear()
-        with on_device(model), torch.no_grad():
-            model.step_cache = (
-                StepCache(StepCaching(cache_start_step=0), NUM_BLOCKS - 2) if skips_blocks else None
-            )
+        # all blocks but the last two are skipped at three of four steps
+        caching = StepCaching(
+            cache_start_step=0, no_cache_block_id=(NUM_BLOCKS - 2, NUM_BLOCKS - 1)
+        )
+        with (
+            on_device(model),
+            torch.no_grad(),
+            step_cache(model, caching) if skips_blocks else nullcontext(),
+        ):
             # the first finds the order of the groups
-            for step in (0, 4, 5, 6) if skips_blocks else (0, 4):
-                if skips_blocks:
-                    model.step_cache.step = step
+            for step in range(7) if skips_blocks else (0, 4):
                 pipeline.velocity_at_steps(latents, schedule, [step], Conditions((text,)))
         sampling = count.peak / 2**30
         if skips_blocks or offloading.overlap_group_offloading:  # the tile is the same

@@ -165,11 +165,3 @@ def test_a_flag_writes_a_csv_and_exits_without_a_model(endpoint, tmp_path, capsy
     assert read_requests(out) == [Request("a cat, in the rain", seed=7, original_prompt="a cat")]
     assert "authorization" not in {name.lower() for name in server.headers[0]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
-
-
-def test_an_answer_that_repeats_the_api_key_is_not_stored(endpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("A_KEY", "sk-Zq8Xw3Lm7Tb2")
-    server = endpoint(lambda request, _: completion("a cat with the key sk-Zq8Xw3Lm7Tb2"))
-    path = tmp_path / "prompts.csv"
-    rewriter(server, key_env="A_KEY").write([CAT], path)
-    assert "sk-" not in path.read_text() and "with the key ***" in path.read_text()

@@ -38,7 +38,7 @@ from hyvideo.data.run_folder import (
 )
 from hyvideo.data.text import describe_error
 from hyvideo.distributed.checkpoint_loading import complete
-from hyvideo.distributed.collectives import all_arrive, raise_on_all_ranks
+from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
@@ -157,9 +157,9 @@ class Trainer:
         iteration, or their validation, were written.
         """
         start = self.start
-        if start.state is None or start.state.run != start.run:  # of another run
+        if start.state is None or start.state["run"] != start.run:  # of another run
             return False
-        return start.state.iteration not in start.recorded
+        return start.state["iteration"] not in start.recorded
 
     @property
     def resumed(self) -> bool:
@@ -176,21 +176,21 @@ class Trainer:
             return False
         num_rollouts = make_plan(self.config, self.mesh.world_size).rollouts
         check_changes(
-            state.settings,
+            state["settings"],
             {},  # digests of inputs are compared when all are read
             self.recorded.flat(),
             {},
-            same_rollouts=state.rollouts == num_rollouts,
+            same_rollouts=state["rollouts"] == num_rollouts,
         )
         max_steps = self.config.optimizer.max_steps
-        if state.iteration < max_steps:
+        if state["iteration"] < max_steps:
             return False
         if not self.start.record:
             raise ValueError(
                 "max_steps must be greater than the iteration of the checkpoint: got "
-                f"max_steps={max_steps} and iteration {state.iteration}; increase max_steps"
+                f"max_steps={max_steps} and iteration {state['iteration']}; increase max_steps"
             )
-        return state.iteration in self.start.recorded
+        return state["iteration"] in self.start.recorded
 
     def _check_owner(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
@@ -210,8 +210,8 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early saves its last finished iteration, after any error that all ranks have
-        in common. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        A run that ends early by a signal, by missing rewards or by the on-policy check saves its last
+        finished iteration. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
         OffPolicyError, and any error of a part of the run.
         """
         end = FINISHED
@@ -334,19 +334,16 @@ class Trainer:
             self.validation.monitor.end(None if failed else folder)
 
     def _save_after(self, error: BaseException) -> None:
-        """Save the last finished iteration after an error, if all ranks have one; a failure to do
-        so is reported.
+        """Save the last finished iteration after an error that is raised on all ranks together; a
+        failure to do so is reported. After another error, the other ranks may wait in a collective.
         """
         self.run.scorer.close(wait=False)
-        # These are raised on all ranks together. After another error, the other ranks may wait in a
-        # collective.
-        is_common = isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError))
-        if not is_common and self.mesh.world_size > 1:
-            sys.stderr.write(
-                f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
-                f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
-            )
-        if not is_common and not all_arrive(self.mesh):
+        if not isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError)):
+            if self.mesh.world_size > 1:
+                sys.stderr.write(
+                    f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
+                    f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
+                )
             return
         saved, problem = None, "an optimizer step of the next one has already changed the weights"
         try:
@@ -356,17 +353,6 @@ class Trainer:
         if self.mesh.is_main and saved is None:
             print(
                 f"\nthe last finished iteration cannot be saved: {problem}",
-                file=sys.stderr,
-                flush=True,
-            )
-        elif (
-            self.mesh.is_main
-            and saved
-            and not is_common
-            and not self.run.state.checkpoints.last_failed
-        ):
-            print(
-                f"\niteration {saved} is saved, the last finished one; the same command resumes the run",
                 file=sys.stderr,
                 flush=True,
             )

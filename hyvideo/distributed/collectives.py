@@ -9,7 +9,6 @@ import socket
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -168,29 +167,6 @@ def name_ranks(ranks: Iterable[int]) -> str:
         return ""
     is_one = len(runs) == 1 and len(runs[0]) == 1
     return f"{'rank' if is_one else 'ranks'} {', '.join(names)}"
-
-
-def all_arrive(mesh: Mesh, *, timeout_s: float = _SAME_ERROR_S) -> bool:
-    """Return whether all ranks call this within ``timeout_s`` seconds, such as after an error that
-    all of them have.
-
-    The ranks meet in the store of the process group, because after an error another rank may be
-    waiting in a collective. Once all have arrived, later calls return True.
-    """
-    if mesh.world_size == 1:
-        return True
-    store = dist.PrefixStore("arrived", dist.distributed_c10d._get_default_store())
-    try:
-        store.set(str(mesh.rank), "")
-        try:
-            everyone = [str(rank) for rank in range(mesh.world_size)]
-            store.wait(everyone, timedelta(seconds=timeout_s))
-        except dist.DistStoreError:
-            store.delete_key(str(mesh.rank))  # so that no rank that comes later counts this one
-            return False
-    except dist.DistError:  # the process that serves the store has ended
-        return False
-    return True
 
 
 def from_main(value: T, mesh: Mesh) -> T:

@@ -94,11 +94,6 @@ class GRPOPipeline:
         compute_dtype: torch.dtype = torch.float32,
         partner: Partner | None = None,
     ):
-        if sampling.guidance.largest > 1 and negative is None:
-            raise ValueError(
-                f"guidance scale {sampling.guidance.largest} needs the condition of a negative "
-                "prompt"
-            )
         self.transformer = transformer
         self.partner = partner
         # of the transformer, which may leave the device while it is not used
@@ -365,19 +360,11 @@ class GRPOPipeline:
         return velocity.detach().float() if is_sampling else velocity.float()
 
     def _transformer_at(self, times: Times) -> nn.Module:
-        """Return the transformer that predicts at these times.
-
-        Raises ValueError if they belong to both experts: a forward pass has one.
-        """
+        """Return the transformer that predicts at these times, which are of one expert."""
         if self.partner is None:
             return self.transformer
         experts = {expert_at(start / 1000, self.partner.boundary) for start, _ in times}
-        if len(experts) > 1:
-            timesteps = ", ".join(f"{start:g}" for start, _ in times)
-            raise ValueError(
-                "the samples of a forward pass must have timesteps of one expert, below "
-                f"{1000 * self.partner.boundary:g} or from it, got {timesteps}"
-            )
+        assert len(experts) == 1, f"the times of a forward pass are of both experts: {times}"
         return self.partner.transformer if self.partner.expert in experts else self.transformer
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.data.files import is_storage_failure
 from hyvideo.data.text import labelled, lines_of, shorten
 from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
 from hyvideo.settings import processes
@@ -60,8 +59,7 @@ def main() -> int:
 def run(command: CommandLine, at_end: ExitStack) -> int:
     """Train and return the exit code.
 
-    0, 1 if the on-policy check or the storage fails, 2 for a user error, 3 for reward hacking, 75
-    after a signal.
+    0, 1 if the on-policy check fails, 2 for a user error, 3 for reward hacking, 75 after a signal.
     """
     config = command.config
     try:
@@ -74,10 +72,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         trainer = build(config, at_end)
         if trainer is None:
             return 0
-    except (ValueError, OSError) as error:  # user errors; later errors keep their traceback
-        is_failure = is_storage_failure(error)
-        if isinstance(error, OSError) and not is_failure:
-            raise
+    except ValueError as error:  # user errors; other and later errors keep their traceback
         processes.wait_for_rank_0()
         hint = ""
         if "--config" not in " ".join(sys.argv):
@@ -88,7 +83,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             f"post_train.py: {shorten(with_flags(str(error), command.flags))}{hint}",
             file=sys.stderr,
         )
-        return 1 if is_failure else 2  # launchers repeat the first
+        return 2
 
     from hyvideo.data.run_folder import NotOwner
     from hyvideo.distributed import mesh as ranks

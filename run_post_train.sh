@@ -15,7 +15,7 @@ names_a_model() {
     local argument
     for argument in "$@"; do
         case "${argument%%=*}" in
-            --config | --pretrained_model_root | --model_path) return 0 ;;
+            --config | --pretrained_model_root) return 0 ;;
             --transformer_version | --pretrained_transformer_version) return 0 ;;
         esac
     done

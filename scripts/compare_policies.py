@@ -43,8 +43,6 @@ def main(argv: list[str] | None = None) -> None:
     )
     options, flags = parser.parse_known_args(argv)
     config = parse(flags).config
-    if options.num_prompts < 1:
-        raise ValueError(f"--num_prompts must be at least 1, got {options.num_prompts}")
     if not (options.prompt or config.data.valid_video_csv):
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
     root = config.model.pretrained_model_root

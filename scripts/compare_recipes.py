@@ -16,15 +16,16 @@ no control. The exit code is 1 if a run failed.
 
 import sys
 
-from hyvideo.data.cli import exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 from studies.recipes.recipes import Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import RecipeStudy, runs_of
-from studies.tables.study_command import plan_and_train, study_parser
+from studies.tables.study_command import add_study_flags, plan_and_train
 
 
 @exit_on_error("compare_recipes.py")
 def main() -> int:
-    parser = study_parser(__doc__, out="outputs/recipes", makes="table")
+    parser = Parser(__doc__)
+    add_study_flags(parser, out="outputs/recipes", makes="table")
     parser.add_argument(
         "recipes", help="YAML file: NAME: CONFIG.yaml for each recipe, or base, common and recipes"
     )
@@ -40,12 +41,6 @@ def main() -> int:
         help="also evaluate the base model with this guidance scale",
     )
     options = parser.parse_args()
-    if options.guided_base is not None and not 1 < options.guided_base < float("inf"):
-        raise ValueError(
-            f"--guided_base must be a finite guidance scale above 1, got {options.guided_base:g}"
-        )
-    if options.seeds < 1:
-        raise ValueError(f"--seeds must be at least 1, got {options.seeds}")
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = RecipeStudy(base, options.output_dir, common, options.num_gpus)

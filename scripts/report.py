@@ -3,11 +3,11 @@ network.
 
     python -m scripts.report outputs/run --output_path report.html
     python -m scripts.report outputs                                      # all runs below a folder
-    python -m scripts.report outputs/run outputs/other outputs/guided outputs/vbench outputs/study
+    python -m scripts.report outputs/run outputs/other outputs/guided outputs/study
     python -m scripts.report --videos outputs/videos [outputs/other ...]  # of generate.py, as outputs/videos/index.html
 
 A comparison shows what the folders contain: runs, evaluations by scripts.evaluate (such as the
-guided base model), benchmarks.json, analysis.json of a preference study, and videos of generate.py.
+guided base model), analysis.json of a preference study, and videos of generate.py.
 """
 
 from pathlib import Path

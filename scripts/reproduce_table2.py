@@ -15,14 +15,15 @@ seeds; use five or more. The exit code is 1 if a cell failed.
 
 import sys
 
-from hyvideo.data.cli import exit_on_error
+from hyvideo.data.cli import Parser, exit_on_error
 from studies.tables.cells import KL_FLAGS, METHODS, grid
-from studies.tables.study_command import grid_parser, grid_study, plan_and_train, select_runs
+from studies.tables.study_command import add_grid_flags, grid_study, plan_and_train, select_runs
 
 
 @exit_on_error("reproduce_table2.py")
 def main() -> int:
-    parser = grid_parser(__doc__, makes="table")
+    parser = Parser(__doc__)
+    add_grid_flags(parser, makes="table")
     parser.set_defaults(methods=METHODS)
     parser.add_argument(
         "--kl",

@@ -32,12 +32,14 @@ DPO = {
 }
 
 
-def write_clip(path: Path, seed: int, size: tuple[int, int, int] = (5, 16, 16)) -> None:
+def write_clip(
+    path: Path, seed: int, size: tuple[int, int, int] = (5, 16, 16), fps: float = 8
+) -> None:
     """Write a random video of (frames, height, width)."""
     frames, height, width = size
     random = torch.Generator().manual_seed(seed)
     pixels = torch.randint(0, 256, (frames, 3, height, width), generator=random)
-    write_video(path, pixels.to(torch.uint8), fps=8)
+    write_video(path, pixels.to(torch.uint8), fps=fps)
 
 
 def write_pairs(folder: Path, rows=None, columns=("prompt", "first", "second", "answer")) -> Path:

@@ -72,8 +72,8 @@ def test_every_link_of_a_page_has_a_target(name):
 
 @dataclass(frozen=True)
 class Command:
-    """A command of a page: ``python -m scripts.export --out x`` is the program ``scripts.export``
-    with two words.
+    """A command of a page: ``python -m scripts.export --merge`` is the program ``scripts.export``
+    with one word.
     """
 
     page: str
@@ -335,9 +335,9 @@ SMALL = {  # flags that shorten a command
     "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
     "scripts.compare_policies": "--num_prompts 1 --validation_steps 2",
     "examples.gradient_norms": "--batch_size 8",
-    "scripts.export": "--model_path assets/miniature --transformer_version miniature",
+    "scripts.export": "--pretrained_model_root assets/miniature --transformer_version miniature",
     "scripts.reproduce_table2": "--dry_run",
-    "scripts.reproduce_figures": "--dry_run",
+    "scripts.figures paper": "--dry_run",
     "scripts.compare_recipes": "--dry_run",
     "examples.grpo_from_scratch": "--iterations 1",
 }
@@ -348,6 +348,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "examples.simulated_study": "needs the videos of the command before it",
     "examples.size_preference": "draws 500 pairs",
     "scripts.benchmark_videos": "needs the official prompts or results",
+    "scripts.figures gallery": "trains for half an hour",
     "scripts.gpu_check": "needs a GPU",
     "scripts.preference_study": "needs raters",
     "scripts.rate": "needs a person",
@@ -355,16 +356,22 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",
 }
-OUTPUTS = ("--out", "--output_path", "--output_dir")
+OUTPUTS = ("--output_dir", "--output_path")
 LARGE = re.compile(
     r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
     r"|--(resolution|remote_reward_url|rewrite_url|url|gradients)$"
 )
 
 
+def name_of(command):
+    """Return the program of a command, with the part of it that the first word names."""
+    program = command.program.removesuffix(".py").removesuffix(".sh")
+    return f"{program} {command.words[0]}" if program == "scripts.figures" else program
+
+
 def why_not_run(command):
     """Return the reason for not running a command on a CPU, or an empty string."""
-    program = command.program.removesuffix(".py").removesuffix(".sh")
+    program = name_of(command)
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
@@ -459,7 +466,8 @@ def test_a_command_that_needs_no_gpu_runs(command, tmp_path, trained):
     if Path(program).name in LAUNCHERS:  # tests/scripts/test_launchers.py starts them
         program = "post_train.py"
         words = words if "--config" in words else ["--config", "configs/miniature.yaml", *words]
-    small = "" if only_prints else SMALL.get(program.removesuffix(".py"), "")
+    name = name_of(command) if program == command.program else "post_train"
+    small = "" if only_prints else SMALL.get(name, "")
     start = [program] if program.endswith(".py") or program == "-c" else ["-m", program]
     arguments = [python(), *start, *words, *small.split()]
     result = subprocess.run(

@@ -633,17 +633,6 @@ def test_an_error_while_videos_are_written_is_one_line(monkeypatch, capsys, erro
     assert capsys.readouterr().err == f"generate.py: {error}\n"
 
 
-def test_an_error_of_the_program_while_sampling_keeps_its_traceback(make, monkeypatch):
-    def decode(vae, latents, tiles):
-        raise ValueError("not enough values to unpack")
-
-    monkeypatch.setattr("hyvideo.models.decoding.decode", decode)
-    with pytest.raises(RuntimeError, match="not caused by the input: not enough values") as error:
-        make("--resolution", "480p", "--prompt", "a cat", *SMALL)
-    assert error.traceback[-1].name == "keep_traceback"
-    assert isinstance(error.value.__cause__, ValueError)
-
-
 def test_a_stop_signal_deletes_the_temporary_files(root, tmp_path):
     flags = [
         "--model_path",

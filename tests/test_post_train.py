@@ -150,16 +150,6 @@ def test_hostile_input_exits_with_one_message_and_writes_nothing(program, tmp_pa
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_generate_rejects_an_invalid_prompt(program, tmp_path):
-    result = program("generate.py", "--prompt", "a\x1b[2Jcat", "--output_path", tmp_path / "out")
-    assert (
-        result.returncode == 2
-        and "control character U+001B" in result.stderr
-        and len(result.stderr.splitlines()) == 1
-    )
-    assert result.stderr.startswith("generate.py: ") and not (tmp_path / "out").exists()
-
-
 def test_a_corrupted_checkpoint_is_reported_before_loading(program, tmp_path):
     out, root = tmp_path / "out", broken_checkpoint(tmp_path)
     flags = ["--output_dir", out, "--pretrained_model_root", root, "--random_weights", "false"]
@@ -168,28 +158,32 @@ def test_a_corrupted_checkpoint_is_reported_before_loading(program, tmp_path):
     assert "Traceback" not in result.stderr and not out.exists()
 
 
-def test_a_storage_failure_at_the_start_ends_with_a_code_that_is_repeated(
-    tmp_path, monkeypatch, capsys
-):
-    """Launchers repeat code 1; the same file without permission is an error of the user."""
+def test_a_storage_failure_at_the_start_is_no_error_of_the_user(tmp_path, monkeypatch, capsys):
+    """NFS with ESTALE: an exception ends the program with 1, which launchers repeat; the same file
+    without permission is an error of the user.
+    """
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     flags = ["--output_dir", str(tmp_path / "out"), "--valid_video_csv=", "--prompts_csv"]
     (tmp_path / "train.csv").write_text("prompt\na red circle moves up\n")
     monkeypatch.setattr(sys, "argv", ["post_train.py", *SMOKE, *flags, str(tmp_path / "train.csv")])
     opened = open
-    for number, code in ((errno.ESTALE, 1), (errno.EACCES, 2)):
 
-        def fail(path, *arguments, number=number, **options):
+    def failing(number):
+        def fail(path, *arguments, **options):
             if str(path).endswith("train.csv"):
                 raise OSError(number, os.strerror(number), str(path))
             return opened(path, *arguments, **options)
 
-        with monkeypatch.context() as patch:
-            patch.setattr("builtins.open", fail)
-            assert post_train.main() == code
-        message = capsys.readouterr().err
-        assert "train.csv" in message and os.strerror(number).lower() in message.lower()
+        return fail
+
+    with monkeypatch.context() as patch:
+        patch.setattr("io.open", failing(errno.ESTALE))
+        with pytest.raises(OSError, match="train.csv"):
+            post_train.main()
+        patch.setattr("io.open", failing(errno.EACCES))
+        assert post_train.main() == 2
+    assert "train.csv" in capsys.readouterr().err
 
 
 def test_a_prompt_that_the_reward_cannot_score_is_rejected(program, tmp_path):

@@ -14,13 +14,6 @@ from hyvideo.data.text import nearest, quote, shorten
 TRUTHS = dict.fromkeys(("true", "yes", "on", "1", "t", "y"), True) | dict.fromkeys(
     ("false", "no", "off", "0", "f", "n"), False
 )
-# Earlier names of flags, with the names that replace them.
-OLD_NAMES = {
-    "--out": ["--output_dir", "--output_path"],
-    "--model_path": ["--reward_path", "--pretrained_model_root"],
-    "--model": ["--reward_path"],
-    "--options": ["--reward_config"],
-}
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -42,10 +35,7 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 class Parser(argparse.ArgumentParser):
     """Argument parser whose ``--help`` shows defaults, and that suggests a flag instead of an
-    unknown one.
-
-    A flag in OLD_NAMES stands for the first of its new names that is known. Error messages, which
-    may quote a whole file, are shortened.
+    unknown one. Error messages, which may quote a whole file, are shortened.
     """
 
     def __init__(self, description: str | None = None, **options):
@@ -53,14 +43,6 @@ class Parser(argparse.ArgumentParser):
             description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options
         )
         self._negative_number_matcher = re.compile(r"-\.?[0-9]")  # also -1e-5
-
-    def parse_known_args(self, args=None, namespace=None):
-        known = self._option_string_actions  # also of argument groups
-        for old, names in OLD_NAMES.items():
-            new = next(filter(known.__contains__, names), None)
-            if new and old not in known:
-                known[old] = known[new]
-        return super().parse_known_args(args, namespace)
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
         """Return the value of an argument; an empty path is an error, such as that of an unset
@@ -91,19 +73,6 @@ def truth(text: str) -> bool:
     if text.lower() not in TRUTHS:
         raise argparse.ArgumentTypeError(f"must be true or false, got {quote(text)}")
     return TRUTHS[text.lower()]
-
-
-@contextmanager
-def keep_traceback() -> Iterator[None]:
-    """Context manager or decorator that raises a ValueError again as a RuntimeError.
-
-    For work that follows all checks of the input: an error there is a fault of the program or of a
-    custom class, and finding it needs the traceback that `exit_on_error` omits.
-    """
-    try:
-        yield
-    except ValueError as error:
-        raise RuntimeError(f"unexpected error, not caused by the input: {error}") from error
 
 
 @contextmanager

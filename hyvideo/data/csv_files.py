@@ -1,20 +1,12 @@
-"""Tables in CSV files: reading those that people and spreadsheets write, and writing those that
-spreadsheets read.
-"""
+"""Tables in CSV files, as people and spreadsheets write them."""
 
 import csv
 import io
-import re
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.data.files import MAX_BYTES, read_text
+from hyvideo.data.files import read_text
 from hyvideo.data.text import quote
-
-# Spreadsheets run a cell that begins like this as a formula, such as a prompt "=HYPERLINK(...)",
-# and show it as text after an apostrophe. A single dash stands for no value.
-_FORMULA = re.compile(r"'*[=@+\-].")
 
 
 def read_rows(path: Path, what: str, names: Collection[str]) -> list[dict[str, str]]:
@@ -27,18 +19,9 @@ def read_rows(path: Path, what: str, names: Collection[str]) -> list[dict[str, s
     """
     try:
         text = read_text(path)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(f"{what}: file not found: {path}") from error
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{what} must be UTF-8 text in CSV form, got {quote(path)} ({error}); save it as UTF-8"
-        ) from error
-    except (IsADirectoryError, PermissionError) as error:
-        raise ValueError(
-            f"{what} must be a readable file, got {quote(path)}: {error.strerror}"
-        ) from error
+    except ValueError as error:
+        raise ValueError(f"{what}: {error}") from error
     try:
-        csv.field_size_limit(MAX_BYTES)  # prompts have a separate limit, other columns have none
         # otherwise an unclosed quote includes the next rows in its cell
         reader = csv.DictReader(io.StringIO(text), strict=True)
         columns = [_column_name(name, names) for name in reader.fieldnames or []]
@@ -57,7 +40,7 @@ def read_rows(path: Path, what: str, names: Collection[str]) -> list[dict[str, s
                 f"row {number} of {path} has more cells than columns; put a cell that contains a "
                 f"comma in double quotes: {quote(row['prompt'])}"
             )
-    found = [{name: _from_cell(cell or "") for name, cell in row.items()} for row in rows]
+    found = [{name: cell or "" for name, cell in row.items()} for row in rows]
     # spreadsheets may end a table with rows of commas only
     return [row for row in found if any(cell.strip() for cell in row.values())]
 
@@ -82,33 +65,9 @@ def _column_name(name: str, names: Collection[str]) -> str:
 
 
 def csv_text(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table as CSV. Text that a spreadsheet would run as a formula gets an apostrophe,
-    which `read_rows` removes.
-    """
+    """Return a table as CSV."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(columns)
-    for row in rows:
-        writer.writerow(map(_to_cell, row))
+    writer.writerows(rows)
     return file.getvalue()
-
-
-def _to_cell(value: object) -> object:
-    """Return a value for a cell that no spreadsheet runs; numbers stay as they are."""
-    if isinstance(value, str) and _FORMULA.match(value) and not _is_number(value):
-        return f"'{value}"
-    return value
-
-
-def _is_number(text: str) -> bool:
-    with suppress(ValueError):
-        float(text)
-        return True
-    return False
-
-
-def _from_cell(text: str) -> str:
-    """Return the text of a cell without the apostrophe of `_to_cell`."""
-    if text.startswith("'") and _FORMULA.match(text):
-        return text[1:]
-    return text

@@ -5,7 +5,6 @@ and of the contents that a cache is keyed by.
 import hashlib
 import json
 import os
-import tokenize
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,7 +14,8 @@ _SAMPLE_BYTES = 2**16
 
 def digest_of(*values: object) -> str:
     """Return a digest of values that JSON can express; others count by their text."""
-    return _hexdigest(json.dumps(values, sort_keys=True, default=str).encode())
+    content = json.dumps(values, sort_keys=True, default=str).encode()
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def digest_file(path: str | Path) -> str:
@@ -41,27 +41,6 @@ def digest_large_file(path: str | Path) -> str:
     return digest.hexdigest()
 
 
-def digest_code(path: str | Path) -> str:
-    """Return a digest of the tokens of a Python file without comments and blank lines, and of all
-    bytes of other files.
-
-    Raises OSError if the file cannot be read.
-    """
-    if Path(path).suffix != ".py":
-        return digest_file(path)
-    ignored = (tokenize.COMMENT, tokenize.NL)
-    with open(path, "rb") as file:
-        try:
-            tokens = [
-                (token.type, token.string.rstrip("\r\n"))  # the last line may lack its end
-                for token in tokenize.tokenize(file.readline)
-                if token.type not in ignored
-            ]
-        except (tokenize.TokenError, SyntaxError):  # importing it says what is wrong
-            return digest_file(path)
-    return digest_of(tokens)
-
-
 def digest_weights(paths: Iterable[Path]) -> str:
     """Return a digest of large files, and of all files below folders, with their names.
 
@@ -82,7 +61,3 @@ def _files_below(folder: Path) -> list[Path]:
         below[:] = [name for name in below if not name.startswith(".")]
         found += [Path(place, name) for name in names if not name.startswith(".")]
     return sorted(path for path in found if path.suffix != ".md" and path.is_file())
-
-
-def _hexdigest(content: bytes) -> str:
-    return hashlib.blake2b(content, digest_size=16).hexdigest()

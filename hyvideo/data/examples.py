@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data.csv_files import read_rows
-from hyvideo.data.digests import digest_file, digest_of
+from hyvideo.data.digests import digest_of
 from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request, check_prompt, find_image, hash_requests
+from hyvideo.data.prompts import Request, find_image, hash_requests
 from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "video")
@@ -187,7 +187,6 @@ def request_of(row: dict[str, str], path: Path, what: str, place: str) -> Reques
             f"every row of {what} needs a prompt, {place} has none, so its videos cannot be trained "
             "on; add it or remove the row"
         )
-    check_prompt(prompt, f"in {place}")
     image = row.get("ref_image_path", "").strip()
     try:
         picture = find_image(path, image) if image else None
@@ -243,58 +242,4 @@ def check_videos(examples: Iterable[Example], size: tuple[int, int, int]) -> Non
                     f"(sample_n_frames, height, width), got {found.num_frames} of {found.height} x "
                     f"{found.width} in {quote(video)}, {example.place}; change these settings "
                     "or generate the video again"
-                )
-
-
-def check_images(examples: Iterable[Example]) -> None:
-    """Raise ValueError, naming the row, if a first frame cannot be read."""
-    from hyvideo.data.images import read_image
-
-    seen: set[str] = set()
-    for example in examples:
-        image = example.request.image
-        if image is None or image in seen:
-            continue
-        seen.add(image)
-        try:
-            read_image(image)
-        except ValueError as error:
-            raise ValueError(
-                f"{error}, in {example.place}; replace the file or remove the row"
-            ) from error
-
-
-def check_latents(examples: Iterable[Example], shape: tuple[int, int, int]) -> None:
-    """Raise ValueError if latents beside a video have another shape, or are those of another video.
-
-    ``shape`` is (frames, height, width) in latents.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    seen: set[Path] = set()
-    remedy = (
-        "restore the file, or delete it, so that the video is encoded (a resume then needs "
-        "--allow_changed_settings with the name of the CSV's setting)"
-    )
-    for example in examples:
-        for video in example.videos:
-            path = video.with_suffix(LATENTS_SUFFIX)
-            if video in seen or not path.is_file():
-                continue
-            seen.add(video)
-            try:
-                with safe_open(path, framework="numpy") as file:
-                    found = tuple(file.get_slice(LATENTS_KEY).get_shape())
-                    owner = (file.metadata() or {}).get(VIDEO_KEY)
-            except (SafetensorError, OSError) as error:
-                raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}: {error}; {remedy}"
-                ) from error
-            if found[1:] != shape or owner != digest_file(video):
-                reason = f"shape {found}, not (channels, {', '.join(map(str, shape))})"
-                if found[1:] == shape:
-                    reason = "those of another video"
-                raise ValueError(
-                    f"{quote(path)} must have the latents of {video.name}, {example.place}, got "
-                    f"{reason}; {remedy}"
                 )

@@ -4,7 +4,6 @@ absent.
 
 import errno
 import glob
-import io
 import json
 import os
 import secrets
@@ -16,52 +15,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from hyvideo.data.text import describe_error, quote
 
-MAX_BYTES = 2**28  # of a text file
 LEASE = ".lease"  # name of the file of `run_folder.Lease`, which a killed process leaves
 PARTIAL = ".partial"  # end of the hidden names of `publish`
 ROOT = Path(__file__).resolve().parents[2]  # root of the project
-
-
-# of a network file system or a disk that may work again later
-_STORAGE_FAILURES = (
-    errno.EIO,
-    errno.ESTALE,
-    errno.EREMOTEIO,
-    errno.ENOTCONN,
-    errno.ESHUTDOWN,
-    errno.EHOSTDOWN,
-    errno.ETIMEDOUT,
-    errno.ENOLCK,
-    errno.EBUSY,
-)
-
-
-class StorageFailure(OSError):
-    """A failure of the storage, on this or another rank."""
-
-
-def is_storage_failure(error: BaseException | None) -> bool:
-    """Return whether an error, or one that caused it, is a failure of the storage that may be gone
-    later, and not a mistake of the user.
-    """
-    while error is not None:
-        if isinstance(error, StorageFailure):
-            return True
-        if isinstance(error, OSError) and error.errno in _STORAGE_FAILURES:
-            return True
-        error = error.__cause__
-    return False
 
 
 def file_problem(path: str | Path) -> str | None:
     """Return why a path is not a readable file, None if it is one."""
     try:
         open(path, "rb").close()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return _reason(error)
     return None
 
@@ -79,7 +44,7 @@ def folder_problem(path: str | Path) -> str | None:
     """Return why a path is not a readable folder, None if it is one."""
     try:
         os.scandir(path).close()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return _reason(error)
     return None
 
@@ -88,29 +53,19 @@ def write_problem(folder: str | Path) -> str | None:
     """Return why files cannot be written to ``folder``, which may have to be created; None if they
     can.
     """
-    if not str(folder).strip():
-        return "its name is empty"
-    if "\0" in str(folder):
-        return "it has characters that no path can have"
     existing = Path(folder)
+    while not os.path.lexists(existing):
+        existing = existing.parent
     try:
-        while not os.path.lexists(existing):
-            existing = existing.parent
         # permission bits do not show that a file system such as /proc has no files
         tempfile.TemporaryFile(dir=existing).close()
-    except (OSError, ValueError) as error:
+    except OSError as error:
         return f"no file can be created in {existing}: {_reason(error)}"
     return None
 
 
-def _reason(error: OSError | ValueError) -> str:
-    """Return why a path cannot be used. Raises the error if the storage has failed, because a
-    restart may succeed then.
-    """
-    if isinstance(error, ValueError):
-        return "it has characters that no path can have"
-    if is_storage_failure(error):
-        raise error
+def _reason(error: OSError) -> str:
+    """Return why a path cannot be used."""
     if isinstance(error, FileNotFoundError):
         return "not found"
     return (error.strerror or "it cannot be read").lower()
@@ -147,27 +102,20 @@ def make_folder(folder: Path) -> None:
         sync(folder.parent)
 
 
-def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
-    """Return the text of a file in UTF-8.
+def read_text(path: str | Path) -> str:
+    """Return the text of a file that a user names.
 
-    Raises OSError if it cannot be read, and ValueError if it is too large or not UTF-8.
-    """
-    with open(path, "rb") as file:
-        content = file.read(max_bytes + 1)  # a size that the file states may be wrong
-    if len(content) > max_bytes:
-        raise ValueError(f"{path} is too large; the limit is {max_bytes:,} bytes")
-    return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
-
-
-def parse_json(text: str | bytes) -> Any:
-    """Return the value that JSON text stands for.
-
-    Raises ValueError if it is invalid, or nested too deeply for Python.
+    Raises ValueError, naming the file, if it is missing, no readable file or not UTF-8. Other
+    errors of the file system stay OSError, because a restart may succeed after them.
     """
     try:
-        return json.loads(text)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+        return Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError as error:
+        raise ValueError(f"file not found: {path}") from error
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise ValueError(f"{path} must be a readable file: {_reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8 text ({error}); save it as UTF-8") from error
 
 
 def read_json(path: Path, label: str) -> dict[str, Any]:
@@ -176,11 +124,11 @@ def read_json(path: Path, label: str) -> dict[str, Any]:
     Raises ValueError, naming the file, if it is missing or invalid.
     """
     try:
-        content = parse_json(read_text(path))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(f"{label}: file not found: {path}") from error
-    except (ValueError, IsADirectoryError, PermissionError) as error:
+        content = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
         raise ValueError(f"{label}: {path} is not valid JSON ({error})") from error
+    except ValueError as error:
+        raise ValueError(f"{label}: {error}") from error
     if isinstance(content, dict):
         return content
     raise ValueError(f"{label}: {path} must contain a JSON object, got {type(content).__name__}")
@@ -192,8 +140,8 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
     ``path`` unless an error is raised.
 
     Readers see the old or the new content of a file, even after a power cut, and a whole folder or
-    none. A file of this name is replaced. A folder is not: FileExistsError. The file gets the
-    default mode of new files. Raises OSError that names the file if the disk is full.
+    none. A file of this name is replaced. A folder is not: OSError. The file gets the default mode
+    of new files.
     """
     path = Path(path)
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
@@ -212,16 +160,6 @@ def publish(path: str | Path, *, is_folder: bool = False) -> Iterator[Path]:
             raise FileExistsError(errno.EEXIST, "it exists already", str(path))
         os.replace(hidden, path)
         sync(path.parent)
-    except OSError as error:
-        if error.errno == errno.ENOTEMPTY:  # another process was faster
-            raise FileExistsError(errno.EEXIST, "it exists already", str(path)) from error
-        # a full disk: which one? Copying names the source
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        if error.errno is not None and (error.filename is None or is_full):
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
-    except SafetensorError as error:  # also of a full disk
-        raise OSError(f"{path}: {error}") from error
     finally:
         if is_folder:
             shutil.rmtree(hidden, ignore_errors=True)

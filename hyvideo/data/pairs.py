@@ -4,7 +4,6 @@ This file must not import torch or read videos at import, because pairs are chec
 slow is imported.
 """
 
-import filecmp
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,8 +69,8 @@ def select_preferences(
     """Return the ratings without ties of the weighted dimensions, the preferred video first; without
     ``weights``, all dimensions count equally.
 
-    Raises ValueError for a weight of a dimension that nobody rated, a preference between equal
-    videos, and if no preference remains. ``source`` names the files in messages.
+    Raises ValueError for a weight of a dimension that nobody rated, and if no preference remains.
+    ``source`` names the files in messages.
     """
     rated = {rating.dimension for rating in ratings}
     unknown = [name for name in weights if name not in rated]
@@ -87,12 +86,6 @@ def select_preferences(
         if rating.outcome == TIE or weight == 0:
             continue
         winner, loser = rating.videos if rating.outcome == 0 else reversed(rating.videos)
-        if winner == loser or filecmp.cmp(winner, loser, shallow=False):
-            raise ValueError(
-                "a preferred video must differ from the other one, because the gradient of equal "
-                f"videos is zero, got two equal files in {rating.place}: {quote(winner)} and "
-                f"{quote(loser)}; remove the row"
-            )
         preferences.append(Example(rating.request, (winner, loser), rating.place, weight))
     if not ratings:
         raise ValueError(

@@ -7,15 +7,15 @@ import hashlib
 import json
 import os
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.data.csv_files import csv_text, read_rows
 from hyvideo.data.files import find_path, publish
+from hyvideo.data.images import read_image
 from hyvideo.data.randomness import permutation
-from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
+from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
 
@@ -92,7 +92,6 @@ def _read_csv(path: Path) -> list[Request]:
             raise ValueError(
                 f"every row of a prompts CSV needs a prompt, row {number} of {path} has none"
             )
-        check_prompt(prompt, f"in row {number} of {path}")
         # programs for tables write integers in a column with gaps as 1.0
         seed = seed.removesuffix(".0")
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
@@ -152,17 +151,6 @@ def hash_requests(requests: Sequence[Request]) -> str:
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
-def check_prompt(prompt: str, where: str) -> None:
-    """Raise ValueError if a prompt is empty, too long, or has characters that are not text."""
-    # spaces, line breaks, and marks such as the zero-width space
-    is_blank = all(c.isspace() or unicodedata.category(c) == "Cf" for c in prompt)
-    problem = "it is blank" if is_blank else text_problem(prompt, MAX_PROMPT_BYTES)
-    if problem:
-        raise ValueError(
-            f"a prompt must be printable text, got {quote(prompt, 60)} {where}: {problem}"
-        )
-
-
 def find_image(csv_path: Path, name: str) -> str:
     """Return the path of an image, relative to the folder of a CSV or to the working directory."""
     tried = [csv_path.parent / name, Path(name)]
@@ -172,6 +160,19 @@ def find_image(csv_path: Path, name: str) -> str:
     raise ValueError(
         "looked for " + " and ".join(dict.fromkeys(f"{quote(path)[1:-1]}" for path in tried))
     )
+
+
+def check_images(requests: Iterable[Request]) -> None:
+    """Raise ValueError, naming the prompt, for a first frame that cannot be read."""
+    first_uses: dict[str, Request] = {}
+    for request in requests:
+        if request.image:
+            first_uses.setdefault(request.image, request)
+    for image, request in first_uses.items():
+        try:
+            read_image(image)
+        except ValueError as error:
+            raise ValueError(f"{error}, for {request.described}") from error
 
 
 @dataclass(frozen=True)

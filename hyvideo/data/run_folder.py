@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from filelock import SoftFileLease, Timeout
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from hyvideo.data.files import LEASE, PARTIAL, make_folder, publish, remove_partial, sync
 from hyvideo.data.text import quote
@@ -58,25 +58,15 @@ class RunRecord(BaseModel):
     end: str | None = None  # how the last start ended; None while it runs, and after a kill
 
 
-def new_run() -> str:
-    """Return the identity of a new run."""
-    return uuid.uuid4().hex[:16]
-
-
 def read_record(output_dir: Path) -> RunRecord | None:
     """Return the record of a folder, None without one.
 
     Raises ValueError for an invalid record, and OSError for one that cannot be read.
     """
-    path = output_dir / RECORD
     try:
-        return RunRecord.model_validate_json(path.read_bytes())
+        return RunRecord.model_validate_json((output_dir / RECORD).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValidationError as error:
-        raise ValueError(
-            f"{quote(path)} is not the record of a run; restore it, or choose another output_dir"
-        ) from error
 
 
 def write_record(output_dir: Path, record: RunRecord) -> None:
@@ -218,9 +208,13 @@ def claim(folder: Path, run: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         return
     folder.parent.mkdir(parents=True, exist_ok=True)
-    if not os.path.lexists(folder):
-        with suppress(FileExistsError), publish(folder, is_folder=True) as hidden:
-            mark(hidden, run)  # unless another rank is faster
+    try:
+        if not os.path.lexists(folder):
+            with publish(folder, is_folder=True) as hidden:
+                mark(hidden, run)
+    except OSError:
+        if not is_marked(folder, run):  # no other rank was faster
+            raise
     if not is_marked(folder, run):
         raise FileExistsError(
             errno.EEXIST, "this run has not made this folder; move it away", str(folder)

@@ -3,7 +3,6 @@ in them.
 """
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 
 Row = tuple[str, str]  # label and text; an empty label continues the row above
@@ -34,28 +33,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{plural}"
 
 
-MAX_PROMPT_BYTES = 100_000  # in UTF-8; the language model reads about 5,000 of them
-MAX_MESSAGE = 4_000  # characters
-
-# Control characters except newline and tab, and lone surrogates, which UTF-8 cannot encode.
-_NO_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-
-
-def text_problem(text: str, max_bytes: int) -> str | None:
-    """Return the first problem that makes ``text`` unusable as a prompt, None if there is none."""
-    match = _NO_TEXT.search(text)
-    if match:
-        kind = "lone surrogate" if "\ud800" <= match[0] <= "\udfff" else "control character"
-        return (
-            f"character {match.start() + 1} is the {kind} U+{ord(match[0]):04X}; remove it or save "
-            "the text as UTF-8"
-        )
-    size = len(text.encode())
-    if size > max_bytes:
-        return f"it has {size:,} bytes in UTF-8, the limit is {max_bytes:,}; shorten it"
-    return None
-
-
 def quote(text: object, longest: int = 200) -> str:
     """Return ``text`` in quotes for a message: truncated, with escapes for characters that cannot
     be printed.
@@ -66,30 +43,17 @@ def quote(text: object, longest: int = 200) -> str:
     return repr(text)
 
 
-def shorten(message: str, longest: int = MAX_MESSAGE) -> str:
-    """Return a message without its middle if it is long, with control characters escaped."""
-    clean = "".join(map(_printable, message[: 100 * longest]))
-    if len(clean) <= longest:
-        return clean
-    return f"{clean[: longest // 2]} ... {clean[-longest // 2 :]}"
-
-
-def _printable(character: str) -> str:
-    if character.isprintable() or character == "\n":
-        return character
-    return ascii(character)[1:-1]
+def shorten(message: str, longest: int = 4_000) -> str:
+    """Return a message without its middle if it has more than ``longest`` characters."""
+    if len(message) <= longest:
+        return message
+    return f"{message[: longest // 2]} ... {message[-longest // 2 :]}"
 
 
 def describe_error(error: BaseException) -> str:
-    """Return the type, text and notes of any exception, shortened so that it can be printed and
-    recorded.
-    """
-    try:
-        return shorten(
-            "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        )
-    except Exception:  # the exception's own __str__ failed
-        return f"{type(error).__name__}, whose text cannot be read"
+    """Return the type, text and notes of an exception, shortened."""
+    notes = getattr(error, "__notes__", ())
+    return shorten("; ".join([f"{type(error).__name__}: {error}", *notes]))
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hyvideo.data.files import StorageFailure, is_storage_failure
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
@@ -115,14 +114,14 @@ def raise_on_all_ranks(
     errors: tuple[type[Exception], ...] = (ValueError,),
 ) -> Iterator[None]:
     """Raise an error on all ranks if the body raises one of ``errors`` on any rank, so that no rank
-    waits: that of the first rank, as the class in ``errors`` that it belongs to, or StorageFailure.
+    waits: that of the first rank, as the class in ``errors`` that it belongs to.
     """
     problem = None
     try:
         yield
     except errors as error:
         kind = next(each for each in errors if isinstance(error, each))
-        problem = StorageFailure if is_storage_failure(error) else kind, str(error)
+        problem = kind, str(error)
     for found in all_objects(problem, mesh, group):
         if found:
             raise found[0](found[1])

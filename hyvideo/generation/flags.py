@@ -33,6 +33,7 @@ SETTINGS = (  # of a run, whose flags this program has as well
     "vae_dtype vae_tile_size shift sigmas fps "
     "guidance_interval negative_prompt eta dtype device num_threads"
 ).split()
+ALSO = {"pretrained_model_root": ["--model_path"]}  # further names, as in HunyuanVideo-1.5
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run
     "num_inference_steps": "Denoising steps; default: the value of the run's validation, or of the version.",
     "stochastic": "Sample with the noise of this sampler (docs/methods.md#samplers); default: as in validation, "
@@ -220,7 +221,7 @@ def parse(description: str, argv: list[str] | None = None) -> argparse.Namespace
     flags = RENAMED | {name: name for name in (*SETTINGS, *REWARD_SETTINGS)}
     for flag, name in flags.items():
         options = flag_options(LEAVES[name], sentence=SENTENCES.get(flag, ""))
-        settings.add_argument(f"--{flag}", **options)
+        settings.add_argument(f"--{flag}", *ALSO.get(flag, []), **options)
         if name != flag:  # the name in training
             options |= {"dest": flag, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             settings.add_argument(f"--{name}", **options)

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from hyvideo.data.digests import digest_weights
-from hyvideo.data.images import read_image
-from hyvideo.data.prompts import Request, check_prompt, read_requests
+from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.data.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.models import loading
@@ -154,10 +153,10 @@ def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str
     Raises ValueError for invalid input.
     """
     for number, prompt in enumerate(prompts, start=1):
-        check_prompt(prompt, f"as number {number} of --prompt")
+        if not prompt.strip():
+            raise ValueError(f"number {number} of --prompt is blank")
     requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
-    for path in dict.fromkeys(request.image for request in requests if request.image):
-        read_image(path)
+    check_images(requests)
     return requests
 
 

@@ -163,7 +163,7 @@ class Generator:
         self.offloading = resolve(self.settings.offloading, self.device)
         self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
         model = self.config.model
-        base_loras = {name: digest_weights(files) for name, files in base_loras_of(model).items()}
+        base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
         share = self.videos[mesh.replica :: mesh.num_replicas]
         pending = [video for video in share if not self._is_complete(video)]

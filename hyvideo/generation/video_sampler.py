@@ -1,5 +1,6 @@
 """Sampling and writing of one video of generate.py, by one process or by those that share it."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -9,9 +10,8 @@ from typing import TypeVar
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from hyvideo.data.cli import keep_traceback
 from hyvideo.data.examples import LATENTS_SUFFIX, VIDEO_KEY
-from hyvideo.data.files import parse_json, read_text
+from hyvideo.data.files import read_text
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
@@ -70,7 +70,7 @@ def is_complete(video: Video, settings_hash: str, files: Iterable[Path] = ()) ->
     if not all(file.is_file() for file in (video.path, *files)):
         return False
     try:
-        record = parse_json(read_text(video.record))
+        record = json.loads(read_text(video.record))
         return record["settings_hash"] == settings_hash and not record["problem"]
     except (OSError, ValueError, LookupError, TypeError):  # it was not finished
         return False
@@ -86,7 +86,7 @@ def is_own(file: Path) -> bool:
         if file.suffix == LATENTS_SUFFIX:
             with safe_open(file, framework="numpy") as opened:
                 return VIDEO_KEY in (opened.metadata() or {})
-        content = parse_json(read_text(file))
+        content = json.loads(read_text(file))
         return isinstance(content, dict) and {"prompt", "seed"} <= content.keys()
     except (OSError, ValueError, SafetensorError):
         return False
@@ -116,7 +116,6 @@ class VideoSampler:
 
         return loop
 
-    @keep_traceback()
     def sample(
         self,
         pipeline: GRPOPipeline,
@@ -157,7 +156,6 @@ class VideoSampler:
             drawn = normal(shape, seed, "generate", number, *key)
         return to_device(drawn[None], pipeline.device)
 
-    @keep_traceback()
     def write(
         self,
         pipeline: GRPOPipeline,

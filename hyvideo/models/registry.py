@@ -77,16 +77,6 @@ def is_built_in(family: str) -> bool:
     return _MODULES[family].startswith("hyvideo.")
 
 
-def family_files(location: str) -> list[Path]:
-    """Return the source files of a family outside the repository, also those of its subpackages, in
-    the order of their names.
-    """
-    if not location:
-        return []
-    folder = Path(location)
-    return sorted([*folder.rglob("*.py"), *folder.rglob("*.yaml")])
-
-
 def class_problem(class_name: str) -> str:
     """Return why no family can be chosen for the class name of a config.json."""
     return (

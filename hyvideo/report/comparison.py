@@ -4,7 +4,6 @@ A folder is recognized by its files, and may be of several kinds:
 
     config.yaml             output_dir of a run
     scores.json             evaluation by scripts.evaluate, for example of the guided base model
-    benchmarks.json         results of benchmarks, read back by scripts.benchmark_videos
     analysis.json           preference study, analyzed by scripts.preference_study
     mp4 and JSON files      videos of generate.py or scripts.compare_policies
 
@@ -25,7 +24,7 @@ from hyvideo.settings.sections import RewardSettings
 from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
 
-FILES = {"evaluations": "scores.json", "benchmarks": "benchmarks.json", "studies": "analysis.json"}
+FILES = {"evaluations": "scores.json", "studies": "analysis.json"}
 # mean, low and high of a 95 % interval over the prompts, by score
 Scores = dict[str, dict[str, float | None]]
 
@@ -36,7 +35,6 @@ class Comparison:
 
     runs: dict[str, RunContents]
     evaluations: dict[str, dict]
-    benchmarks: dict[str, dict]
     studies: dict[str, dict]
     videos: dict[str, Path]
 
@@ -66,7 +64,7 @@ def read_comparison(folders: Iterable[Path], max_points: int = MAX_POINTS) -> Co
     Raises ValueError for a folder of no kind or with corrupted records.
     """
     places = list(folders)
-    found = Comparison(runs={}, evaluations={}, benchmarks={}, studies={}, videos={})
+    found = Comparison(runs={}, evaluations={}, studies={}, videos={})
     for folder, name in zip(places, short_names(places)):
         size = found.size
         for kind, file in FILES.items():

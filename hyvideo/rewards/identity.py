@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyvideo.data.custom_code import code_files
-from hyvideo.data.digests import digest_code, digest_of, digest_weights
+from hyvideo.data.digests import digest_file, digest_of, digest_weights
 from hyvideo.rewards.rewards import SCORERS
 
 
@@ -39,5 +39,5 @@ def scorer_identity(name: str, root: str | Path, options: Mapping[str, object]) 
     if it is a custom one, and its weights. Folders may move.
     """
     values = {key: value for key, value in options.items() if key != "path" and not _is_dir(value)}
-    code = [digest_code(path) for path in code_files([name])]
+    code = [digest_file(path) for path in code_files([name])]
     return digest_of(name.rpartition("/")[2], values, code, files_hash(name, root, options))

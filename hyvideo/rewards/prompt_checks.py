@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hyvideo.data.prompts import read_requests
-from hyvideo.data.text import MAX_PROMPT_BYTES, quote, text_problem
+from hyvideo.data.text import quote
 
 MAX_CHECKS = 10
 LIST = TypeAdapter(list[str])
@@ -28,11 +28,7 @@ def parse_checks(text: str, where: str) -> list[str]:
         checks = LIST.validate_json(text)
     except ValueError:
         checks = []
-    questions = {
-        check
-        for check in checks
-        if check.endswith("?") and not text_problem(check, MAX_PROMPT_BYTES)
-    }
+    questions = {check for check in checks if check.endswith("?")}
     if not 0 < len(questions) == len(checks) <= MAX_CHECKS:
         raise ValueError(
             f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.data.cli import Parser
-from hyvideo.data.files import ROOT, is_storage_failure
+from hyvideo.data.files import ROOT
 from hyvideo.data.text import nearest
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.registry import register
@@ -165,9 +165,7 @@ def _settings_of_flag(path: str) -> dict[str, Any]:
     """Return the settings of the file of ``--config``. Exits if it cannot be used."""
     try:
         return read_settings(path)
-    except (ValueError, OSError) as error:
-        if is_storage_failure(error):
-            raise
+    except ValueError as error:
         _parser(None).error(f"--config {error}")
 
 

@@ -2,13 +2,12 @@
 settings' traits. And the files of code and weights that settings name.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from hyvideo.data.custom_code import code_files
-from hyvideo.data.files import parse_json
-from hyvideo.models.registry import family_files
 from hyvideo.settings.config import Config, is_json
 from hyvideo.settings.objectives import TrustRegionSettings
 from hyvideo.settings.sections import ModelSettings
@@ -58,50 +57,38 @@ def changed_settings(
 def _is_same(was: object, value: object) -> bool:
     """Return whether two values of a setting are equal, also as JSON with other blanks."""
     if isinstance(was, str) and isinstance(value, str) and is_json(was) and is_json(value):
-        return parse_json(was) == parse_json(value)
+        return json.loads(was) == json.loads(value)
     return was == value
 
 
 def code_of(config: Config) -> dict[str, list[Path]]:
-    """Return the files of custom code that settings name: scorers, sampler, objective and family."""
+    """Return the files of custom code that settings name: scorers, sampler and objective."""
     scorers = [] if config.reward.remote_reward_url else config.reward.reward_model
     named = {
         "reward_model": code_files(scorers),
         "sde_type": code_files([config.rollout.sde_type]),
         "objective": code_files([config.objective.name]),
-        "family": family_files(config.model.family),
     }
     return {name: files for name, files in named.items() if files}
 
 
-def base_loras_of(model: ModelSettings) -> dict[str, list[Path]]:
-    """Return the files of the LoRAs that are merged into the base model. Raises ValueError if there
-    are none.
-    """
-    from hyvideo.models.lora import lora_files  # imports torch
-
+def base_loras_of(model: ModelSettings) -> dict[str, Path]:
+    """Return the paths of the LoRAs that are merged into the base model, by setting."""
     paths = {
         "base_lora_path": model.base_lora_path,
         "low_noise_base_lora_path": model.low_noise_base_lora_path,
     }
-    return {name: lora_files(path) for name, path in paths.items() if path}
+    return {name: Path(path) for name, path in paths.items() if path}
 
 
-def weights_of(config: Config) -> dict[str, list[Path]]:
-    """Return the files of the LoRAs that a run starts from and of the anchor. Raises ValueError if
-    there are none.
-    """
-    from hyvideo.models.lora import lora_files  # imports torch
-
-    named = base_loras_of(config.model)
-    start = config.optimizer.pretrained_lora_path
-    if start:
-        named["pretrained_lora_path"] = lora_files(start)
-    anchor = config.objective.anchor_path
-    if anchor:
-        digests = Path(anchor) / "digests.json"  # of all files of a checkpoint
-        named["anchor_path"] = [digests] if digests.is_file() else lora_files(Path(anchor))
-    return named
+def weights_of(config: Config) -> dict[str, Path]:
+    """Return the paths of the LoRAs that a run starts from and of the anchor, by setting."""
+    paths = {
+        "pretrained_lora_path": config.optimizer.pretrained_lora_path,
+        "anchor_path": config.objective.anchor_path,
+    }
+    named = {name: Path(path) for name, path in paths.items() if path}
+    return base_loras_of(config.model) | named
 
 
 def experiment_settings(config: Config) -> dict[str, object]:

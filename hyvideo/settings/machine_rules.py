@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.data.examples import check_images, check_latents, check_videos
+from hyvideo.data.examples import check_videos
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
-from hyvideo.data.images import read_image
-from hyvideo.data.prompts import PromptFiles, Request
+from hyvideo.data.prompts import Request, check_images
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
@@ -93,7 +92,7 @@ def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     trained = [] if inputs.config.objective.videos_from else data.prompts_csv
     for path in dict.fromkeys([*trained, *data.valid_video_csv]):
         if os.path.isfile(find_path(path)) == existing:
-            yield from problem_of(_read_prompts, inputs.files, path)
+            yield from problem_of(lambda path: check_images(inputs.files.read([path])), path)
 
 
 def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
@@ -111,23 +110,9 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 
 
 def check_pairs(inputs: RunInputs) -> None:
-    """Raise ValueError for pairs without a preference, and for videos and latents that do not fit
-    the run.
-    """
-    config = inputs.config
-    examples = inputs.videos.all
-    check_images(examples)
-    check_videos(examples, config.sampling.size)
-    try:
-        shape = inputs.architecture.latent_size(*config.sampling.size)
-    except ValueError:
-        return  # the folder of the model and the size are checked elsewhere
-    check_latents(examples, shape)
-
-
-def _read_prompts(files: PromptFiles, path: str) -> None:
-    for image in dict.fromkeys(request.image for request in files.read([path]) if request.image):
-        read_image(image)
+    """Raise ValueError for pairs without a preference, and for videos that do not fit the run."""
+    check_images(inputs.videos.all_requests)
+    check_videos(inputs.videos.all, inputs.config.sampling.size)
 
 
 def sizes_fit_the_model(inputs: RunInputs) -> Problems:

@@ -6,6 +6,7 @@ its class declares in ``Settings``. Imports no torch, except for a custom object
 """
 
 import inspect
+import json
 import pkgutil
 import re
 from functools import cache
@@ -21,7 +22,6 @@ from hyvideo.data.examples import (
     file_in_study,
     read_examples,
 )
-from hyvideo.data.files import parse_json
 from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.grpo.trust_region import KLWeights
@@ -296,7 +296,7 @@ class DPOSettings(GivenVideosSettings):
         if not text:
             return text
         try:
-            weights = parse_json(text)
+            weights = json.loads(text)
         except ValueError:
             weights = None
         values = list(weights.values()) if isinstance(weights, dict) else []
@@ -313,7 +313,7 @@ class DPOSettings(GivenVideosSettings):
     @property
     def dimension_weights(self) -> dict[str, float]:
         """Weights of the dimensions of rated pairs; empty if all count equally."""
-        return parse_json(self.pair_weights) if self.pair_weights else {}
+        return json.loads(self.pair_weights) if self.pair_weights else {}
 
     def read_videos(self, seed: int) -> Examples:
         ratings = [rating for path in self.pairs_csv for rating in read_ratings(path)]

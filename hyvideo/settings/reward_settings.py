@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 
-from hyvideo.data.files import parse_json
 from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
@@ -24,7 +23,7 @@ def given_reward_weights(reward: RewardSettings) -> dict[str, float | dict[str, 
     JSON.
     """
     text = reward.reward_weights
-    weights = REWARD_PRESETS[text] if text in REWARD_PRESETS else parse_json(text)
+    weights = REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
     return {REFERENCE_SCORERS.get(name, name): weight for name, weight in weights.items()}
 
 
@@ -46,7 +45,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
     if not path:
         return options
     try:
-        content = parse_json(path) if is_json(path) else read_yaml(path)
+        content = json.loads(path) if is_json(path) else read_yaml(path)
     except ValueError as error:
         got = f", got {path}" if is_json(path) else ""
         raise ValueError(f"reward_config {error}{got}") from error

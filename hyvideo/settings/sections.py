@@ -23,7 +23,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic.fields import FieldInfo
 
 from hyvideo.data.cli import TRUTHS
-from hyvideo.data.prompts import check_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.guidance import Expert, parse_interval
 from hyvideo.models.versions import version_defaults
@@ -269,13 +268,6 @@ class DataSettings(Section):
         measured=True,
     )
     seed: int = learning(42, "Random seed of the run.", ge=0)
-
-    @field_validator("negative_prompt")
-    @classmethod
-    def _is_a_prompt(cls, text: str | None) -> str | None:
-        if text:
-            check_prompt(text, "as negative_prompt")
-        return text
 
 
 class RolloutSettings(Section):

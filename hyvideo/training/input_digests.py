@@ -1,5 +1,5 @@
 """Digests of everything that a run reads and that decides what it learns, by the setting that names
-it: the rows of a CSV, the tokens of a file of code, and samples of files of weights.
+it: the rows of a CSV, the bytes of a file of code, and samples of files of weights.
 
 A resumed run must have the same, except for those that ``allow_changed_settings`` names.
 """
@@ -7,8 +7,7 @@ A resumed run must have the same, except for those that ``allow_changed_settings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from hyvideo.data.digests import digest_code, digest_file, digest_of, digest_weights
-from hyvideo.data.files import find_path
+from hyvideo.data.digests import digest_file, digest_of, digest_weights
 from hyvideo.data.prompts import hash_requests
 from hyvideo.models import loading
 from hyvideo.models.guidance import OTHER_EXPERT
@@ -19,7 +18,6 @@ from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings
 
 MODELS = "pretrained_model_root/"  # start of the names of the models that a run loads
-SERVICE = "remote_reward_url"
 
 
 def digest_inputs(config: Config, inputs: RunInputs, kinds: Collection[str]) -> dict[str, str]:
@@ -29,14 +27,14 @@ def digest_inputs(config: Config, inputs: RunInputs, kinds: Collection[str]) -> 
     cannot be read.
     """
     found = {
-        name: digest_of([digest_code(path) for path in paths])
+        name: digest_of([digest_file(path) for path in paths])
         for name, paths in code_of(config).items()
     }
-    found |= {name: digest_weights(paths) for name, paths in weights_of(config).items()}
+    found |= {name: digest_weights([path]) for name, path in weights_of(config).items()}
     if not config.objective.videos_from:
         found["prompts_csv"] = hash_requests(inputs.requests)
     if config.reward.reward_config:
-        found["reward_config"] = _digest_options(reward_options(config.reward))
+        found["reward_config"] = digest_of(reward_options(config.reward))
     found |= digest_models(config.model, kinds)
     return found
 
@@ -65,13 +63,3 @@ def changed_inputs(saved: Mapping[str, str], now: Mapping[str, str]) -> list[str
     setting, or a model that is loaded now and was not before.
     """
     return sorted(name for name in saved.keys() & now.keys() if saved[name] != now[name])
-
-
-def _digest_options(options: Mapping[str, Mapping[str, object]]) -> str:
-    """Return a digest of the options of scorers, with the contents of the files that they name."""
-    contents = {}
-    for scorer, given in options.items():
-        for name, value in given.items():
-            is_file = name != "path" and isinstance(value, str) and find_path(value).is_file()
-            contents[f"{scorer}.{name}"] = digest_file(find_path(value)) if is_file else value
-    return digest_of(contents)

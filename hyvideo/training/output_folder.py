@@ -1,6 +1,7 @@
 """Where a run starts: with which checkpoint, as which run, in a folder with which results."""
 
 import sys
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ def find_start(output_dir: Path, resume_from: str, mesh: Mesh) -> Start:
             for path in corrupted:
                 run_folder.keep_corrupted(path)
             start = Start(
-                run=record.run if record else run_folder.new_run(),
+                run=record.run if record else uuid.uuid4().hex[:16],
                 record=record,
                 checkpoint=checkpoint,
                 state=read_state(checkpoint) if checkpoint else None,

@@ -191,13 +191,6 @@ def reward_digests(config: Config) -> dict[str, str]:
     return {f"reward_model/{name}": digest for name, digest in digests.items() if digest}
 
 
-def service_identity(scorer: AsyncScorer) -> str:
-    """Return the identity of the scorer of the reward service; "" without a service, and for a
-    service that does not send it.
-    """
-    return getattr(scorer.scorers.get("remote"), "identity", "")
-
-
 def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
     from hyvideo.rewards.service.client import RemoteScorer
 

@@ -31,7 +31,7 @@ from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.given_videos import GivenVideos
-from hyvideo.training.input_digests import SERVICE, digest_inputs
+from hyvideo.training.input_digests import digest_inputs
 from hyvideo.training.model_setup import (
     check_adapter,
     check_checkpoint,
@@ -53,7 +53,6 @@ from hyvideo.training.rewards import (
     GroupRewards,
     make_async_scorer,
     reward_digests,
-    service_identity,
     try_scorers,
 )
 from hyvideo.training.rollout_records import RolloutRecorder
@@ -230,9 +229,6 @@ def load_rewards(
         )
         if config.reward.check_reward and given is None and is_scored:
             _try_rewards(scorer, config, loaded.inputs.requests, validated)
-    service = service_identity(scorer)
-    if service:
-        loaded.digests[SERVICE] = service
     return GroupRewards(
         config.reward,
         scorer,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -29,11 +30,11 @@ def write_latents(video: Path, latents: Tensor) -> None:
 
 
 class VideoLatents:
-    """Latents of videos by path, from the file beside a video if there is one, else encoded by the
-    VAE.
+    """Latents of videos by path, from the file beside a video if it has the latents of this video,
+    else encoded by the VAE.
 
     Encoded latents are stored under a digest of the video and the VAE, so that a run encodes each
-    video once. `pairs.check_latents` has checked the files beside the videos.
+    video once.
     """
 
     def __init__(self, output_dir: Path, videos: Sequence[Path], *, vae_identity: str):
@@ -42,7 +43,7 @@ class VideoLatents:
         self.files: dict[Path, Path] = {}
         for video, digest in self.digests.items():
             given = video.with_suffix(LATENTS_SUFFIX)
-            if given.is_file():
+            if _video_of(given) == digest:
                 self.files[video] = given
             else:
                 key = digest_of(digest, vae_identity)
@@ -82,6 +83,15 @@ class VideoLatents:
     def read(self, video: Path) -> Tensor:
         """Return the latents of a video, on the CPU. Shape: (channels, frames, height, width)."""
         return load_file(self.files[video])[LATENTS_KEY].float()
+
+
+def _video_of(latents: Path) -> str | None:
+    """Return the digest of the video that a file of latents belongs to, None without such a file."""
+    try:
+        with safe_open(latents, framework="numpy") as file:
+            return (file.metadata() or {}).get(VIDEO_KEY)
+    except (OSError, SafetensorError):
+        return None
 
 
 def _save(path: Path, latents: Tensor, digest: str) -> None:

@@ -37,8 +37,8 @@ def joint_identity(
     root = Path(config.model.pretrained_model_root)
     csvs = config.data.valid_video_csv
     loras = {
-        name: digest_weights(files)
-        for name, files in weights_of(config).items()
+        name: digest_weights([path])
+        for name, path in weights_of(config).items()
         if name != "anchor_path"
     }
     base = []

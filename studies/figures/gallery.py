@@ -15,7 +15,6 @@ from pathlib import Path
 from hyvideo.data.files import ROOT
 from hyvideo.records.run_files import write_text
 from studies.figures.moving_picture import moving_picture, read_clip
-from studies.figures.screenshots import screenshots
 from studies.steps import run
 
 PAGE = "gallery.md"
@@ -71,16 +70,7 @@ def make_gallery(
     pictures.mkdir(parents=True, exist_ok=True)
     names = [_name(word) for word in policies]
     files = [draw(videos / name, pictures) for name in names]
-    runs = [Path(word.partition("=")[2].partition("@")[0]) for word in policies]
-    reports = [path for path in (run / "report.html" for run in runs) if path.is_file()]
-    shots = []
-    if reports and len(names) > 1:
-        try:
-            ends = list(dict.fromkeys([reports[0], reports[-1]]))
-            shots = screenshots(ends, [videos / name for name in names[:2]], pictures)
-        except ValueError as problem:
-            print(f"no screenshots: {problem}")
-    write_text(out / PAGE, page(names, files, shots, videos, out))
+    write_text(out / PAGE, page(names, files, videos, out))
     print(f"wrote {out / PAGE} and the pictures in {pictures}")
     return 0
 
@@ -98,7 +88,7 @@ def draw(videos: Path, pictures: Path) -> Path:
     return path
 
 
-def page(names: list[str], files: list[Path], shots: list[Path], videos: Path, out: Path) -> str:
+def page(names: list[str], files: list[Path], videos: Path, out: Path) -> str:
     """Return the page of the pictures."""
     records = [_record(file) for file in sorted((videos / names[0]).glob("*.mp4"))]
     lines = [
@@ -109,8 +99,6 @@ def page(names: list[str], files: list[Path], shots: list[Path], videos: Path, o
     lines += ["", *(f"{number}. {record['prompt']}" for number, record in enumerate(records, 1))]
     for name, file in zip(names, files):
         lines += ["", f"## {name}", "", f"![Videos of {name}]({os.path.relpath(file, out)})"]
-    for file in shots:
-        lines += ["", f"![{file.stem.replace('_', ' ')}]({os.path.relpath(file, out)})"]
     return "\n".join(lines) + "\n"
 
 

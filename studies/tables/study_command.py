@@ -4,7 +4,6 @@ import argparse
 import shlex
 from pathlib import Path
 
-from hyvideo.data.cli import Parser
 from hyvideo.settings.rules import check_evaluation
 from studies.recipes.runs import RecipeRun, RecipeStudy, reject_flags
 from studies.recipes.train_runs import describe, plan_run, train_runs
@@ -14,9 +13,8 @@ WORLDS = {"miniature": "configs/miniature_paper.yaml"}
 MINIATURE_NOISE = "sage_grpo:0.7"
 
 
-def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
-    """Return a parser with the flags of every study; ``makes`` is ``table`` or ``figures``."""
-    parser = Parser(doc)
+def add_study_flags(parser: argparse.ArgumentParser, *, out: str, makes: str) -> None:
+    """Add the flags of every study; ``makes`` is ``table`` or ``figure``."""
     parser.add_argument("--output_dir", type=Path, default=Path(out), help="output folder")
     parser.add_argument(
         "--jobs", type=int, default=1, help="number of runs to train at the same time"
@@ -41,12 +39,11 @@ def study_parser(doc: str, *, out: str, makes: str) -> argparse.ArgumentParser:
         action="store_true",
         help=f"make the {makes} from finished runs without training",
     )
-    return parser
 
 
-def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
-    """Return the parser of a study of cells of Table 2."""
-    parser = study_parser(doc, out="outputs/table2", makes=makes)
+def add_grid_flags(parser: argparse.ArgumentParser, *, makes: str) -> None:
+    """Add the flags of a study of cells of Table 2."""
+    add_study_flags(parser, out="outputs/table2", makes=makes)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument(
         "--world", choices=list(WORLDS), help="use the miniature, which needs no download"
@@ -77,11 +74,10 @@ def grid_parser(doc: str, *, makes: str) -> argparse.ArgumentParser:
         default="",
         help='flags of post_train.py for every cell: "--max_steps 30 --eta 0.5"',
     )
-    return parser
 
 
 def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> RecipeStudy:
-    """Return the study for the flags of `grid_parser`. Raises ValueError for incompatible flags."""
+    """Return the study for the flags of `add_grid_flags`. Raises ValueError for incompatible flags."""
     extra = shlex.split(options.extra)
     noise = options.match_noise
     reject_flags(extra, CELL_FLAGS)

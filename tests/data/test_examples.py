@@ -30,6 +30,22 @@ def test_the_best_scores_of_each_prompt_are_kept_and_no_prompt_is_lost(write):
     assert kept(write(*rows), 0.1) == ["b", "d"]
 
 
+def test_scores_stay_with_their_videos_where_others_are_dropped_and_over_two_files(tmp_path):
+    """The best of a prompt are the best of both files; a dropped video does not count."""
+    files = {
+        "first": ["one,a.mp4,9,0", "one,b.mp4,1,1", "two,c.mp4,2,1"],
+        "second": ["two,d.mp4,8,0", "one,e.mp4,3,1", "two,f.mp4,1,1", "one,g.mp4,0,1"],
+    }
+    for name, rows in files.items():
+        for row in rows:
+            (tmp_path / row.split(",")[1]).write_bytes(b"")
+        (tmp_path / f"{name}.csv").write_text("\n".join(["prompt,video,score,keep", *rows]))
+    paths = [str(tmp_path / f"{name}.csv") for name in files]
+    assert kept(paths) == ["b", "c", "e", "f", "g"]
+    assert kept(paths, 0.5) == ["b", "c", "e"]
+    assert kept(paths[::-1], 0.5) == ["e", "b", "c"]
+
+
 def test_the_number_that_is_kept_is_not_raised_by_rounding(write):
     rows = [f"one,a.mp4,{score},1" for score in range(25)]
     assert len(read_examples(write(*rows), 0.28)) == 7

@@ -12,7 +12,6 @@ import torch
 from diffusers.pipelines.hunyuan_video1_5 import image_processor as diffusers_images
 from PIL import Image
 
-from hyvideo.data import images
 from hyvideo.data.images import (
     RESOLUTIONS,
     bucket_sizes,
@@ -183,12 +182,3 @@ def test_pixels_equal_those_of_diffusers():
     pixels = to_pixels(image)
     assert pixels.dtype == torch.float32 and pixels.shape == (3, 96, 160)
     assert torch.equal(pixels, processor.preprocess(image, height=96, width=160)[0])
-
-
-def test_an_image_of_the_largest_number_of_pixels_is_read(monkeypatch, tmp_path):
-    monkeypatch.setattr(images, "MAX_PIXELS", 6 * 8)
-    noise(6, 8).save(tmp_path / "largest.png")
-    assert read_image(tmp_path / "largest.png").size == (8, 6)
-    noise(7, 7).save(tmp_path / "larger.png")
-    with pytest.raises(ValueError, match="larger.png"):
-        read_image(tmp_path / "larger.png")

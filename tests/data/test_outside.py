@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 
 import pytest
-from safetensors import SafetensorError
 
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import publish
@@ -27,19 +26,6 @@ def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_a_file_of_tensors_on_a_full_disk_is_an_error_of_the_disk(tmp_path):
-    with pytest.raises(OSError, match="latents"), publish(tmp_path / "latents") as aside:
-        raise SafetensorError(f"Error while serializing: I/O error: File too large: {aside}")
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_write_to_a_full_disk_names_the_file(tmp_path, limited_file_size):
-    with pytest.raises(OSError) as raised, limited_file_size(10):
-        with publish(tmp_path / "scores.json") as aside:
-            aside.write_text("x" * 100)
-    assert raised.value.filename == str(tmp_path / "scores.json")
-
-
 def make_parser():
     parser = Parser("Draw.")
     group = parser.add_argument_group("files")
@@ -58,11 +44,6 @@ def test_an_empty_path_is_an_error_and_not_the_current_folder(capsys):
         make_parser().parse_args(["--output_dir", ""])
     assert "--output_dir" in capsys.readouterr().err
     assert make_parser().parse_args(["--output_dir", "."]).output_dir == Path()
-
-
-def test_old_names_of_flags_are_accepted_in_groups_too():
-    options = make_parser().parse_args(["--out", "x", "--model_path=ckpts"])
-    assert (options.output_dir, options.pretrained_model_root) == (Path("x"), "ckpts")
 
 
 def test_an_unknown_flag_is_answered_with_the_nearest(capsys):

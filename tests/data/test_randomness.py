@@ -1,9 +1,8 @@
 """Tests of random numbers keyed by their purpose."""
 
-import pytest
 import torch
 
-from hyvideo.data.randomness import generator, normal, permutation
+from hyvideo.data.randomness import normal, permutation
 
 KEY = (930, "initial noise", 1)
 FIRST_NUMBERS = [0.26403725147247314, 0.5982527136802673, -2.9058613777160645, 0.40236151218414307]
@@ -61,8 +60,3 @@ def test_permutations_are_uniformly_distributed():
     orders = [tuple(permutation(3, 0, "order", i)) for i in range(1200)]
     counts = [orders.count(order) for order in set(orders)]
     assert len(counts) == 6 and min(counts) > 150 and max(counts) < 250
-
-
-def test_keys_of_other_types_are_rejected():
-    with pytest.raises(TypeError, match="key"):
-        generator(0, 1.0)

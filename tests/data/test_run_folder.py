@@ -126,9 +126,3 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     run_folder.write_record(tmp_path, record)
     run_folder.update_record(tmp_path, has_checkpoint=True)
     assert run_folder.read_record(tmp_path) == record.model_copy(update={"has_checkpoint": True})
-
-
-def test_an_invalid_record_raises_value_error(tmp_path):
-    (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ValueError, match="run.json"):
-        run_folder.read_record(tmp_path)

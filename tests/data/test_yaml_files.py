@@ -29,16 +29,6 @@ def test_anchors_aliases_and_merged_mappings_are_read(write):
     assert read_yaml(write(text)) == {"a": {"x": 1}, "b": {"x": 2}, "x": 2}
 
 
-def test_aliases_that_expand_without_bound_are_rejected(write):
-    lines = ["a0: &a0 [x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
-    with pytest.raises(ValueError, match="settings.yaml"):
-        read_yaml(write("\n".join(lines)))
-    assert len(read_yaml(write("\n".join(lines[:4])))) == 4
-    with pytest.raises(ValueError, match="settings.yaml"):
-        read_yaml(write("a: &a [*a]"))
-
-
 @pytest.mark.parametrize("text", ["a: 1\na: 2\n", "b: [{1: 1, 1: 2}]\n"])
 def test_a_repeated_name_is_rejected(write, text):
     with pytest.raises(ValueError, match="settings.yaml.* repeats"):

@@ -11,7 +11,10 @@ import torch
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import write_video
 from hyvideo.generation.generation import Source
+from hyvideo.generation.policy_scores import Evaluator
+from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.command_line import load_config
+from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation import parts, video_folder
 from hyvideo.validation.scores_file import Evaluation, as_text, summarise
 from hyvideo.validation.validation import Validation
@@ -30,7 +33,7 @@ def score(exit_code, tmp_path, tiny_config):
             "configs/miniature.yaml",
             "--num_threads",
             "1",
-            "--out",
+            "--output_dir",
             tmp_path / out,
         ]
         code = exit_code(evaluate.main, *common, *flags)
@@ -158,7 +161,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
     config.write_text(Path("configs/miniature.yaml").read_text().replace("alignment", "of_the_run"))
 
     def output_of(*flags):
-        flags = ["--checkpoint_path", checkpoint, "--out", tmp_path / "scores", *flags]
+        flags = ["--checkpoint_path", checkpoint, "--output_dir", tmp_path / "scores", *flags]
         monkeypatch.setattr("sys.argv", ["evaluate.py", *map(str, flags)])
         with pytest.raises(SystemExit, match="2"):
             evaluate.main()
@@ -176,7 +179,7 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--out README.md/x", "README.md/x"),
+        ("--output_dir README.md/x", "README.md/x"),
         (
             "--checkpoint_path {trained} --cfg_scale 2",
             "trained with negative_prompt 'murky', got ''",
@@ -276,6 +279,25 @@ def test_enlarged_videos_are_read_at_their_original_size(folder):
     (videos,) = read_clips(clips, 48, 48)
     # 48 would be stored as 288, so 256 is read as stored
     assert videos[0].shape == (5, 3, 256, 256)
+
+
+def test_videos_are_scored_at_their_own_frame_rate_and_at_the_size_of_the_validation(tmp_path):
+    config = load_config(
+        "configs/miniature.yaml", num_threads=1, validation_height=16, validation_width=24
+    )
+    write_video(tmp_path / "0000.mp4", torch.zeros(5, 3, 16, 24, dtype=torch.uint8), 12)
+    (tmp_path / "0000.json").write_text('{"prompt": "a red circle moves up"}')
+    assert config.data.fps != 12 and config.sampling.size[1:] != (16, 24)
+
+    class Given(Scorer):
+        def score(self, videos, prompts, *, fps):
+            return [{"VQ": fps, "MQ": video.shape[-2], "TA": video.shape[-1]} for video in videos]
+
+    evaluator = Evaluator(config)
+    evaluator.scorer = make_async_scorer(config, evaluator.device, {"given": Given()})
+    (entry,) = evaluator.folder(tmp_path).videos
+    assert [entry[name] for name in ("VQ", "MQ", "TA")] == [12, 16, 24]
+    evaluator.close()
 
 
 @pytest.mark.slow

@@ -5,8 +5,6 @@ from pathlib import Path
 import torch
 
 import generate
-from hyvideo.data.examples import Example, check_latents
-from hyvideo.data.prompts import Request
 from hyvideo.data.videos import at_original_size, read_video, to_uint8
 from hyvideo.models.decoding import decode
 from hyvideo.models.family import family_of
@@ -29,11 +27,9 @@ FLAGS = [
 def test_latents_are_written_with_the_video_and_deleted_with_it(tmp_path, exit_code):
     video = tmp_path / "0000.mp4"
     assert exit_code(generate.main, *FLAGS, "--keep_latents", "--output_path", tmp_path) == 0
-    pair = [Example(Request("a red circle moves up"), (video, video), "row 1")]
     latents = VideoLatents(tmp_path / "run", [video], vae_identity="")
     assert latents.files[video] == video.with_suffix(".safetensors")
     found = latents.read(video)
-    check_latents(pair, tuple(found.shape[1:]))
     vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=torch.device("cpu"))
     with torch.no_grad():
         decoded = decode(vae, family_of(vae).latents(vae.config).unscaled(found[None]))

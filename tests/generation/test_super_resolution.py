@@ -93,8 +93,8 @@ def test_conditions_and_latents_in_memory_do_not_grow_with_the_number_of_videos(
     for count in (1, 4):
         conditions, latents = LiveTensors(), LiveTensors()
 
-        def encoded(self, requests, conditions=conditions, **size):
-            found = encode(self, requests, **size)
+        def encoded(self, requests, *size, conditions=conditions):
+            found = encode(self, requests, *size)
             conditions.add(sample.text for sample in found.samples)
             return found
 

@@ -141,16 +141,19 @@ def test_activation_checkpointing_over_several_lengths_recomputes_attention_only
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_rollout_and_update_are_bit_identical_in_bf16_and_close_to_eager(mesh, recompute):
+def test_rollout_and_update_are_bit_identical_in_bf16_and_as_exact_as_eager(mesh, recompute):
+    """Compiled kernels round in other places than eager ones, on some CPUs also with
+    `emulate_precision_casts`; their distance from float32 is that of eager.
+    """
     model, plain = small(num_layers=2), small(num_layers=2)
     parallelize(model, mesh, recompute=recompute, compile=True)
     for length in (7, 9):
         rollout = call(model, length, dtype=torch.bfloat16)
         assert torch.equal(rollout, call(model, length, grad=True, dtype=torch.bfloat16))
+        exact = call(plain, length)
         eager = call(plain, length, dtype=torch.bfloat16)
-        assert (rollout - eager).float().square().mean() <= (
-            1e-3
-        ) ** 2 * eager.float().square().mean()
+        distance, of_eager = ((each.float() - exact).norm() for each in (rollout, eager))
+        assert 0 < distance < 1.3 * of_eager < 0.05 * exact.norm()
 
 
 def test_compiled_blocks_round_as_eager_does(mesh):

@@ -120,13 +120,13 @@ def test_an_exported_transformer_gives_the_same_latents_in_wan_pipeline(
 ):
     out = tmp_path / "exported"
     flags = [
-        "--model_path",
+        "--pretrained_model_root",
         root,
         "--transformer_version",
         VERSION,
         "--dtype",
         "fp32",
-        "--out",
+        "--output_dir",
         out,
     ]
     monkeypatch.setattr("sys.argv", ["export.py", *map(str, flags)])

@@ -68,7 +68,13 @@ def test_a_corrupted_checkpoint_is_neither_exported_nor_sampled(copy, tmp_path, 
     if program == "generate.py":
         command[-2:] = ["--output_path", tmp_path / "out", "--prompt", "a red circle moves up"]
     else:
-        command += ["--merge", "--lora_path", checkpoint / "lora", "--model_path", ROOT / SHALLOW]
+        command += [
+            "--merge",
+            "--lora_path",
+            checkpoint / "lora",
+            "--pretrained_model_root",
+            ROOT / SHALLOW,
+        ]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert result.returncode == 2 and str(checkpoint) in result.stderr, result.stderr
     assert not [*(tmp_path / "out").glob("*")]

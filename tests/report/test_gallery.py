@@ -109,8 +109,8 @@ def test_the_command_writes_the_page_or_names_the_folder_without_videos(
         [*given, str(tmp_path)],
         [],
         ["run", "--videos", str(tmp_path)],
-        [*given, "--out", "a.html"],
-        [str(tmp_path), "--out", "metrics.jsonl"],  # would replace the records of a run
+        [*given, "--output_path", "a.html"],
+        [str(tmp_path), "--output_path", "metrics.jsonl"],  # would replace the records of a run
     ):
         monkeypatch.setattr("sys.argv", ["report.py", *flags])
         with pytest.raises(SystemExit):

@@ -81,7 +81,7 @@ def test_reasoning_and_enclosing_quotes_are_removed(endpoint, answer, prompt):
 
 
 BAD = [
-    (completion(""), "it is blank"),
+    (completion(""), "a prompt must have words"),
     (completion("<think>The user needs a cat"), "an answer must end its <think>"),
     (completion("cut", end="length"), "'finish_reason': 'length'"),
     ((401, {}, {}), "status 401"),

@@ -438,8 +438,8 @@ def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(fi
     started, messages = first_command(gpus=8)
     assert started == MINIATURE
     assert "training configs/miniature.yaml, because no flag names a model" in messages
-    started, _ = first_command("--eta", "0.5", "--max_steps=2", "--out", "outputs/mine")
-    assert started == [*MINIATURE, "--eta", "0.5", "--max_steps=2", "--out", "outputs/mine"]
+    started, _ = first_command("--eta", "0.5", "--max_steps=2", "--output_dir", "outputs/mine")
+    assert started == [*MINIATURE, "--eta", "0.5", "--max_steps=2", "--output_dir", "outputs/mine"]
     assert "--nproc_per_node=2" in first_command(NPROC="2")[0]
 
 

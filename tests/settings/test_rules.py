@@ -36,7 +36,6 @@ CASES = [
         "guidance_interval",
         {"guidance_interval": "0.3:0.5"},
     ),
-    ({"negative_prompt": "a\0b"}, "negative_prompt", {"negative_prompt": "a b"}),
     # sizes
     ({"sample_n_frames": 6}, "sample_n_frames", {"sample_n_frames": 9}),
     (

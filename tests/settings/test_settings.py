@@ -52,6 +52,24 @@ def test_guidance_determines_the_number_of_branches(tiny_config):
     assert not guided.with_settings(kl_weight=0.0).negative_requests  # no anchor
 
 
+@pytest.mark.parametrize("expert, expected", [("high", (3.0, 1.5)), ("low", (2.0, 3.0))])
+def test_the_anchor_has_its_own_guidance_at_the_levels_of_the_trained_expert(
+    tiny_config, expert, expected
+):
+    """At high and at low noise levels; the frozen expert keeps its scale."""
+    config = tiny_config.with_settings(
+        transformer_version="wan2.2_t2v_a14b",
+        expert=expert,
+        cfg_scale=2.0,
+        low_noise_cfg_scale=1.5,
+        anchor_cfg_scale=3.0,
+        kl_strategy="fixed",
+    )
+    guidances = (config.anchor_guidance, config.sampling.guidance)
+    found = [tuple(guidance.scale_at(level) for level in (0.95, 0.5)) for guidance in guidances]
+    assert found == [expected, (2.0, 1.5)]
+
+
 @pytest.mark.parametrize("objective", BUILT_IN)
 def test_an_objective_has_only_its_own_settings(objective):
     pairs = {"pairs_csv": ["pairs.csv"]} if objective == "dpo" else {}

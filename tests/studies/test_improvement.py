@@ -42,6 +42,17 @@ def test_the_videos_have_the_size_that_is_trained_and_a_further_round_starts_fro
     assert [name for name, _ in steps_of(made, tmp_path, 2, 1)] == ["sample", "train"]
 
 
+def test_no_two_rounds_sample_with_one_seed(tmp_path):
+    made = plan(rounds=3, seed=5)
+    seeds = []
+    for number in range(1, made.rounds + 1):
+        (_, sample), *_ = steps_of(made, tmp_path, number, 1)
+        seeds.append(value(sample, "--seed"))
+    assert len(set(seeds)) == 3
+    (_, other), *_ = steps_of(plan(seed=50), tmp_path, 1, 1)
+    assert value(other, "--seed") not in seeds  # the seed of the settings counts
+
+
 def test_the_settings_are_checked_for_the_processes_that_train():
     plan(num_gpus=2, sp_size=2)
     with pytest.raises(ValueError, match="sp_size"):

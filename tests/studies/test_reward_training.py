@@ -160,7 +160,7 @@ GOOD = [[prompt, "a.mp4", "b.mp4", "VQ", "first"] for prompt in "abcd"]
             [],
             "'better' in row 1 of .*pairs.csv",
         ),
-        (GOOD, ["--model", "nowhere"], "file not found: .*nowhere/model_config.json"),
+        (GOOD, ["--reward_path", "nowhere"], "file not found: .*nowhere/model_config.json"),
     ],
 )
 def test_invalid_input_is_one_error_before_a_model_is_loaded(
@@ -171,9 +171,9 @@ def test_invalid_input_is_one_error_before_a_model_is_loaded(
     given = [
         "--pairs",
         write_csv(tmp_path, rows),
-        "--model",
+        "--reward_path",
         SHIPPED,
-        "--out",
+        "--output_dir",
         tmp_path / "out",
         *options,
     ]
@@ -202,7 +202,7 @@ def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, caps
     options = [
         "--pairs",
         write_csv(tmp_path, rows),
-        "--model",
+        "--reward_path",
         SHIPPED,
         "--dimensions",
         "SIZE",
@@ -217,7 +217,7 @@ def test_the_program_is_repeatable_for_the_same_seed(tmp_path, monkeypatch, caps
             1e-3,
             "--lora_rank",
             2,
-            "--out",
+            "--output_dir",
             tmp_path / out,
         ]
         monkeypatch.setattr(sys, "argv", [*map(str, arguments)])

@@ -185,6 +185,17 @@ def test_a_replaced_video_is_encoded_again_and_changes_the_contents(rated_videos
     assert not torch.equal(again.read(videos[1]), first.read(videos[1]))
 
 
+def test_latents_beside_a_video_that_was_replaced_are_not_used(rated_videos, mesh):
+    """A video is cut or sharpened in place, and the latents of `--keep_latents` stay beside it."""
+    videos, prepare = rated_videos
+    given = torch.ones(16, 2, 2, 2)
+    write_latents(videos[0], given)
+    assert torch.equal(prepare(mesh).read(videos[0]), given)
+    write_clip(videos[0], seed=99)
+    encoded = prepare(mesh).read(videos[0])
+    assert encoded.isfinite().all() and encoded.std() > 0  # no ones
+
+
 def test_damaged_latents_are_named(rated_videos, mesh):
     videos, prepare = rated_videos
     latents = prepare(mesh)

@@ -15,7 +15,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.generation.generation import Source
 from hyvideo.models.guidance import OTHER_EXPERT, levels_of
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import expert_of, pairs_of, read_lora
+from hyvideo.models.lora import expert_of, pairs_of, read_lora, with_lora
 from hyvideo.models.wan import tiny
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.schedulers.schedule import Schedule
@@ -310,14 +310,18 @@ def test_a_resumed_run_continues_and_another_partner_is_refused(config, mesh, ro
 # --- base LoRAs -----------------------------------------------------------------------------------
 
 
-def test_base_loras_are_merged_into_their_experts_before_training(config, mesh, root, tmp_path):
+def test_each_expert_is_trained_sampled_and_exported_with_its_own_base_lora(
+    config, mesh, root, tmp_path, monkeypatch
+):
     """The file of the low-noise expert also has modules of CLIP, as published: a warning names them."""
+    config = config.with_settings(max_steps=1)
     settings, expected = {}, {}
     for expert, name in (("high", "base_lora_path"), ("low", "low_noise_base_lora_path")):
         file = tmp_path / f"{expert}_noise_model.safetensors"
         model = load_transformer(root, None, expert=expert)
         expected[expert] = FAMILY.transformer.to_diffusers(lightx2v_file(file, model, scale=0.02))
         settings[name] = str(file)
+    assert not torch.equal(*(each["blocks.0.attn1.to_q.weight"] for each in expected.values()))
     tensors = load_file(file)
     foreign = "diffusion_model.blocks.0.cross_attn.k_img"
     tensors |= {
@@ -340,6 +344,19 @@ def test_base_loras_are_merged_into_their_experts_before_training(config, mesh, 
             if ".lora_" not in name
         }
         for name, weight in expected[expert].items():
+            torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-5)
+    trainer.train()
+    checkpoint = trainer.output_dir / "checkpoints" / "000001"
+    out = tmp_path / "exported"
+    with pytest.warns(UserWarning, match="left out"):
+        run_export(
+            monkeypatch, "--checkpoint_path", checkpoint, "--dtype", "fp32", "--output_dir", out
+        )
+    trained = read_lora(checkpoint)
+    expected["high"] = dict(with_lora(expected["high"].items(), trained))
+    for expert, weights in expected.items():
+        state = load_transformer(out, None, expert=expert).state_dict()
+        for name, weight in weights.items():
             torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-5)
 
 

@@ -39,7 +39,15 @@ def policy(root, tmp_path):
 @pytest.fixture
 def run(root, tmp_path, exit_code, capsys):
     def call(*flags, out="out"):
-        given = ["--model_path", root, "--out", tmp_path / out, "--dtype", "fp32", *flags]
+        given = [
+            "--pretrained_model_root",
+            root,
+            "--output_dir",
+            tmp_path / out,
+            "--dtype",
+            "fp32",
+            *flags,
+        ]
         code = exit_code(export.main, *given)
         return code, capsys.readouterr().err
 
@@ -155,7 +163,13 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
     monkeypatch.setattr(
         sys,
         "argv",
-        ["export.py", "--checkpoint_path", str(checkpoint), "--out", str(tmp_path / "whole")],
+        [
+            "export.py",
+            "--checkpoint_path",
+            str(checkpoint),
+            "--output_dir",
+            str(tmp_path / "whole"),
+        ],
     )
     export.main()
     assert (
@@ -176,7 +190,7 @@ def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, 
     save_lora(lora, tmp_path / "lora")
 
     def printed(out, *flags):
-        words = ["--model_path", root, "--out", tmp_path / out, *flags]
+        words = ["--pretrained_model_root", root, "--output_dir", tmp_path / out, *flags]
         assert exit_code(export.main, *words) == 0
         return capsys.readouterr().out
 
@@ -228,7 +242,7 @@ def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):
         ([], "nothing to export: give --checkpoint_path"),
         (["--checkpoint_path", "nowhere"], "nowhere does not exist"),
         (
-            ["--transformer_version", VERSION, "--out", "/proc/nothing"],
+            ["--transformer_version", VERSION, "--output_dir", "/proc/nothing"],
             "no file can be created in /proc",
         ),
     ],

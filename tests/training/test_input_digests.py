@@ -31,20 +31,6 @@ def change_last_bytes(file):
     file.write_bytes(content)
 
 
-def test_a_file_that_the_options_of_a_scorer_name_counts(tiny_config, tmp_path):
-    rubric = tmp_path / "rubric.yaml"
-    rubric.write_text("dimensions: {}")
-    options = json.dumps({"vlm_judge": {"rubric": str(rubric), "model": "m"}})
-    file = tmp_path / "judge.yaml"
-    file.write_text(options)
-    config = tiny_config.with_settings(reward_model=["vlm_judge"], reward_config=str(file))
-    before = digests(config)
-    file.write_text(f"# a comment\n{options}\n")
-    assert not changed_inputs(before, digests(config))
-    rubric.write_text("dimensions: {VQ: {}}")
-    assert changed_inputs(before, digests(config)) == ["reward_config"]
-
-
 def test_an_initial_lora_counts(tiny_config, tmp_path):
     pair = LoraPair(torch.ones(2, 4), torch.ones(4, 2), 4.0)
     save_lora({"transformer_blocks.0.attn.to_q": pair}, tmp_path, form="peft")

@@ -8,6 +8,7 @@ import pytest
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
+from hyvideo.training.rewards import TooManyMissingRewards
 from tests.forked import ROOT
 from tests.test_trainer import CPU, Redness
 from tests.training.test_run_state import SETTINGS, snapshot
@@ -83,6 +84,32 @@ def with_validation(config):
     return config.with_settings(
         **settings, validate_at_step0=False, validation_interval=3, max_steps=4
     )
+
+
+class MissingFrom(Redness):
+    """Returns no finite scores from a call on."""
+
+    def __init__(self, first):
+        self.first, self.calls = first, 0
+
+    def score(self, videos, prompts, *, fps):
+        self.calls += 1
+        scores = super().score(videos, prompts, fps=fps)
+        if self.calls < self.first:
+            return scores
+        return [dict.fromkeys(each, math.nan) for each in scores]
+
+
+def test_a_resumed_run_that_fails_saves_the_iteration_that_it_has_finished(config):
+    """Also where the number of updates is another one."""
+    config = config.with_settings(num_updates_per_rollout=2, mini_batch_size_per_update=2)
+    make(config.with_settings(max_steps=1)).train()
+    batches = config.rollout.gradient_accumulation_steps
+    resumed = make(config.with_settings(max_steps=4), MissingFrom(batches + 1))
+    assert resumed.iteration == 1 and resumed.run.update.update_count == 2
+    with pytest.raises(TooManyMissingRewards, match="iteration 3"):
+        resumed.train()
+    assert names(resumed.output_dir / "checkpoints") == ["000001", "000002"]
 
 
 @pytest.mark.system

@@ -31,7 +31,6 @@ SETTINGS = BOTH_KL_TERMS | {
     "eta": 0.7,
     "max_grad_norm": 1e9,
     "gate_interval": 0,
-    "clip_range": 2e-3,
 }
 
 
@@ -101,6 +100,7 @@ def equalizer_weights(trainer, variances):
 )
 def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_balanced, of_anchor):
     settings = {
+        "clip_range": 2e-3,
         "kl_velocity": kl_velocity,
         "use_grad_balancing": is_balanced,
         "anchor_cfg_scale": of_anchor,
@@ -291,6 +291,37 @@ def test_the_coefficient_follows_both_kl_terms_with_their_weights(tiny_config, m
             0.7 * line["kl/position"] + 5.0 * line["kl/velocity"], rel=1e-6
         )
     assert abs(5.0 * history[-1]["kl/velocity"]) > 1e-3 * history[-1]["kl/position"]
+
+
+def test_both_warm_ups_count_updates(tiny_config, mesh):
+    """With two updates per iteration, that of the learning rate in updates, and that of the KL
+    coefficient in the updates of `Config.kl_warmup`.
+    """
+    config = tiny_config.with_settings(
+        num_updates_per_rollout=2,
+        warmup_steps=4,
+        reference_conventions=True,
+        timestep_fraction=1.0,
+        kl_schedule="two_stage",
+        kl_weight=0.4,
+        kl_warmup_updates=80,
+    )
+    assert config.kl_warmup == 5
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
+    update, optimizers = trainer.run.update, trainer.run.policy.optimizers
+    step, rates, coefficients = optimizers.step, [], []
+
+    def recorded(rate):
+        step(rate)
+        rates.append(optimizers.optimizers[0].param_groups[0]["lr"])
+        coefficients.append(update.kl_coefficient.value)
+
+    optimizers.step = recorded
+    for trainer.iteration in (1, 2, 3):
+        trainer.run_iteration()
+    rate = config.optimizer.learning_rate
+    assert rates == pytest.approx([rate / 4, rate / 2, 3 * rate / 4, rate, rate, rate])
+    assert coefficients == pytest.approx([0, 0.08, 0.16, 0.24, 0.32, 0.4], abs=1e-6)
 
 
 def test_the_ema_follows_the_policy_with_its_decay(tiny_config, mesh):

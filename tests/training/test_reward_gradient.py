@@ -151,6 +151,29 @@ def test_rewards_with_gradient_are_those_of_the_rollouts(tiny_config, mesh):
     assert metrics["kl/position"] > 0 and metrics["policy/velocity_norm"] > 0
 
 
+def test_each_row_of_a_pass_is_judged_by_its_own_prompt(tiny_config, mesh):
+    """Also in passes over rows that are not the first, of several prompts."""
+
+    def weights_of(prompts):
+        return torch.tensor([1 + sum(prompt.encode()) % 7 for prompt in prompts])[:, None]
+
+    class OfPrompt(Contrast):
+        def score(self, videos, prompts, *, fps):
+            values = contrast(torch.stack(videos).float()) * weights_of(prompts)
+            return [dict(zip(self.dimensions, row)) for row in values.tolist()]
+
+        def score_with_gradient(self, videos, prompts, *, fps):
+            return contrast(videos) * weights_of(prompts)
+
+    settings = ALONE | {"mini_batch_size_per_update": 3, "num_generations": 2}
+    trainer = make_trainer(tiny_config, mesh, OfPrompt(), **settings)
+    rollouts = sample(trainer)
+    assert len(set(weights_of(rollouts.prompts).flatten().tolist())) > 2
+    trainer.iteration = 2
+    metrics = trainer.run_iteration()  # compares the rewards of each pass with the rollouts'
+    assert metrics["reward_gradient/reward"] == pytest.approx(metrics["reward/mean"], rel=1e-4)
+
+
 def test_other_values_with_gradient_end_the_run(tiny_config, mesh):
     class Differs(Contrast):
         def score_with_gradient(self, videos, prompts, *, fps):

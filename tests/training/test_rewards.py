@@ -234,6 +234,25 @@ def test_normalized_rewards_change_the_advantages_and_not_the_record(tiny_config
     assert advantages.isnan().all() and metrics["reward/missing"] == 4
 
 
+def test_normalized_advantages_of_a_group_depend_on_its_own_rewards_alone(tiny_config, mesh):
+    """Also of the first of two groups of three whose spreads differ."""
+    rows = [{"TA": a, "SIZE": b} for a, b in ((1, 1), (2, 5), (6, 2), (0, 900), (70, 100), (20, 0))]
+    local = {row: Reward(sum(scores.values()), scores) for row, scores in enumerate(rows)}
+    indices = [RolloutIndex(row // 3, row % 3) for row in range(6)]
+    config = tiny_config.with_settings(
+        reward_weights='{"TA": 1, "SIZE": 1}', reward_normalization="group"
+    )
+    found = {}
+    for count in (3, 6):
+        scorer = make_async_scorer(config, CPU, {})
+        rewards = GroupRewards(config.reward, scorer, mesh, group_size=3, num_rollouts=count)
+        some = {row: local[row] for row in range(count)}
+        found[count], _ = rewards.advantages(indices[:count], some)
+    assert found[6][:3].tolist() == pytest.approx(found[3].tolist())
+    first, second = (found[6][rows].tolist() for rows in (slice(3), slice(3, 6)))
+    assert sorted(first) != pytest.approx(sorted(second), abs=0.1)
+
+
 def test_settings_of_scoring_arrive_at_the_scorer(make_scorer, monkeypatch):
     settings = {
         "reward_retries": 3,

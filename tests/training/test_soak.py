@@ -158,6 +158,12 @@ def growth(samples: list[list[int]]) -> dict[str, float]:
     }
 
 
+def not_measured(metrics: dict) -> dict:
+    """Return the metrics without times, memory and rates."""
+    measured = ("time/", "memory/", "perf/")
+    return {name: value for name, value in metrics.items() if not name.startswith(measured)}
+
+
 def results(run: Path) -> dict:
     """Return everything that must not depend on interruptions."""
     last = run / "checkpoints" / f"{ITERATIONS:06d}"
@@ -171,11 +177,9 @@ def results(run: Path) -> dict:
         for path in run.rglob("*")
         if not any(path.is_relative_to(folder) for folder in earlier)
     )
+    state["metrics"] = not_measured(state["metrics"])
     return {
-        "metrics": [
-            {k: v for k, v in line.items() if not k.startswith(("time/", "memory/", "perf/"))}
-            for line in lines
-        ],
+        "metrics": [not_measured(line) for line in lines],
         "tensors": {name: entry for name, entry in files.items() if name.endswith(".distcp")},
         "numbers": {
             name: value for name, value in state.items() if name not in ("settings", "run")

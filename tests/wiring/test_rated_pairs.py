@@ -1,5 +1,8 @@
-"""What belongs to a rated pair stays with it: its weight, its latents, and which video is better."""
+"""What belongs to a given video stays with it: prompt, latents, and in a rated pair its weight and
+which video is better.
+"""
 
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
@@ -8,8 +11,9 @@ import torch
 
 from hyvideo.trainer import Trainer
 from hyvideo.training.video_latents import VideoLatents
-from tests.rated_pairs import DPO, PROMPTS, write_pairs
+from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
 from tests.shallow import SHALLOW
+from tests.wiring.conftest import FILE_FPS
 
 CPU = torch.device("cpu")
 WEIGHTS = dict(zip(PROMPTS, (1.0, 4.0, 9.0, 16.0)))
@@ -74,3 +78,45 @@ def test_stored_latents_are_those_of_one_video_and_one_vae(tmp_path):
         for video in videos
     ]
     assert len({*files}) == 4
+
+
+def test_every_video_of_every_prompt_is_trained_on_once_per_epoch_at_the_size_of_the_rollouts(
+    distinct, mesh, tmp_path
+):
+    """Also a second video of a prompt, and although the validation has another size."""
+    config = distinct.with_settings(
+        objective="sft",
+        kl_strategy="none",
+        kl_weight=0.0,
+        nft_levels=2,
+        num_generations=1,
+        batch_size=2,
+        gradient_accumulation_steps=1,
+        cfg_scale=1.0,
+        guidance_interval="",
+    )
+    size = config.sampling.size
+    prompts = [PROMPTS[number] for number in (0, 1, 1, 2, 3)]
+    rows = ["prompt,video"]
+    for number, prompt in enumerate(prompts):
+        write_clip(tmp_path / f"{number}.mp4", number, size, fps=FILE_FPS)
+        rows.append(f"{prompt},{number}.mp4")
+    (tmp_path / "videos.csv").write_text("\n".join(rows))
+    config = config.with_settings(videos_csv=[str(tmp_path / "videos.csv")])
+    trainer = Trainer(config, mesh, CPU, scorers={})
+    source, objective = trainer.run.source, trainer.run.objective
+    latents = {
+        example.videos[0]: source.latents.read(example.videos[0])
+        for example in source.examples.train
+    }
+    shape = trainer.run.pipeline.latent_shape(*size)
+    assert shape != trainer.run.pipeline.latent_shape(*config.validation_sampling.size)
+    assert {tuple(each.shape) for each in latents.values()} == {shape}
+    counts = Counter()
+    for iteration in range(1, len(prompts) + 1):  # two epochs
+        rollouts, _ = source.collect(objective, iteration)
+        for prompt, final in zip(rollouts.prompts, rollouts.trajectories.final):
+            (video,) = [name for name, each in latents.items() if torch.equal(each, final)]
+            assert prompt == prompts[int(video.stem)]
+            counts[video.stem] += 1
+    assert counts == dict.fromkeys("01234", 2)

@@ -98,7 +98,13 @@ def test_a_checkpoint_of_all_weights_is_sampled_and_exported_as_its_ema(
     saved_policy.load_into(into, checkpoint)
     assert same(weights(into), expected)
     code = exit_code(
-        export.main, "--checkpoint_path", checkpoint, "--out", tmp_path / "out", "--dtype", "fp32"
+        export.main,
+        "--checkpoint_path",
+        checkpoint,
+        "--output_dir",
+        tmp_path / "out",
+        "--dtype",
+        "fp32",
     )
     assert code == 0
     into = load_transformer(trainer.config.model.pretrained_model_root, "miniature")

@@ -33,7 +33,7 @@ WEIGHTS = {
 @pytest.fixture
 def small_build(monkeypatch):
     def run(out, family):
-        monkeypatch.setattr("sys.argv", ["build", "--family", family, "--out", str(out)])
+        monkeypatch.setattr("sys.argv", ["build", "--family", family, "--output_dir", str(out)])
         sizes = {
             "VAE_STEPS": 2,
             "BASE_STEPS": 2,

@@ -38,7 +38,7 @@ def service():
         "scripts.reward_server",
         "--reward_model",
         "miniature",
-        "--model_path",
+        "--pretrained_model_root",
     ]
     environment = os.environ | {"REWARD_SERVER_TOKEN": TOKEN, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(

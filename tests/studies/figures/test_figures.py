@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hyvideo.settings.command_line import load_config
-from scripts import make_figures
+from scripts import figures as program
 from studies.figures.curves import compare, curve, find_runs
 
 METRICS = ("reward/mean", "reward/std", "reward/VQ", "reward/MQ", "reward/TA", "kl/coef")
@@ -36,7 +36,7 @@ def make_run(tmp_path, tiny_config):
 @pytest.fixture
 def figures(exit_code, tmp_path, capsys):
     def run(*arguments):
-        code = exit_code(make_figures.main, *arguments, "--out", tmp_path / "figures")
+        code = exit_code(program.main, "runs", *arguments, "--output_dir", tmp_path / "figures")
         made = sorted(path.name for path in (tmp_path / "figures").glob("*"))
         return code, made, capsys.readouterr()
 

@@ -80,7 +80,7 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
         "-m",
         "scripts.compare_policies",
         *COMMON,
-        "--out",
+        "--output_dir",
         out,
         "--num_prompts",
         3,

@@ -69,7 +69,7 @@ def folders(tmp_path_factory):
         ]
         if colour:
             (folder / "scores.json").write_text(json.dumps(entries))
-        else:  # like scripts.evaluate --out folder/scores
+        else:  # like scripts.evaluate --output_dir folder/scores
             (folder / "scores").mkdir()
             (folder / "scores/scores.json").write_text(json.dumps({"videos": entries}))
     return made

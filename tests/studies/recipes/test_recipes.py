@@ -58,7 +58,7 @@ def file(tmp_path, tiny_config):
 @pytest.fixture
 def compare(exit_code, tmp_path, file, forked_programs, capfd):
     def run(*flags, text=FILE):
-        words = [file(text), "--seeds", 2, "--jobs", 2, "--out", tmp_path / "out", *flags]
+        words = [file(text), "--seeds", 2, "--jobs", 2, "--output_dir", tmp_path / "out", *flags]
         code = exit_code(compare_recipes.main, *words)
         return code, capfd.readouterr()
 
@@ -415,7 +415,7 @@ def test_the_included_recipes_can_be_planned(path, tmp_path, monkeypatch, capfd)
         str(path),
         "--budget",
         "forwards=60000",
-        "--out",
+        "--output_dir",
         str(tmp_path),
         "--dry_run",
     ]

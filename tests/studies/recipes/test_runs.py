@@ -6,6 +6,7 @@ import subprocess
 import pytest
 import yaml
 
+from hyvideo.data.cli import Parser
 from hyvideo.data.run_folder import RunRecord, write_record
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import digest_inputs
@@ -16,7 +17,7 @@ from studies.recipes.train_runs import (
     plan_run,
 )
 from studies.tables.cells import KL_FLAGS, Cell
-from studies.tables.study_command import grid_parser, grid_study, plan_and_train
+from studies.tables.study_command import add_grid_flags, grid_study, plan_and_train
 from tests.forked import ROOT, python
 
 CELL = RecipeRun(Cell("B", "flow_grpo", "fixed", False), 2)
@@ -65,7 +66,9 @@ def test_every_kl_strategy_can_be_planned(study, kl):
 
 
 def options_of(*flags):
-    return grid_parser("a study", makes="table").parse_args(list(map(str, flags)))
+    parser = Parser("a study")
+    add_grid_flags(parser, makes="table")
+    return parser.parse_args(list(map(str, flags)))
 
 
 def test_a_cell_on_several_gpus_is_started_by_torchrun(tmp_path):

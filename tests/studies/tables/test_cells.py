@@ -6,7 +6,7 @@ import pytest
 
 from hyvideo.grpo.trust_region import KLCoefficient
 from hyvideo.training.policy_update import kl_schedule
-from scripts import reproduce_figures
+from scripts import figures
 from studies.recipes.runs import RecipeRun, RecipeStudy
 from studies.tables.cells import Cell, runs_of_figure
 from tests.shallow import SHALLOW
@@ -53,7 +53,7 @@ def test_the_milder_schedule_changes_only_warm_up_and_gain(tmp_path, tiny_config
 def reproduce(exit_code, tiny_config, forked_programs, capfd):
     def run(*flags):
         common = ["--config", SMOKE, "--seeds", "0", "--extra", EXTRA, "--window", "1"]
-        code = exit_code(reproduce_figures.main, *common, *flags)
+        code = exit_code(figures.main, "paper", *common, *flags)
         return code, capfd.readouterr()
 
     return run
@@ -61,7 +61,7 @@ def reproduce(exit_code, tiny_config, forked_programs, capfd):
 
 @pytest.mark.slow
 def test_figure_7_is_drawn_and_no_run_is_trained_twice(reproduce, tmp_path):
-    flags = ["--figures", "7", "--out", tmp_path / "study"]
+    flags = ["--figures", "7", "--output_dir", tmp_path / "study"]
     code, output = reproduce(*flags, "--dry_run")
     assert code == 0 and "3 cells, 3 to run" in output.out and not (tmp_path / "study").exists()
     code, output = reproduce(*flags, "--jobs", "2")

@@ -30,9 +30,9 @@ def reproduce(exit_code, tiny_config, forked_programs):
 @pytest.mark.slow
 def test_two_cells_are_trained_once_and_evaluated_like_validation(reproduce, tmp_path, capfd):
     out, methods = tmp_path / "table", ["--methods", "flow_grpo", "sage_grpo"]
-    assert reproduce("--out", out, *methods, "--only_cell", "B-sage_grpo-none-eq-seed0") == 0
+    assert reproduce("--output_dir", out, *methods, "--only_cell", "B-sage_grpo-none-eq-seed0") == 0
     assert not (out / "table2.md").exists()
-    assert reproduce("--out", out, *methods, "--jobs", 2) == 0
+    assert reproduce("--output_dir", out, *methods, "--jobs", 2) == 0
     output = capfd.readouterr().out
     assert output.count("seed0: trained") == 2 and "| Base model |" in output
     assert "| SAGE-GRPO against FlowGRPO, no KL, equalizer | B | one seed |" in output
@@ -47,7 +47,7 @@ def test_two_cells_are_trained_once_and_evaluated_like_validation(reproduce, tmp
     base = json.loads((out / "scores/base.json").read_text())
     assert [v["Overall"] for v in base["videos"]] != [v["Overall"] for v in scores["videos"]]
 
-    assert reproduce("--out", out, *methods) == 0
+    assert reproduce("--output_dir", out, *methods) == 0
     output = capfd.readouterr().out
     assert (
         "2 cells, 0 to run" in output
@@ -57,9 +57,9 @@ def test_two_cells_are_trained_once_and_evaluated_like_validation(reproduce, tmp
 
 
 def test_a_dry_run_writes_nothing_and_an_unknown_cell_is_an_error(reproduce, tmp_path, capfd):
-    assert reproduce("--out", tmp_path / "table", "--dry_run") == 0
+    assert reproduce("--output_dir", tmp_path / "table", "--dry_run") == 0
     assert not (tmp_path / "table").exists()
-    assert reproduce("--out", tmp_path / "table", "--only_cell", "nothing") == 2
+    assert reproduce("--output_dir", tmp_path / "table", "--only_cell", "nothing") == 2
     assert "--only_cell" in capfd.readouterr().err
-    assert reproduce("--out", tmp_path / "table", "--num_gpus", "-1", "--dry_run") == 2
+    assert reproduce("--output_dir", tmp_path / "table", "--num_gpus", "-1", "--dry_run") == 2
     assert "--num_gpus" in capfd.readouterr().err

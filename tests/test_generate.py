@@ -161,7 +161,7 @@ def test_an_image_selects_the_image_to_video_version_and_changes_the_video(
 def test_a_rewritten_prompt_is_recorded_beside_the_video(make):
     with endpoints() as start:
         server = start(completion('a cat and a sign "OPEN"'))
-        flags = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
+        flags = ["--rewrite", json.dumps({"url": server.url, "model": "a-model"})]
         code, (settings,), output = make(
             "--resolution", "480p", "--prompt", "a cat", *flags, *SMALL
         )
@@ -677,14 +677,6 @@ def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch, in_us
     with in_use(tmp_path / "videos"):
         code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
     assert code == 2 and f"{tmp_path}/videos' is in use" in output.err
-
-
-def test_videos_of_earlier_calls_are_kept_and_named(make, videos):
-    _, _, output = make(*THREE)
-    assert "other mp4" not in output.err
-    _, settings, output = make("--transformer_version", "480p_t2v", "--prompt", "four", *SMALL)
-    assert "also has 2 other mp4 files, such as 0001.mp4: they are kept" in output.err
-    assert [entry["prompt"] for entry in settings] == ["four", "two", "three"]
 
 
 def test_the_hash_of_the_policy_changes_with_its_files(tmp_path):

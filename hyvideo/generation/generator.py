@@ -25,7 +25,7 @@ from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.generation import Source
-from hyvideo.generation.offloading import place, resolve
+from hyvideo.generation.offloading import automatic, place
 from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
@@ -40,7 +40,7 @@ from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import base_loras_of
 from hyvideo.settings.layout import rank_problems
-from hyvideo.settings.offloading import AUTO, Offloading
+from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
@@ -59,7 +59,7 @@ class GenerationSettings:
     sampling: Sampling  # the size is that of each video
     source: Source  # the policy
     seed: int  # of requests without one
-    offloading: Offloading = AUTO
+    offloading: Offloading | None = None  # None: the memory of the GPU decides
     initial_noise: str = "default"  # or "reference"
     sp_size: int = 1  # processes of torchrun that share each video
     caching: StepCaching | None = None
@@ -143,7 +143,7 @@ class Generator:
         if settings.caching:
             _check_cache(settings, settings.caching)
         self.schedule = self.sampling.schedule()
-        source.check(config.model, self.sampling.negative_requests)
+        source.check(config.model)
         self.device = _check_machine(config.model, config.distributed)
         self.mesh = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         # with best of n, all end together, because torchrun stops the others once one has failed
@@ -160,8 +160,8 @@ class Generator:
         if mesh.is_main:
             for line in lines_of(generation_notes(self.config.model, self.sampling)):
                 print(line, file=sys.stderr)
-        self.offloading = resolve(self.settings.offloading, self.device)
-        self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
+        self.offloading = self.settings.offloading or automatic(self.device)
+        self.config = self.config.with_settings(vae_offload=self.offloading != "none")
         model = self.config.model
         base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
@@ -215,7 +215,7 @@ class Generator:
                 self.settings.best_of,
                 self.videos,  # all processes try the same prompt
                 self.device,
-                offload=bool(self.offloading.offloading),
+                offload=self.offloading != "none",
             )
         watchdog = Watchdog(self.mesh, self.config.distributed.report_after, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
@@ -241,10 +241,8 @@ class Generator:
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
         config = self.config
-        offloading = self.offloading
-        self.encoder, vae = model_setup.load_encoder(
-            config, self.device, group_offload=offloading.group_offloading
-        )
+        in_groups = self.offloading == "group"
+        self.encoder, vae = model_setup.load_encoder(config, self.device, group_offload=in_groups)
         for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
             on_stage("encoding", video.number)
             self._conditions(video)
@@ -253,7 +251,7 @@ class Generator:
         self.encoder(self.sampling.negative_requests)
         self.encoder.release()
         on_stage("loading")
-        home = torch.device("cpu") if offloading.group_offloading else self.device
+        home = torch.device("cpu") if in_groups else self.device
         self.pipeline = self.settings.source.load(
             config,
             self.device,
@@ -264,14 +262,7 @@ class Generator:
             sampling=self.sampling,
         )
         for transformer in self.pipeline.transformers:
-            place(
-                transformer,
-                self.mesh,
-                self.device,
-                config.distributed,
-                offloading,
-                self.settings.caching is not None,
-            )
+            place(transformer, self.mesh, self.device, config.distributed, self.offloading)
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
@@ -293,7 +284,7 @@ class Generator:
             settings = self._settings_of(video)
             settings |= {"settings_hash": digest_of(settings), "problem": sampled.problem}
             # these change at most the rounding, so a repeated command may have others
-            settings |= {"sp_size": self.settings.sp_size} | asdict(self.offloading)
+            settings |= {"sp_size": self.settings.sp_size, "offloading": self.offloading}
             if self.best_of:
                 settings["best_of"] = settings["best_of"] | sampled.record
             if sampled.problem:

@@ -147,18 +147,18 @@ class Refiner:
         base.transformer = pipeline.transformer = None
         gc.collect()
         upsampler = load_upsampler(root, model.name, self.family, device=device, seed=seed)
-        if offloading.offloading:
+        if offloading != "none":
             offload(upsampler)
         transformer = loading.load_transformer(
             root,
             model.name,
             dtype=DTYPES[self.settings.dtype],
-            device="cpu" if offloading.group_offloading else device,
+            device="cpu" if offloading == "group" else device,
             random_weights_seed=seed,
         )
         install(transformer)
         self.low_resolution = LowResolution(transformer)
-        place(transformer, mesh, device, self.run, offloading, False)
+        place(transformer, mesh, device, self.run, offloading)
         pipeline.transformer = transformer
         self.pipeline = pipeline
         self.upsampler = upsampler

@@ -101,14 +101,6 @@ def check_trained_expert(folder: Path, expert: Expert | None) -> None:
         )
 
 
-def negative_prompt(folder: Path) -> str | None:
-    """Return the negative prompt that the policy was trained with; None if no run wrote the
-    folder.
-    """
-    saved = _settings(folder)
-    return None if saved is None else str(saved.get("negative_prompt", ""))
-
-
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run
     wrote it.

@@ -120,7 +120,7 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
     code, error, both = run("--sr", "--save_pre_sr_video")
     assert code == 0, error
     base = run(out="base")[2]
-    again = run("--sr", "true", "--group_offloading", out="again")[2]
+    again = run("--sr", "true", "--offloading", "group", out="again")[2]
     assert both["0000.mp4"].shape == (5, 3, 64, 112) and both["0000_before_sr.mp4"].shape == (
         5,
         3,

@@ -72,49 +72,61 @@ class GenerationSettings:
         """Return what the JSON file of a video has of the settings: everything needed to reproduce
         the video.
         """
-        config = self.config
+        model = self.config.model
         sampling = self.sampling
         source = self.source
         request = video.request
-        is_stochastic = sampling.sampler != ODE
-        return {
+        prompt = {
             "prompt": request.prompt,
             "original_prompt": request.original_prompt,
             "image": request.image,
             "image_hash": digest_file(request.image) if request.image else None,
             "seed": request.seed_or(self.seed),
             "number": video.number,
-            "model": config.model.pretrained_model_root,
-            "version": config.model.transformer_version,
-            "expert": config.model.trained_expert,
-            "base_lora": config.model.base_lora_path or None,
-            "low_noise_base_lora": config.model.low_noise_base_lora_path or None,
-            "checkpoint": str(source.checkpoint) if source.checkpoint else None,
-            "lora": str(source.lora) if source.lora else None,
-            "lora_scale": source.lora_scale if source.lora else None,
+        }
+        policy = {
+            "model": model.pretrained_model_root,
+            "version": model.transformer_version,
+            "expert": model.trained_expert,
+            "base_lora": model.base_lora_path or None,
+            "low_noise_base_lora": model.low_noise_base_lora_path or None,
+            "checkpoint": None,
+            "lora": None,
+            "lora_scale": None,
             "policy_hash": source.policy_hash,
+            "dtype": model.dtype,
+            "vae_dtype": model.vae_dtype,
+            "use_sageattn": model.attention_kernel == "sage",
+            "enable_torch_compile": self.config.distributed.enable_compile == "true",
+        }
+        if source.checkpoint:
+            policy["checkpoint"] = str(source.checkpoint)
+        if source.lora:
+            policy |= {"lora": str(source.lora), "lora_scale": source.lora_scale}
+        sampled = {
             "steps": sampling.steps,
             "shift": sampling.shift,
             "sigmas": sampling.sigmas,
             "guidance_scale": sampling.guidance_scale,
-            "low_noise_guidance_scale": (
-                None if sampling.boundary is None else sampling.low_noise_guidance_scale
-            ),
+            "low_noise_guidance_scale": None,
             "guidance_interval": sampling.guidance_interval,
-            "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
-            "sde_type": sampling.sampler if is_stochastic else None,
-            "eta": sampling.eta if is_stochastic else 0.0,
+            "negative_prompt": None,
+            "sde_type": None,
+            "eta": 0.0,
             "frames": sampling.frames,
             "height": video.height,
             "width": video.width,
             "fps": sampling.fps,
-            "dtype": config.model.dtype,
-            "use_sageattn": config.model.attention_kernel == "sage",
-            "enable_torch_compile": config.distributed.enable_compile == "true",
-            "vae_dtype": config.model.vae_dtype,
             "initial_noise": self.initial_noise,
             "step_caching": asdict(self.caching) if self.caching else None,
         }
+        if sampling.boundary is not None:
+            sampled["low_noise_guidance_scale"] = sampling.low_noise_guidance_scale
+        if sampling.is_guided:
+            sampled["negative_prompt"] = sampling.negative_prompt
+        if sampling.sampler != ODE:
+            sampled |= {"sde_type": sampling.sampler, "eta": sampling.eta}
+        return prompt | policy | sampled
 
 
 class Generator:

@@ -2,7 +2,7 @@
 
     python -m scripts.export --checkpoint_path outputs/run/checkpoints/000060 --output_dir outputs/exported
     python -m scripts.export --checkpoint_path ... --form original --output_dir ckpts/transformer/480p_t2v_sage
-    python -m scripts.export --lora_path lora --output_dir outputs/exported_lora  for load_lora_adapter, or --form peft
+    python -m scripts.export --lora_path lora --output_dir outputs/exported_lora  for diffusers, or --form peft
     python -m scripts.export --lora_path lora --form comfyui --output_dir outputs/for_comfyui
     python -m scripts.export --lora_path lora --merge --pretrained_model_root ./ckpts \\
         --transformer_version 480p_t2v --output_dir outputs/merged
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hyvideo.models.guidance import Expert
+    from hyvideo.models.lora import Lora
 
 
 def main() -> None:
@@ -52,6 +53,11 @@ def main() -> None:
         "--expert",
         choices=["high", "low"],
         help="expert of a model of two that was trained; default: the run's, or as the LoRA says",
+    )
+    parser.add_argument(
+        "--ignore_lora_expert",
+        action="store_true",
+        help="accept a LoRA that says that it is for the other expert",
     )
     for name, model in (
         ("base_lora_path", "base model"),
@@ -85,12 +91,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise ValueError(
             f"--output_dir must be a new or empty folder, got {quote(options.out)}: {problem}"
         )
-    if exports_lora(options) and options.checkpoint_path:
-        raise ValueError("--checkpoint_path needs --merge when --lora_path is given")
-    if options.merge and options.lora_path is None:
-        raise ValueError("--merge needs --lora_path")
     if options.form == "peft" and not exports_lora(options):
-        raise ValueError("--form peft is a LoRA format: give --lora_path without --merge")
+        raise ValueError("--form peft is a LoRA format: give --lora_path alone, without --merge")
     if (
         options.checkpoint_path is None
         and options.lora_path is None
@@ -103,7 +105,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def exports_lora(options: argparse.Namespace) -> bool:
     """Return whether a LoRA is written, and not a whole model."""
-    return options.lora_path is not None and not options.merge
+    return options.lora_path is not None and not options.merge and not options.checkpoint_path
 
 
 def run(options: argparse.Namespace) -> list[str]:
@@ -121,68 +123,79 @@ def run(options: argparse.Namespace) -> list[str]:
 
 
 def export_lora(options: argparse.Namespace) -> list[str]:
-    from hyvideo.models.lora import (
-        check_expert,
-        differences_of,
-        expert_of,
-        lora_files,
-        save_lora,
-    )
+    from hyvideo.models.lora import differences_of
+    from hyvideo.models.lora_files import expert_of
+    from hyvideo.models.lora_saving import save_lora
     from hyvideo.training.saved_policy import read_saved_lora
 
-    lora = read_saved_lora(options.lora_path)
     expert = options.expert or expert_of(options.lora_path)
-    check_expert(options.lora_path, expert)
+    lora = read_saved_lora(options.lora_path, expert, ignore_expert=options.ignore_lora_expert)
     changed = sorted(differences_of(lora))
     if changed and options.form in ("diffusers", "peft"):
         raise ValueError(
             f"--form {options.form} has no place for the changes of {len(changed)} whole "
             f"parameters that the LoRA needs, the first {changed[0]}. Use --merge, which "
-            "writes a whole model, or --form comfyui, whose .diff tensors ComfyUI and "
-            "LightX2V read"
+            "writes a whole model, or --form comfyui, whose .diff tensors LightX2V reads"
         )
     with new_folder(options.out) as out:
         save_lora(lora, out, form=options.form, expert=expert)
-    return lora_lines(options.out, options.form, lora_files(options.lora_path)[0], expert)
+    return lora_lines(options.out, options.form, lora, expert)
 
 
-def lora_lines(out: Path, form: str, source: Path, expert: "Expert | None") -> list[str]:
+def lora_lines(out: Path, form: str, lora: "Lora", expert: "Expert | None") -> list[str]:
     """Return how other programs load a written LoRA, as lines."""
-    from safetensors.torch import load_file
+    import diffusers
+
+    from hyvideo.models.lora import differences_of
+    from hyvideo.models.lora_saving import family_of_lora
 
     transformer = "transformer_2" if expert == "low" else "transformer"
+    second = ", load_into_transformer_2=True" if expert == "low" else ""
+    family = family_of_lora(lora)
+    pipeline = getattr(diffusers, family.pipelines["t2v"]) if family else None
+    (file,) = out.glob("*.safetensors")
     if form == "peft":
         return [f'in peft: PeftModel.from_pretrained(pipeline.{transformer}, "{out}")']
-    adapter = f'load_lora_adapter("{out}", prefix=None, use_safetensors=True)'
-    (written,) = out.glob("*.safetensors")
+    if form == "diffusers" and hasattr(pipeline, "load_lora_weights"):
+        return [f'in diffusers: pipeline.load_lora_weights("{out}"{second})']
     if form == "diffusers":
-        lines = [f"in diffusers: pipeline.{transformer}.{adapter}"]
-        before, after = load_file(source), load_file(written)
-        if before.keys() == after.keys() and all(after[n].equal(before[n]) for n in after):
-            lines.append(f"{source} has the same content, so that diffusers needs no export")
-        return lines
-    if not all(name.startswith("diffusion_model.") for name in load_file(written)):
         return [
-            f"in the program of the model's authors: transformer.{adapter}",
-            "for ComfyUI: --form comfyui",
+            f'in diffusers: pipeline.{transformer}.load_lora_adapter("{out}", use_safetensors=True)'
         ]
-    lines = [f"in ComfyUI: copy {written} to ComfyUI/models/loras under a name of your own"]
-    if expert:
-        lines = [
-            f"in ComfyUI: copy {written} to ComfyUI/models/loras, and apply it to the "
-            f"{expert}-noise model only"
-        ]
-    if form == "original":
+    lines = []
+    if form == "comfyui" or family.lora_prefix:
+        model = f", and apply it to the {expert}-noise model only" if expert else ""
+        lines.append(
+            f"in ComfyUI: copy {file} to ComfyUI/models/loras under a name of your own{model}"
+        )
+    if family.lora_prefix:
+        dit = "dit2" if expert == "low" else "dit"
         # offline, diffusers finds only files of the usual name
-        name = f', weight_name="{written.name}"' if expert else ""
-        second = ", load_into_transformer_2=True" if expert == "low" else ""
-        lines.append(f'in diffusers: pipeline.load_lora_weights("{out}"{name}{second})')
+        name = f', weight_name="{file.name}"' if expert else ""
+        lines += [
+            f'in diffusers: pipeline.load_lora_weights("{out}"{name}{second})',
+            f'in DiffSynth-Studio: pipe.load_lora(pipe.{dit}, "{file}")',
+        ]
+    elif form == "original":
+        adapter = f'load_lora_adapter("{out}", prefix=None, use_safetensors=True)'
+        lines += [
+            f"in the program of the model's authors: transformer.{adapter}",
+            "in ComfyUI: export with --form comfyui",
+        ]
+    if family.lora_prefix or form == "original":
+        lines.append(f"in LightX2V and FastVideo: the file is {file}")
+    tables = [name for name in differences_of(lora) if name.endswith("scale_shift_table")]
+    if tables:
+        lines.append(
+            f"ComfyUI and diffusers leave {len(tables)} modulation tables unchanged, diffusers also "
+            "norms: for them, export a whole model with --merge. LightX2V applies all"
+        )
     return lines
 
 
 def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> list[str]:
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
-    from hyvideo.models.lora import expert_of
+    from hyvideo.models.lora_files import expert_of
     from hyvideo.models.versions import experts_of
 
     root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
@@ -247,7 +260,11 @@ def export_transformer(
         for name in ("base_lora_path", "low_noise_base_lora_path")
     }
     model = ModelSettings(
-        pretrained_model_root=str(root), transformer_version=version or "", **base
+        pretrained_model_root=str(root),
+        transformer_version=version or "",
+        ignore_lora_expert=options.ignore_lora_expert
+        or run_settings.get("ignore_lora_expert", False),
+        **base,
     )
     transformer = load_merged(
         root,
@@ -256,17 +273,18 @@ def export_transformer(
         lora=lora,
         dtype=dtype,
         expert=expert,
+        ignore_expert=options.ignore_lora_expert,
         bases=base_loras(model, expert),
     )
-    if options.form == "comfyui" and family_of(transformer).lora_prefix != "diffusion_model.":
-        raise ValueError(
-            "--form comfyui writes only LoRA files for this model, got a whole model; train with "
-            "--lora_rank and export with --lora_path"
-        )
     if options.form in ("original", "comfyui"):
         folder = Path(TRANSFORMERS[expert][-1]) if expert else Path()
-        save_original(transformer, out / folder, dtype=dtype)
-        return original_model_lines(options.out / folder, transformer)
+        rename = None
+        if options.form == "comfyui":
+            rename = family_of(transformer).model_to_comfyui
+            if rename is None:
+                raise ValueError(f"--form comfyui: ComfyUI's names of {version} are not known")
+        save_original(transformer, out / folder, dtype=dtype, rename=rename)
+        return original_model_lines(options.out / folder, options.form, transformer)
     folder = TRANSFORMERS[expert][0]
     transformer.save_pretrained(out / folder)
     return [
@@ -275,17 +293,20 @@ def export_transformer(
     ]
 
 
-def original_model_lines(out: Path, transformer: "nn.Module") -> list[str]:
-    """Return how other programs load a model in the layout of its authors, as lines."""
+def original_model_lines(out: Path, form: str, transformer: "nn.Module") -> list[str]:
+    """Return how other programs load a model in the layout of its authors or of ComfyUI, as lines."""
     from hyvideo.models.family import family_of
     from hyvideo.models.loading import WEIGHTS_STEM
 
-    if not family_of(transformer).lora_prefix:
-        return ["in the program of the model's authors: use the folder as its transformer"]
-    return [
-        f"in ComfyUI: copy {out / WEIGHTS_STEM}.safetensors to ComfyUI/models/diffusion_models under "
-        "a name of your own"
-    ]
+    file = out / f"{WEIGHTS_STEM}.safetensors"
+    lines = []
+    if form == "original":
+        lines.append("in the program of the model's authors: use the folder as its transformer")
+    if form == "comfyui" or family_of(transformer).lora_prefix:  # the same file
+        lines.append(
+            f"in ComfyUI: copy {file} to ComfyUI/models/diffusion_models under a name of your own"
+        )
+    return lines
 
 
 @contextmanager

@@ -1,12 +1,9 @@
 """Run a blind preference study with human raters: docs/ratings.md#blind-preference-study.
 
-    python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
-    python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml
-    python -m scripts.preference_study serve study
-    python -m scripts.preference_study analyze study
-
-Add --static FOLDER to serve for pages that need no server, and --answers FILE ... to analyze for
-the answers from such pages.
+python -m scripts.preference_study make study --methods ours=videos/a theirs=videos/b
+python -m scripts.preference_study make study --methods base tuned=outputs/run --config run.yaml
+python -m scripts.preference_study serve study
+python -m scripts.preference_study analyze study
 """
 
 import argparse
@@ -16,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import read_text
 from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.text import quote
@@ -37,7 +33,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
         )
 
     # slow to import
-    from studies.preference.study import clips_of, default_sizes, design, make_study
+    from studies.preference.study import clips_of, default_pairs, design, make_study
 
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(
@@ -53,9 +49,9 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
     }
     policies = [word for word in options.methods if word.partition("=")[0] not in folders]
     if policies:
-        pairs, checks = default_sizes(2, len(requests), options.pairs, options.checks)
+        pairs = options.pairs or default_pairs(2, len(requests))
         # raises before hours of sampling
-        design(len(paths), pairs, raters=options.raters, pairs=pairs, checks=checks)
+        design(len(paths), pairs, raters=options.raters, pairs=pairs)
         reject_earlier_videos(generated, list(paths), num_videos=min(pairs, len(requests)))
         compare_policies.main(
             ["--policies", *policies, f"--num_prompts={pairs}", f"--output_dir={generated}", *flags]
@@ -68,7 +64,6 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
         {name: clips_of(folders.get(name, generated / name), requests) for name in paths},
         raters=options.raters,
         pairs=options.pairs,
-        checks=options.checks,
     )
     serving = f"python -m scripts.preference_study serve {shlex.quote(str(options.study))}"
     print(
@@ -111,32 +106,14 @@ def main() -> None:
     making.add_argument(
         "--pairs",
         type=int,
-        help="pairs per rater without the checks (default: 20, or all if fewer)",
+        help="pairs per rater (default: 20, or all if fewer)",
     )
-    words = (
-        "repeated pairs per rater, and identical pairs (default: 2, or half of the pairs if fewer)"
-    )
-    making.add_argument("--checks", type=int, help=words)
     serving = commands.add_parser("serve", help="serve the rating pages")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on")
     serving.add_argument(
         "--port", type=int, default=8010, help="port to listen on; 0 picks a free one"
     )
-    serving.add_argument(
-        "--static", type=Path, help="write a page per rater to this folder instead"
-    )
-    analyzing = commands.add_parser(
-        "analyze", aliases=["analyse"], help="write table3, analysis and pairs.csv"
-    )
-    analyzing.add_argument(
-        "--answers", type=Path, nargs="+", default=[], help="files from raters of static pages"
-    )
-    analyzing.add_argument(
-        "--most_failed", type=float, default=0.5, help="share of checks that a rater may fail"
-    )
-    analyzing.add_argument(
-        "--exclude", nargs="+", default=[], metavar="RATER", help="names of raters to leave out"
-    )
+    analyzing = commands.add_parser("analyze", help="write the win rates and pairs.csv")
     for command in (making, serving, analyzing):
         command.add_argument("study", type=Path, help="folder of the study")
     options, flags = parser.parse_known_args()
@@ -144,19 +121,12 @@ def main() -> None:
         return make(options, flags)
     options = parser.parse_args()
     study = Study(options.study)
-    if options.command in ("analyze", "analyse"):
+    if options.command == "analyze":
         from studies.preference.analysis import analyze
 
-        for path in options.answers:
-            with exit_on_error(f"preference_study.py: {path}"):
-                study.add(read_text(path).encode())
-        print(analyze(study, options.most_failed, options.exclude))
-        return
-    study.require_videos()
-    if options.static:
-        study.write_pages(options.static)
-        print(f"wrote the pages of {len(study.raters)} raters to {options.static}, one folder each")
+        print(analyze(study))
     else:
+        study.require_videos()
         serve(study, options.host, options.port)
 
 

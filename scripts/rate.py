@@ -45,9 +45,6 @@ def make_parser() -> Parser:
         help="questions about each pair (default: one question, Overall)",
     )
     parser.add_argument("--raters", type=int, default=1, help="people, each with a link")
-    parser.add_argument(
-        "--checks", type=int, default=0, help="attention checks of both kinds per rater"
-    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
         "--port", type=int, default=8010, help="port to listen on; 0 picks a free one"
@@ -81,8 +78,6 @@ def rate(options: argparse.Namespace, flags: list[str]) -> None:
         raise ValueError(
             f"STUDY must be a folder and the first word, got the file {quote(options.study)}"
         )
-    if options.num_videos is not None and options.num_videos < 1:
-        raise ValueError(f"--num_videos must be at least 1, got {options.num_videos}")
     questions = questions_of(options.questions)
 
     from studies.preference import own_videos  # after the flags: it imports torch
@@ -95,7 +90,6 @@ def rate(options: argparse.Namespace, flags: list[str]) -> None:
         num_videos=options.num_videos,
         questions=questions,
         raters=options.raters,
-        checks=options.checks,
         flags=flags,
     )
     folder = options.study.resolve()

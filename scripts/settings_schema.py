@@ -9,17 +9,17 @@ An editor with a YAML language server uses it for a file whose first line is
 
 import argparse
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from hyvideo.data.files import ROOT
 from hyvideo.settings.command_line import ENVIRONMENT
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS
 from hyvideo.settings.objectives import BUILT_IN
-from hyvideo.settings.reference_flags import FlagRow, table
+from hyvideo.settings.reference_flags import table
 from hyvideo.settings.sections import Leaf, Switch
 
 PATH = ROOT / "configs/settings.schema.json"
+TRAITS = ("title", "description", "default", "choices", "decides", "is_path", "measured")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -34,79 +34,45 @@ def text() -> str:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON schema of a YAML file of settings."""
-    classes = [*SECTIONS.values(), *BUILT_IN.values()]
-    declared = [cls.model_json_schema()["properties"] for cls in classes]
-    properties = {name: schema_of(leaf, declared) for name, leaf in LEAVES.items()}
-    properties[ENVIRONMENT] = {
-        "type": "object",
-        "description": "What a run wrote to its config.yaml besides its settings.",
+    """Return the JSON schema of a YAML file of settings: pydantic's, of all sections and objectives.
+
+    A setting that several objectives have may have the values of any of them.
+    """
+    forms = {OBJECTIVE: of_yaml({}, LEAVES[OBJECTIVE])}
+    for section in (*SECTIONS.values(), *BUILT_IN.values()):
+        for name, declared in section.model_json_schema()["properties"].items():
+            known = forms.setdefault(name, [])
+            known += [each for each in of_yaml(declared, LEAVES[name]) if each not in known]
+    properties = {
+        name: {"description": leaf.sentence, "default": leaf.default, "anyOf": forms[name]}
+        for name, leaf in LEAVES.items()
     }
-    patterns = {}
-    for flag, row in table("post_train").items():
-        if "*" in flag:
-            patterns[f"^{flag.replace('*', '.*')}$"] = schema_of_reference_flag(row)
-        else:
-            properties[flag] = schema_of_reference_flag(row)
+    reference = {"description": "Flag of the public reference."}
+    flags = [flag for flag in table("post_train") if flag not in properties]
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Settings of post_train.py",
         "type": "object",
-        "properties": properties,
-        "patternProperties": patterns,
+        "properties": properties | {ENVIRONMENT: {"type": "object"}},
+        "patternProperties": {f"^{flag.replace('*', '.*')}$": reference for flag in flags},
         "additionalProperties": False,
     }
 
 
-def schema_of(leaf: Leaf, declared: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the schema of a setting; of one that several objectives have, any of theirs.
-
-    ``declared`` are the properties of each section and objective.
-    """
-    alternatives = [accepted(leaf)] if leaf.name == OBJECTIVE else []
-    for properties in declared:
-        if leaf.name in properties:
-            values = of_yaml(leaf, properties[leaf.name])
-            alternatives += [each for each in values if each not in alternatives]
-    found = {"anyOf": alternatives}
-    if len(alternatives) == 1:
-        found = alternatives[0]
-    found = found | {"description": leaf.sentence}
-    if leaf.default is not None:
-        found["default"] = leaf.default
-    return found
-
-
-def of_yaml(leaf: Leaf, values: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the schemas of what a file may give for the ``values`` of a setting."""
-    traits = ("title", "description", "default", "decides", "is_path", "measured", "choices")
-    plain = {name: value for name, value in values.items() if name not in traits}
-    # None stands for a line that is not given
-    found = [each for each in plain.pop("anyOf", [plain]) if each != {"type": "null"}]
+def of_yaml(declared: dict[str, Any], leaf: Leaf) -> list[dict[str, Any]]:
+    """Return pydantic's schema of a setting, and those of the other forms that a file may have."""
     if leaf.choices:
-        return [accepted(leaf)]
+        return [{"enum": leaf.choices}, {"type": "string", "pattern": r"\.py:"}]
+    forms = [{name: value for name, value in declared.items() if name not in TRAITS}]
     if leaf.kind is Switch:
-        found.append({"type": "boolean"})
+        forms.append({"type": "boolean"})
     if leaf.is_list:
-        found.append({"type": "string"})  # a single element
+        forms.append({"type": "string"})  # a single element
     if leaf.kind is str:
-        found.append({"type": "number"})  # such as sigmas: 1
+        forms.append({"type": "number"})  # such as sigmas: 1
     if leaf.name in ("reward_weights", "reward_config"):
-        found.append({"type": "object"})
-    return found
-
-
-def accepted(leaf: Leaf) -> dict[str, Any]:
-    """Return the schema of a built-in name or FILE.py:NAME."""
-    return {"anyOf": [{"enum": leaf.choices}, {"type": "string", "pattern": r"\.py:"}]}
-
-
-def schema_of_reference_flag(row: FlagRow) -> dict[str, str]:
-    """Return the schema of a flag of the public reference, whose values other rules check."""
-    meaning = row.no_effect or row.rejected
-    if row.sets:
-        meaning = f"another name of {' and '.join(row.sets)}"
-    return {"description": f"Flag of the public reference: {meaning}."}
+        forms.append({"type": "object"})
+    return forms
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ from hyvideo.generation.step_cache import StepCaching
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.sections import DataSettings
 from hyvideo.training.video_latents import write_latents

@@ -15,7 +15,6 @@ FAMILY = Family(
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
     target_modules=r"transformer_blocks\.\d+\.(attn1|ff|ff_context)\..*",
-    original_modules=r"(?!)",
     forwards=transformer.forwards,
     parts=encoders.PARTS,
     latents=vae.latents,

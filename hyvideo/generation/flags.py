@@ -28,7 +28,7 @@ RENAMED = {
 }
 SETTINGS = (  # of a run, whose flags this program has as well
     "pretrained_model_root transformer_version family expert base_lora_path low_noise_base_lora_path "
-    "vae_dtype vae_tile_size shift sigmas fps "
+    "ignore_lora_expert vae_dtype vae_tile_size shift sigmas fps "
     "guidance_interval negative_prompt eta dtype device num_threads"
 ).split()
 ALSO = {"pretrained_model_root": ["--model_path"]}  # further names, as in HunyuanVideo-1.5

@@ -17,7 +17,7 @@ from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.data.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.models import loading
-from hyvideo.models.lora import add_lora, check_expert, check_lora
+from hyvideo.models.lora import Lora, add_lora, check_lora
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -93,11 +93,16 @@ class Source:
                 f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint"
             )
         if self.lora:
-            check_expert(self.lora, model.trained_expert)
             check_lora(
                 loading.transformer_on_meta(root, version, model.trained_expert),
-                saved_policy.read_saved_lora(self.lora),
+                self.read_lora(model),
             )
+
+    def read_lora(self, model: ModelSettings) -> Lora:
+        """Return the LoRA, for the expert of a model of two that ``model`` names."""
+        return saved_policy.read_saved_lora(
+            self.lora, model.trained_expert, ignore_expert=model.ignore_lora_expert
+        )
 
     def load(
         self,
@@ -131,9 +136,7 @@ class Source:
             if partner and saved_policy.has_expert(self.checkpoint, partner.expert):
                 saved_policy.load_into(partner.transformer, self.checkpoint, partner.expert)
         if self.lora:
-            add_lora(
-                pipeline.transformer, saved_policy.read_saved_lora(self.lora), scale=self.lora_scale
-            )
+            add_lora(pipeline.transformer, self.read_lora(config.model), scale=self.lora_scale)
         return pipeline
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
-from hyvideo.models.names import Rename
+from hyvideo.models.names import LoraNames, Rename
 from hyvideo.models.registry import class_problem, module_of, packages
 from hyvideo.models.versions import FAMILIES, Task
 
@@ -32,9 +32,6 @@ class Component(NamedTuple):
     to_original: Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
-    # Module of the original by its name with underscores in place of dots, as in kohya's LoRA
-    # files; None if unknown.
-    with_dots: Callable[[str], str | None] = lambda flat: None
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
 
 
@@ -107,8 +104,6 @@ class Family:
     blocks: str  # name of the transformer's list of blocks
     # regular expression for the blocks' matrices, which a LoRA and Muon train
     target_modules: str
-    # regular expression for the start of module names that occur only in the original
-    original_modules: str
     # (module, forward pass) pairs: the modules whose forward pass this project replaces. The
     # transformer's is called as transformer(latents, timestep=..., conditions=..., ends=...).
     forwards: Callable[[nn.Module], Iterable[tuple[nn.Module, Callable]]]
@@ -136,14 +131,14 @@ class Family:
     rounds_rotary: bool = False
     # (root) -> problems: a layout that is not read
     unread_files: Callable[[Path], list[str]] = lambda root: []
-    # regular expression for modules of other models in published LoRA files, which are left out
-    foreign_modules: str = ""
-    # prefix in the original's LoRA files; if set, alpha is stored as a tensor
+    # names of parameters in LoRA files of all programs; None: only diffusers' names are read
+    lora_names: LoraNames | None = None
+    # prefix in LoRA files with the original's names
     lora_prefix: str = ""
-    # (rows by name) -> rows by name of ComfyUI's layers, and the inverse, if they differ from the
-    # original's
+    # for ComfyUI, from diffusers' names: (rows of a LoRA by name) -> rows by name, and (state dict)
+    # -> state dict; None if the family's models do not exist there
     lora_to_comfyui: Rename | None = None
-    lora_from_comfyui: Rename | None = None
+    model_to_comfyui: Rename | None = None
     # transformers of other diffusers classes, with the same blocks, names and forward pass
     variants: tuple[Component, ...] = ()
 

@@ -12,12 +12,16 @@ A table (``<family>/names.yaml``) has these keys:
       defaults     settings that may be missing in the original's config.json, with their values
       omitted      settings that it lacks, with the value that is then assumed; written only if the value differs
       arguments    fixed arguments of diffusers' class
+    comfyui        as a model, with ComfyUI's names of modules
+    lora
+      modules      further names of modules in LoRA files
+      foreign      modules of related models in LoRA files, which this family's models do not have
 """
 
 import re
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # the planner reads settings without torch
     from torch import Tensor
@@ -46,15 +50,75 @@ def both_directions(table: Mapping[str, Any], model: str, kind: str) -> tuple[Re
     )
 
 
-def with_dots(table: Mapping[str, Any], model: str, flat: str) -> str | None:
-    """Return the original's module whose name with underscores in place of dots is ``flat``, or
-    None.
+class Found(NamedTuple):
+    """A parameter that a name in a LoRA file ends with."""
+
+    parameter: str  # in diffusers' names, or in another layout's
+    before: str  # what stands before it in the name
+    is_diffusers: bool
+    is_foreign: bool  # of another model: this family's transformers lack it
+
+
+class LoraNames:
+    """Names of a family's parameters in LoRA files of all programs.
+
+    ``table`` has the parameters of the ``transformer`` and further modules in ``comfyui`` and
+    ``lora``; a module that is renamed to itself is one of diffusers. ``to_diffusers`` renames the
+    parameters of all other layouts.
     """
-    for name in table[model]["modules"]:
-        match = _pattern(name.replace(".", "_"), "", table["placeholders"]).fullmatch(flat)
-        if match:
-            return name.format(**match.groupdict())
-    return None
+
+    def __init__(self, table: Mapping[str, Any], to_diffusers: Rename) -> None:
+        self.to_diffusers = to_diffusers
+        transformer, lora = table["transformer"], table.get("lora", {})
+        leaf = f"(?P<leaf>{transformer['leaves']})"
+        others = table.get("comfyui", {}).get("modules", {}) | lora.get("modules", {})
+        rows: list[tuple[str, str, bool, bool]] = []  # name, rest, is_diffusers, is_foreign
+        for original, diffusers in transformer["modules"].items():
+            rows += [(diffusers, leaf, True, False), (original, leaf, False, False)]
+        for original, diffusers in transformer.get("tensors", {}).items():
+            rows += [(diffusers, "", True, False), (original, "", False, False)]
+        for name, diffusers in others.items():
+            rows.append((name, leaf, name == diffusers, False))
+        for name, diffusers in lora.get("foreign", {}).items():
+            rows += [(diffusers, leaf, True, True), (name, leaf, False, True)]
+        self._rows = [
+            (
+                name + (".{leaf}" if rest else ""),
+                self._pattern(name, rest, table["placeholders"], r"\."),
+                self._pattern(name.replace(".", "_"), rest, table["placeholders"], "_"),
+                is_diffusers,
+                is_foreign,
+            )
+            for name, rest, is_diffusers, is_foreign in rows
+        ]
+
+    @staticmethod
+    def _pattern(
+        name: str, rest: str, placeholders: Mapping[str, str], separator: str
+    ) -> re.Pattern[str]:
+        end = separator + rest if rest else ""
+        return re.compile(
+            rf"(?P<before>(?:.*{separator})?)" + _pattern(name, end, placeholders).pattern
+        )
+
+    def has(self, parameter: str) -> bool:
+        """Return whether a parameter has this name in diffusers."""
+        found = self.find(parameter, is_flat=False)
+        return found is not None and found.is_diffusers and not found.before
+
+    def find(self, name: str, *, is_flat: bool) -> Found | None:
+        """Return the longest parameter that a name ends with, or None.
+
+        ``is_flat`` are names with underscores in place of dots.
+        """
+        found = []
+        for template, dotted, flat, is_diffusers, is_foreign in self._rows:
+            match = (flat if is_flat else dotted).fullmatch(name)
+            if match:
+                groups = match.groupdict()
+                before = groups.pop("before")
+                found.append(Found(template.format(**groups), before, is_diffusers, is_foreign))
+        return min(found, key=lambda each: len(each.before), default=None)
 
 
 def _pattern(name: str, leaf: str, placeholders: Mapping[str, str]) -> re.Pattern[str]:

@@ -14,6 +14,7 @@ from torch import nn
 from hyvideo.data.files import publish
 from hyvideo.models.family import component_of
 from hyvideo.models.loading import WEIGHTS_STEM
+from hyvideo.models.names import Rename
 from hyvideo.models.weight_files import Folder, raise_problems, seed_for
 
 
@@ -23,9 +24,10 @@ def save_original(
     *,
     drawn: Mapping[str, int] | None = None,
     dtype: torch.dtype = torch.float16,
+    rename: Rename | None = None,
 ) -> None:
     """Save a model to `folder` (``root/transformer/<version>`` or ``root/vae``) in the original
-    layout.
+    layout, or with the names that ``rename`` returns for its state dict.
 
     ``drawn`` maps prefixes of original tensor names to the seeds of `draw_tensor`; these tensors
     are omitted from the file. Raises ValueError if the original layout cannot represent the model,
@@ -43,7 +45,7 @@ def save_original(
     ]
     raise_problems(target, problems)
     tensors = {}
-    for name, tensor in component.to_original(model.state_dict()).items():
+    for name, tensor in (rename or component.to_original)(model.state_dict()).items():
         seed = seed_for(name, drawn)
         if seed is None:
             tensors[name] = tensor.detach().to(device="cpu", dtype=dtype, copy=True).contiguous()

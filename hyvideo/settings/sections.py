@@ -167,6 +167,11 @@ class ModelSettings(Section):
     low_noise_base_lora_path: str = learning(
         "", "LoRA to merge into the low-noise expert.", is_path=True
     )
+    ignore_lora_expert: bool = learning(
+        False,
+        "Accept LoRAs that say, in their header or name, that they are for the other expert of a "
+        "model of two.",
+    )
     partner_weight_dtype: Literal["bf16", "fp8"] = learning(
         "bf16", "Precision in which the frozen expert is stored, as in base_weight_dtype."
     )

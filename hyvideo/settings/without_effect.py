@@ -33,6 +33,7 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
         *schedules_of_longer_runs(config.optimizer, config.num_updates),
         *reward_hacking_with_too_few_videos(inputs),
         *experts_of_a_single_transformer(config),
+        *modules_of_a_continued_lora(config.optimizer),
     ]
     if config.objective.has_ratio:
         found = [
@@ -120,7 +121,7 @@ def experts_of_a_single_transformer(config: Config) -> Iterator[str]:
         return
     given, leaves = config.flat(), config.leaves()
     names = (
-        "expert low_noise_base_lora_path low_noise_cfg_scale validation_low_noise_cfg_scale "
+        "expert ignore_lora_expert low_noise_base_lora_path low_noise_cfg_scale validation_low_noise_cfg_scale "
         "partner_weight_dtype partner_offload"
     ).split()
     changed = [name for name in names if given[name] != leaves[name].default]
@@ -128,6 +129,14 @@ def experts_of_a_single_transformer(config: Config) -> Iterator[str]:
         yield (
             f"{', '.join(changed)}: transformer_version {config.model.transformer_version} has a "
             "single transformer, and no second expert"
+        )
+
+
+def modules_of_a_continued_lora(optimizer: OptimizerSettings) -> Iterator[str]:
+    if optimizer.lora_target_modules and optimizer.pretrained_lora_path:
+        yield (
+            "lora_target_modules: the LoRA in pretrained_lora_path is trained further, so its modules "
+            "are trained"
         )
 
 

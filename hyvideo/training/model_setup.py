@@ -20,7 +20,7 @@ from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
-from hyvideo.models.lora import Lora, check_expert, check_lora, training_config
+from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, experts_of, version_defaults
@@ -217,14 +217,16 @@ def negative_condition(
     return samples[0] if samples else None
 
 
-def read_initial_lora(optimizer: OptimizerSettings) -> Lora | None:
+def read_initial_lora(model: ModelSettings, optimizer: OptimizerSettings) -> Lora | None:
     """Return the LoRA that a run starts from, or None; with lora_rank 0 the caller merges it into
     the weights.
     """
-    return (
-        read_saved_lora(Path(optimizer.pretrained_lora_path))
-        if optimizer.pretrained_lora_path
-        else None
+    if not optimizer.pretrained_lora_path:
+        return None
+    return read_saved_lora(
+        Path(optimizer.pretrained_lora_path),
+        model.trained_expert,
+        ignore_expert=model.ignore_lora_expert,
     )
 
 
@@ -247,9 +249,7 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
     """
     for expert in experts_of(model.transformer_version):
         base_loras(model, expert)
-    start = read_initial_lora(optimizer)
-    if start:
-        check_expert(optimizer.pretrained_lora_path, model.trained_expert)
+    start = read_initial_lora(model, optimizer)
     if start or optimizer.lora_rank:
         empty = loading.transformer_on_meta(
             model.pretrained_model_root, model.transformer_version, model.trained_expert
@@ -312,8 +312,9 @@ def base_loras(model: ModelSettings, expert: Expert | None) -> list[Lora]:
     path = getattr(model, setting)
     if not path:
         return []
-    check_expert(path, expert, setting=setting)
-    lora = read_saved_lora(Path(path))
+    lora = read_saved_lora(
+        Path(path), expert, setting=setting, ignore_expert=model.ignore_lora_expert
+    )
     # `with_lora` ignores names that the model does not have
     root, version = model.pretrained_model_root, model.transformer_version
     check_lora(loading.transformer_on_meta(root, version, expert), lora)

@@ -20,14 +20,7 @@ from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_ten
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.fp8 import use_fp8
-from hyvideo.models.lora import (
-    Lora,
-    add_trainable_lora,
-    check_expert,
-    current_lora,
-    differences_of,
-    pairs_of,
-)
+from hyvideo.models.lora import Lora, add_trainable_lora, current_lora, differences_of, pairs_of
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.settings.config import Config
 from hyvideo.training import saved_policy
@@ -50,7 +43,7 @@ class Policy:
         self.config, self.mesh = config, mesh
         self.is_sharded = config.distributed.enable_fsdp and mesh.world_size > 1
         self.is_lora = config.optimizer.lora_rank > 0
-        start = read_initial_lora(config.optimizer)
+        start = read_initial_lora(config.model, config.optimizer)
         # of the base weights, for the checkpoints of a LoRA
         self.differences = differences_of(start or {})
         self.transformer = self._load(device, requests, start)
@@ -172,8 +165,11 @@ class Policy:
                 f"{path}; merge it with scripts.export, train from the result and set anchor_path "
                 "to a checkpoint, or set lora_rank"
             )
-        check_expert(path, self.config.trained_expert)
-        read = saved_policy.read_saved_lora(path)
+        read = saved_policy.read_saved_lora(
+            path,
+            self.config.trained_expert,
+            ignore_expert=self.config.model.ignore_lora_expert,
+        )
         lora = pairs_of(read)
         config = self.transformer.peft_config["default"]
         trained = {name.partition(".lora_")[0] for name in self.trained}

@@ -11,7 +11,7 @@ from typing import Any
 
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank
-from hyvideo.models.lora import save_lora
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import changed_settings
 from hyvideo.training.input_digests import changed_inputs

@@ -28,7 +28,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
 from hyvideo.models.guidance import Expert
-from hyvideo.models.lora import Lora, add_lora, check_expert, check_lora, read_lora, with_lora
+from hyvideo.models.lora import Lora, add_lora, check_lora, with_lora
+from hyvideo.models.lora_files import check_expert, read_lora
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import LEAVES
 
@@ -61,13 +62,21 @@ def _verify_checkpoint(folder: Path) -> None:
         raise ValueError(f"checkpoint {folder} is corrupted: {problem}; use an earlier one")
 
 
-def read_saved_lora(path: Path) -> Lora:
-    """Return a LoRA, also of a checkpoint.
+def read_saved_lora(
+    path: Path,
+    expert: Expert | None = None,
+    *,
+    setting: str = "expert",
+    ignore_expert: bool = False,
+) -> Lora:
+    """Return a LoRA, also of a checkpoint, for an ``expert`` or a single transformer.
 
-    Raises ValueError as `verify` and `read_lora` do.
+    Raises ValueError as `verify`, `check_expert` and `read_lora` do.
     """
     verify(path)
-    return read_lora(path)
+    if not ignore_expert:
+        check_expert(path, expert, setting=setting)
+    return read_lora(path, expert)
 
 
 def check_is_policy(folder: Path) -> None:
@@ -84,7 +93,7 @@ def check_policy(
     check_trained_expert(folder, expert)
     transformer = loading.transformer_on_meta(root, version, expert)
     if is_lora(folder):
-        check_lora(transformer, read_saved_lora(folder / LORA_FOLDER))
+        check_lora(transformer, read_saved_lora(folder / LORA_FOLDER, expert))
     elif is_checkpoint(folder):
         check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
     else:
@@ -170,6 +179,7 @@ def load_merged(
     lora: Path | None,
     dtype: torch.dtype,
     expert: Expert | None = None,
+    ignore_expert: bool = False,
     bases: Iterable[Lora] = (),
 ) -> nn.Module:
     """Return the base model with the LoRAs ``bases``, or a checkpoint's policy, with the
@@ -187,9 +197,7 @@ def load_merged(
         paths.append(checkpoint / LORA_FOLDER)
     if lora:
         paths.append(lora)
-    loras = [read_saved_lora(path) for path in paths]
-    for path in paths:
-        check_expert(path, expert)
+    loras = [read_saved_lora(path, expert, ignore_expert=ignore_expert) for path in paths]
     if checkpoint is None or has_adapter_only:
         for adapter in loras:  # `with_lora` ignores names that the model does not have
             check_lora(loading.transformer_on_meta(root, version, expert), adapter)

@@ -20,7 +20,7 @@ from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.distributed.collectives import barrier
 from hyvideo.generation.generation import Source, list_videos, make_and_read_requests
 from hyvideo.generation.generator import GenerationSettings, Generator
-from hyvideo.models.lora import LORA_FILES
+from hyvideo.models.lora_files import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import evenly_spaced
 from hyvideo.settings import processes

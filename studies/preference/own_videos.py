@@ -22,9 +22,8 @@ from hyvideo.data.text import quote
 from hyvideo.records.run_files import write_json
 from hyvideo.validation.video_folder import find_clips, write_videos_csv
 from studies.preference import keeping, rating
-from studies.preference.analysis import Counted, agreement, count, one_sided, read_key
+from studies.preference.analysis import Judgement, judgements, pairs_csv, read_key
 from studies.preference.study import design, make_study, two_sides
-from studies.preference.tables import pairs_csv
 from studies.steps import changed, run
 
 PLAN = "rate.json"
@@ -46,7 +45,6 @@ class RatingPlan:
     num_videos: int | None = None  # per prompt
     questions: dict[str, str] = field(default_factory=dict)  # by name; empty: QUESTION
     raters: int = 1
-    checks: int = 0
     flags: list[str] = field(default_factory=list)  # of generate.py
 
     @property
@@ -104,20 +102,16 @@ def check(plan: RatingPlan) -> None:
             f"{folder_problem(plan.videos)}"
         )
     if plan.keep:
-        pairs_only = {"questions": plan.questions, "checks": plan.checks}
-        given = [f"--{name}" for name, value in pairs_only.items() if value]
-        if plan.raters > 1:
-            given.append("--raters")
-        if given:
+        if plan.questions or plan.raters > 1:
             raise ValueError(
-                f"--keep true shows single videos to one person, got {', '.join(given)}, which are "
-                "for pairs; remove them"
+                "--keep true shows single videos to one person; remove --questions and --raters, "
+                "which are for pairs"
             )
     elif not plan.videos:
         if plan.samples < 2:
             raise ValueError(f"a pair needs --num_videos 2 or more, got {plan.samples}")
         pairs = len(plan.requests) * (plan.samples // 2)
-        design(2, pairs, raters=plan.raters, pairs=pairs, checks=plan.checks)
+        design(2, pairs, raters=plan.raters, pairs=pairs)
 
 
 def videos_of(plan: RatingPlan, folder: Path) -> Path:
@@ -150,7 +144,6 @@ def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
             questions=plan.questions or QUESTION,
             raters=plan.raters,
             pairs=len(methods["even"]),
-            checks=plan.checks,
         )
     record(plan, folder)
     study = rating.Study(folder)
@@ -173,12 +166,12 @@ def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
         raise KeyboardInterrupt
 
 
-def write_pairs(study: rating.Study, key: dict) -> Counted:
-    """Write the answers that count to pairs.csv and return them."""
-    counted = count(study, key)
+def write_pairs(study: rating.Study, key: dict) -> list[Judgement]:
+    """Write the answers to pairs.csv and return them."""
+    given = judgements(study, key)
     with publish(study.folder / PAIRS_FILE) as temporary:
-        temporary.write_text(pairs_csv(counted.answers), encoding="utf-8")
-    return counted
+        temporary.write_text(pairs_csv(given), encoding="utf-8")
+    return given
 
 
 def num_unrated(study: rating.Study) -> int:
@@ -186,27 +179,13 @@ def num_unrated(study: rating.Study) -> int:
     return pairs - len({row["pair"] for row in study.rows()})
 
 
-def pairs_summary(study: rating.Study, counted: Counted) -> str:
-    """Return how far the study is, how far raters agree, and which of them to doubt, as lines."""
-    ties = sum(j.is_first is None for j in counted.answers)
-    lines = [
-        f"\n{len(counted.answers)} answers in {study.folder / PAIRS_FILE}, {ties} of them ties; "
-        f"pairs not rated yet: {num_unrated(study)}"
-    ]
-    for name in study.questions:
-        alpha = agreement([j for j in counted.answers if j.dimension == name])
-        if alpha is not None:
-            lines.append(
-                f"agreement between raters on {name}: {alpha:.2f} (Krippendorff's alpha; 1: they "
-                "agree, 0: chance)"
-            )
-    if counted.left_out:
-        lines.append(f"left out for failed attention checks: {', '.join(counted.left_out)}")
-    for rater, side in one_sided(counted.given, list(study.questions)[-1]).items():
-        lines.append(
-            f"{rater} always prefers video {side}, as a rater who looks at the videos rarely does"
-        )
-    return "\n".join(lines)
+def pairs_summary(study: rating.Study, given: list[Judgement]) -> str:
+    """Return how far the study is, as a line."""
+    ties = sum(j.value == 0.5 for j in given)
+    return (
+        f"\n{len(given)} answers in {study.folder / PAIRS_FILE}, {ties} of them ties; pairs not "
+        f"rated yet: {num_unrated(study)}"
+    )
 
 
 def rate_single(plan: RatingPlan, folder: Path, address: Address) -> None:

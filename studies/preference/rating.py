@@ -1,13 +1,10 @@
-"""Rating page of a preference study, served over HTTP or written as files, and the database of
-answers.
-"""
+"""Rating page of a preference study, served over HTTP, and the database of answers."""
 
 import asyncio
 import json
-import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +12,6 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, ValidationError
 
-from hyvideo.data.files import make_folder, read_text
 from hyvideo.data.http_guard import read_body
 from hyvideo.data.templates import fill
 from hyvideo.data.text import quote
@@ -35,9 +31,7 @@ SCHEMA = """PRAGMA journal_mode = DELETE; PRAGMA synchronous = FULL; CREATE TABL
 
 
 class Answers(BaseModel):
-    """A rater's answers by pair and dimension: of one pair from a served page, or of all from a
-    standalone page.
-    """
+    """A rater's answers by pair and dimension, as the page sends them."""
 
     token: str
     answers: dict[str, dict[str, Literal["first", "second", "tie", "both_bad"]]]
@@ -49,18 +43,10 @@ class Study:
     """
 
     def __init__(self, folder: Path):
-        try:
-            content = json.loads(read_text(folder / STUDY))
-            self.folder = folder
-            self.questions = dict(content["questions"])
-            self.raters = dict(content["raters"])
-            _check_raters(self.raters.values())
-            if not (self.questions and self.raters):
-                raise ValueError("it has no questions or no raters")
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{folder / STUDY} must have the format that `make` writes: {error!r}"
-            ) from error
+        content = json.loads((folder / STUDY).read_text(encoding="utf-8"))
+        self.folder = folder
+        self.questions: dict[str, str] = content["questions"]
+        self.raters: dict[str, dict] = content["raters"]
         self._database = sqlite3.connect(folder / DATABASE, timeout=30, check_same_thread=False)
         self._database.row_factory = sqlite3.Row
         self._lock = threading.Lock()
@@ -75,8 +61,7 @@ class Study:
             given = Answers.model_validate_json(content)
         except ValidationError as error:
             raise ValueError(
-                "the answers must be a whole file as a rating page saves it; ask the rater to save "
-                "it again"
+                "answers must have a token, pairs and an answer to each question"
             ) from error
         rater = self.raters.get(given.token, {"name": None, "pairs": ()})
         for pair, answers in given.answers.items():
@@ -113,42 +98,11 @@ class Study:
                             "restore it"
                         )
 
-    def page(self, token: str, *, is_standalone: bool = False) -> str:
-        """Render the rater's page, at the first pair without an answer.
-
-        A standalone page needs no server.
-        """
+    def page(self, token: str) -> str:
+        """Render the rater's page, at the first pair without an answer."""
         done = {row["pair"] for row in self.rows()}
         template = Path(__file__).with_name("page.html")
-        return fill(template, study=self, token=token, done=done, is_standalone=is_standalone)
-
-    def write_pages(self, out: Path) -> None:
-        """Write a folder for each rater, with an index.html that needs no server."""
-        for token, rater in self.raters.items():
-            clips = out / rater["name"] / "clips"
-            make_folder(clips)
-            for name, pair in rater["pairs"].items():
-                for side in SIDES:
-                    shutil.copy2(self.folder / pair[side], clips / f"{name}-{side}.mp4")
-            clips.with_name("index.html").write_text(
-                self.page(token, is_standalone=True), encoding="utf-8"
-            )
-
-
-def _check_raters(raters: Iterable[dict]) -> None:
-    """Raise an exception if a rater or a pair lacks an entry, or if two raters share a name or a
-    pair.
-    """
-    names = set()
-    pairs = set()
-    for rater in raters:
-        if rater["name"] in names or not pairs.isdisjoint(rater["pairs"]):
-            raise ValueError(f"rater {rater['name']} has the name or a pair of another rater")
-        names.add(rater["name"])
-        pairs.update(rater["pairs"])
-        for pair in rater["pairs"].values():
-            if not all(isinstance(pair[name], str) for name in ("prompt", *SIDES)):
-                raise ValueError(f"pair {quote(pair)}")
+        return fill(template, study=self, token=token, done=done)
 
 
 def create_app(study: Study, after_answer: Callable[[], object] | None = None) -> FastAPI:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.digests import digest_file
 from hyvideo.data.examples import LATENTS_SUFFIX
 from hyvideo.data.files import publish, remove_partial
 from hyvideo.data.prompts import Request
@@ -29,14 +28,12 @@ Clips = dict[tuple[str, int], Clip]
 DATE = 946_684_800  # modification time of every file: 1 January 2000
 # of a rater, if there are enough videos
 DEFAULT_PAIRS = 20
-DEFAULT_CHECKS = 2
 
 
 def design(
-    num_methods: int, num_units: int, *, raters: int, pairs: int, checks: int, seed: int = 0
-) -> list[list]:
-    """Return each rater's screens: kind (pair, repeat, identical), unit, and methods of the first
-    and second video.
+    num_methods: int, num_units: int, *, raters: int, pairs: int, seed: int = 0
+) -> list[list[tuple[int, int, int]]]:
+    """Return each rater's pairs: unit, and methods of the first and second video.
 
     Combinations of method pairs and units (videos of common prompts) are arranged cyclically; each
     rater gets the next slice. In a slice, the counts of method pairs differ by at most one, those
@@ -46,12 +43,7 @@ def design(
     versus = list(itertools.combinations(range(num_methods), 2))
     num_combinations = len(versus) * num_units
     period = math.lcm(len(versus), num_units)
-    half = pairs // 2
-    bounds = {
-        "pairs": (1, pairs, num_combinations),
-        "raters": (1, raters, 9999),
-        "checks": (0, checks, half),
-    }
+    bounds = {"pairs": (1, pairs, num_combinations), "raters": (1, raters, 9999)}
     for name, (least, given, most) in bounds.items():
         if not least <= given <= most:
             what = f"{num_methods} methods with {num_units} videos of common prompts"
@@ -67,33 +59,17 @@ def design(
         ):
             unit = units[(place + place // period) % num_units]
             methods = versus[place % len(versus)]
-            screens.append(("pair", unit, methods[side], methods[1 - side]))
-        # pairs of the first half, repeated in the second
-        for repeated in random.permutation(half)[:checks]:
-            _, unit, first, second = screens[repeated]
-            screens.insert(
-                random.integers(half + 1, len(screens) + 1), ("repeat", unit, second, first)
-            )
-        for _, unit, first, _ in screens[:checks]:
-            screens.insert(random.integers(1, len(screens) + 1), ("identical", unit, first, first))
+            screens.append((unit, methods[side], methods[1 - side]))
         designed.append(screens)
     return designed
 
 
-def default_sizes(
-    num_methods: int, num_units: int, pairs: int | None, checks: int | None
-) -> tuple[int, int]:
-    """Return the numbers of pairs and checks of a rater; those that are None are as large as
-    possible, up to 20 and 2.
+def default_pairs(num_methods: int, num_units: int) -> int:
+    """Return the number of pairs of a rater: as many as possible, up to 20.
 
     ``num_units`` are videos of common prompts.
     """
-    possible = math.comb(num_methods, 2) * num_units
-    if pairs is None:
-        pairs = min(DEFAULT_PAIRS, possible)
-    if checks is None:
-        checks = min(DEFAULT_CHECKS, pairs // 2)
-    return pairs, checks
+    return min(DEFAULT_PAIRS, math.comb(num_methods, 2) * num_units)
 
 
 def clips_of(folder: Path, requests: list[Request]) -> Clips:
@@ -131,28 +107,30 @@ def make_study(
     methods: dict[str, Clips],
     *,
     questions: dict[str, str] | None = None,
+    raters: int,
     pairs: int | None = None,
-    checks: int | None = None,
-    **sizes: int,
+    seed: int | None = None,
 ) -> int:
     """Write a study of the videos of ``methods`` and return the number of pairs of a rater.
 
-    ``sizes`` are as for `design`; see `default_sizes`. Methods are compared on the videos that
-    all of them have. Videos get random names, and the key is never served. Videos of this project
-    are copied, with their latents; if others are among them, all are compressed again. Without
-    ``questions``, those of questions.json are asked.
+    Without ``pairs``, see `default_pairs`. Methods are compared on the videos that all of them
+    have. Videos get random names, and the key is never served. Videos of this project are copied,
+    with their latents; if others are among them, all are compressed again. Without ``questions``,
+    those of questions.json are asked.
     """
     clips = list(methods.values())
     units = [unit for unit in clips[0] if all(unit in others for others in clips)]
-    pairs, checks = default_sizes(len(methods), len(units), pairs, checks)
-    sizes = {"seed": secrets.randbits(64), "pairs": pairs, "checks": checks} | sizes
-    designed = design(len(methods), len(units), **sizes)
+    if pairs is None:
+        pairs = default_pairs(len(methods), len(units))
+    if seed is None:
+        seed = secrets.randbits(64)
+    designed = design(len(methods), len(units), raters=raters, pairs=pairs, seed=seed)
     served = {}
     key = {}
     files: dict[Path, str] = {}  # names of the copies, by source
     for number, screens in enumerate(designed, start=1):
         shown = {secrets.token_hex(10): screen for screen in screens}
-        for pair, (kind, unit, *compared) in shown.items():
+        for pair, (unit, *compared) in shown.items():
             chosen = [clips[method][units[unit]] for method in compared]
             sources = [clip.path for clip in chosen]
             for source in sources:
@@ -161,7 +139,6 @@ def make_study(
                 side: f"{VIDEOS}/{files[source]}" for side, source in zip(SIDES, sources)
             }
             secret = {
-                "kind": kind,
                 "unit": unit,
                 "methods": compared,
                 "sources": [str(s.resolve()) for s in sources],
@@ -178,8 +155,7 @@ def make_study(
     remove_partial(out, f"{VIDEOS}.")  # of a killed `make`
     with publish(out / VIDEOS, is_folder=True) as videos:
         _write_copies(videos, files, are_copied)
-        digests = {f"{VIDEOS}/{name}": digest_file(videos / name) for name in files.values()}
-        write_json(out / KEY, {"methods": list(methods), "pairs": key, "hashes": digests})
+        write_json(out / KEY, {"methods": list(methods), "pairs": key})
         write_json(out / STUDY, {"questions": questions, "raters": served})
     return pairs
 

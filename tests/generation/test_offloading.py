@@ -11,7 +11,8 @@ import torch
 
 import generate
 from hyvideo.generation.offloading import automatic
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning import generation as planner
 from tests import tiny_checkpoint

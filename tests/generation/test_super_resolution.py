@@ -18,7 +18,8 @@ from hyvideo.generation.super_resolution import LowResolution, Refiner, load_ups
 from hyvideo.generation.video_sampler import STAGE, VideoSampler
 from hyvideo.models.family import family_named
 from hyvideo.models.hunyuan_video15.prompt_encoders import ImageEncoder
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.schedulers.transitions import shifted_levels

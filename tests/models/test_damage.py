@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from hyvideo.models.damage import check_values
 from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.lora import read_lora
+from hyvideo.models.lora_files import read_lora
 from hyvideo.models.weight_files import UNFINISHED, read_pickle, read_safetensors
 
 ASSETS = Path("assets/miniature").resolve()

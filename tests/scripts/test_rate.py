@@ -84,7 +84,9 @@ def test_each_answer_is_written_and_the_folder_alone_continues(videos, serve, tm
     assert [rating.outcome for rating in read_ratings(tmp_path / "study/pairs.csv")] == [0, 2]
 
 
-def test_the_analysis_names_raters_and_their_agreement(videos, tmp_path, monkeypatch, exit_code):
+def test_answers_of_two_raters_to_two_questions_are_written(
+    videos, tmp_path, monkeypatch, exit_code
+):
     monkeypatch.setattr(own_videos, "serve", lambda *_: True)
     words = ["--videos", videos, "--raters", "2", "--questions", "A=Which?", "B=Which one?"]
     assert exit_code(rate.main, tmp_path / "study", *words) == 0
@@ -93,9 +95,12 @@ def test_the_analysis_names_raters_and_their_agreement(videos, tmp_path, monkeyp
     for token, rater in study.raters.items():
         answers = dict.fromkeys(rater["pairs"], {"A": "first", "B": "tie"})
         study.add(json.dumps({"token": token, "answers": answers}).encode())
-    counted = own_videos.write_pairs(study, own_videos.read_key(study))
-    text = own_videos.pairs_summary(study, counted)
-    assert "agreement between raters on A: " in text and " on B" not in text
+    given = own_videos.write_pairs(study, own_videos.read_key(study))
+    assert "8 answers" in own_videos.pairs_summary(study, given)
+    assert "4 of them ties" in own_videos.pairs_summary(study, given)
+    written = rows(tmp_path / "study/pairs.csv")
+    answers = {(row["rater"], row["dimension"], row["answer"]) for row in written}
+    assert answers == {(r, *a) for r in ("r01", "r02") for a in (("A", "first"), ("B", "tie"))}
 
 
 def test_single_videos_are_kept_dropped_and_answered_again(videos, serve, tmp_path):
@@ -180,7 +185,7 @@ def test_wrong_flags_are_named_before_anything_is_sampled(videos, tmp_path, exit
         (["--prompts_csv", prompts, "--rater", "2"], "--rater"),
         (["--videos", videos, "--seed", "2"], "--seed"),
         (["--videos", videos, "--questions", "A"], "--questions"),
-        (["--videos", videos, "--keep", "true", "--checks", "1"], "--checks"),
+        (["--videos", videos, "--keep", "true", "--raters", "2"], "--raters"),
     ]
     for number, (words, name) in enumerate(wrong):
         assert exit_code(rate.main, tmp_path / f"study{number}", *words) == 2

@@ -15,7 +15,8 @@ from hyvideo.data.prompts import Request
 from hyvideo.generation.generation import Source
 from hyvideo.models.guidance import OTHER_EXPERT, levels_of
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import expert_of, pairs_of, read_lora, with_lora
+from hyvideo.models.lora import pairs_of, with_lora
+from hyvideo.models.lora_files import expert_of, read_lora
 from hyvideo.models.wan import tiny
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.schedulers.schedule import Schedule

@@ -1,5 +1,6 @@
 """scripts/export.py: the written files are the policy, and diffusers can read them."""
 
+import itertools
 import json
 import os
 import re
@@ -9,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import LoraPair, read_lora, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_files import read_lora
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.training.saved_policy import load_merged
 from scripts import export
+from tests.models.test_lora import change_of
 from tests.tiny_checkpoint import write_original
 
 VERSION = "480p_i2v"
@@ -182,7 +187,8 @@ def test_the_lora_of_an_image_to_video_run_is_exported_with_the_settings_of_its_
         code, error = run("--lora_path", checkpoint, "--form", form, out=form)
         assert code == 0, error
         assert read_lora(tmp_path / form).keys() == lora.keys()
-        assert all(torch.equal(read_lora(tmp_path / form)[name].b, pair.b) for name in lora)
+        for name, again in read_lora(tmp_path / form).items():
+            torch.testing.assert_close(change_of(again), change_of(lora[name]))
 
 
 def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, exit_code, capsys):
@@ -196,10 +202,9 @@ def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, 
 
     given = ("--lora_path", tmp_path / "lora")
     text = printed("a", *given)
-    assert f'load_lora_adapter("{tmp_path}/a", prefix=None' in text
-    assert f"{tmp_path}/lora/pytorch_lora_weights.safetensors has the same content" in text
+    assert f'pipeline.transformer.load_lora_adapter("{tmp_path}/a", use_safetensors=True)' in text
     text = printed("b", *given, "--form", "original")
-    assert f'load_lora_adapter("{tmp_path}/b"' in text and "same content" not in text
+    assert f'load_lora_adapter("{tmp_path}/b", prefix=None' in text
     text = printed("e", *given, "--form", "comfyui")
     assert f"copy {tmp_path}/e/pytorch_lora_weights.safetensors to ComfyUI/models/loras" in text
     assert f'PeftModel.from_pretrained(pipeline.transformer, "{tmp_path}/c")' in printed(
@@ -208,11 +213,27 @@ def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, 
     assert f'HunyuanVideo15Transformer3DModel.from_pretrained("{tmp_path}/d/transformer"' in (
         printed("d", "--checkpoint_path", policy[1])
     )
+    text = printed("f", "--checkpoint_path", policy[1], "--form", "comfyui")
+    assert f"copy {tmp_path}/f/{FILE} to ComfyUI/models/diffusion_models" in text
 
 
-def test_a_whole_model_without_the_layers_of_comfyui_is_not_exported_for_it(run, policy, tmp_path):
-    code, error = run("--checkpoint_path", policy[1], "--form", "comfyui")
-    assert code == 2 and "--lora_path" in error and not (tmp_path / "out").exists()
+def test_a_whole_hunyuanvideo_for_comfyui_has_joined_queries_keys_and_values(run, policy, tmp_path):
+    """ComfyUI 0.8.0 renames the original's names itself, but has one layer for the three."""
+    transformer, checkpoint = policy
+    assert run("--checkpoint_path", checkpoint, "--form", "comfyui", out="comfyui")[0] == 0
+    assert run("--checkpoint_path", checkpoint, "--form", "original", out="original")[0] == 0
+    written, original = (load_file(tmp_path / form / FILE) for form in ("comfyui", "original"))
+    weights = transformer.state_dict()
+    blocks = range(transformer.config.num_layers)
+    streams = {"img": "to_{}", "txt": "add_{}_proj"}
+    for number, stream, leaf in itertools.product(blocks, streams, ("weight", "bias")):
+        joined = written.pop(f"double_blocks.{number}.{stream}_attn_qkv.{leaf}")
+        ours = f"transformer_blocks.{number}.attn.{streams[stream]}.{leaf}"
+        assert torch.equal(joined, torch.cat([weights[ours.format(part)] for part in "qkv"]))
+        for part in "qkv":
+            del original[f"double_blocks.{number}.{stream}_attn_{part}.{leaf}"]
+    assert written.keys() == original.keys()
+    assert all(torch.equal(written[name], original[name]) for name in written)
 
 
 def test_a_small_lora_survives_the_rounding_to_bf16(root, tmp_path):

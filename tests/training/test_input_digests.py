@@ -9,7 +9,8 @@ import torch
 
 from hyvideo.data.digests import digest_large_file
 from hyvideo.data.files import ROOT
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.input_digests import (

@@ -1,11 +1,14 @@
 """The policy: gathering the adapter, and starting from a LoRA."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.loading import load_transformer, transformer_on_meta
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
 
@@ -61,12 +64,17 @@ def same(first, second):
 @pytest.mark.parametrize("form", ["diffusers", "peft", "original"])
 def test_a_lora_file_is_the_initial_adapter_and_anchor(tiny_config, mesh, tmp_path, form):
     lora = draw()
+    if form == "original":  # alpha is in B
+        lora = {name: replace(pair, alpha=2.0) for name, pair in lora.items()}
     save_lora(lora, tmp_path / "lora", form=form)
     path = (
         tmp_path / "lora" if form == "original" else next((tmp_path / "lora").glob("*.safetensors"))
     )
     config = tiny_config.with_settings(
-        lora_rank=2, lora_alpha=4.0, pretrained_lora_path=str(path), kl_strategy="fixed"
+        lora_rank=2,
+        lora_alpha=2.0 if form == "original" else 4.0,
+        pretrained_lora_path=str(path),
+        kl_strategy="fixed",
     )
     check_adapter(config.model, config.optimizer)
     policy = Policy(config, mesh, CPU, REQUESTS)

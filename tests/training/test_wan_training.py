@@ -9,7 +9,9 @@ from torch import nn
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import Difference, differences_of, pairs_of, read_lora, save_lora
+from hyvideo.models.lora import Difference, differences_of, pairs_of
+from hyvideo.models.lora_files import read_lora
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.settings.command_line import load_config

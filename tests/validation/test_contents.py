@@ -10,7 +10,8 @@ import torch
 from PIL import Image
 
 from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation import contents
 from hyvideo.validation.contents import policy_identity

@@ -14,9 +14,9 @@ from tests.shallow import SHALLOW
 from tests.training.test_reward_gradient import ALONE, Contrast
 
 CPU = torch.device("cpu")
-NUM_ROLLOUTS = 8
-# Ranks, ranks that share a video, rollouts of a batch, and batches: 8 rollouts each.
-LAYOUTS = [(1, 1, 2, 4), (2, 1, 2, 2), (2, 2, 4, 2), (4, 2, 2, 2), (3, 3, 8, 1)]
+NUM_ROLLOUTS, GROUP = 12, 3
+# Ranks, ranks that share a video, rollouts of a batch, and batches: 12 rollouts each.
+LAYOUTS = [(1, 1, 6, 2), (2, 1, 3, 2), (2, 2, 6, 2), (4, 2, 3, 2), (3, 3, 12, 1)]
 
 
 class Labels(Scorer):
@@ -45,16 +45,19 @@ def ranks(layout):
 
 
 @pytest.fixture
-def trainer(tiny_config, mesh):
+def trainer(distinct, mesh):
     """A trainer whose rows have the same bits in every batch."""
-    config = tiny_config.with_settings(
-        pretrained_model_root=SHALLOW,
-        num_generations=2,
+    config = distinct.with_settings(
+        num_generations=GROUP,
+        grpo_sampling_steps=2,
+        cfg_scale=1.0,
+        guidance_interval="",
         batched_forward=False,
         decode_batch_size=1,
-        valid_video_csv="assets/miniature/prompts/smoke.csv",
         validation_steps=1,
-        validation_repeats=2,
+        validation_num_frames=5,
+        validation_height=16,
+        validation_width=8,
     )
     return Trainer(config, mesh, CPU, scorers={"labels": Labels()})
 
@@ -82,8 +85,10 @@ def scored_rollouts(trainer, monkeypatch, layout):
 def test_each_rollout_is_scored_once_with_its_own_prompt_and_video(trainer, monkeypatch):
     collector = trainer.run.source
     order = collector.order.indices(1)
-    prompts = [collector.requests[order[rollout // 2]].prompt for rollout in range(NUM_ROLLOUTS)]
-    assert len({number(prompt) for prompt in prompts}) == NUM_ROLLOUTS // 2
+    prompts = [
+        collector.requests[order[rollout // GROUP]].prompt for rollout in range(NUM_ROLLOUTS)
+    ]
+    assert len({number(prompt) for prompt in prompts}) == NUM_ROLLOUTS // GROUP
     expected = scored_rollouts(trainer, monkeypatch, (1, 1, NUM_ROLLOUTS, 1))
     assert len({labels for _, labels in expected.values()}) == NUM_ROLLOUTS
     for layout in LAYOUTS:
@@ -96,22 +101,23 @@ def test_each_rollout_is_scored_once_with_its_own_prompt_and_video(trainer, monk
 def test_rewards_that_are_requested_between_stages_are_those_of_the_same_rollouts(
     trainer, monkeypatch
 ):
-    at_once = scored_rollouts(trainer, monkeypatch, (1, 1, 2, 4))
+    at_once = scored_rollouts(trainer, monkeypatch, (1, 1, 3, 4))
     trainer.config = trainer.config.with_settings(score_between_stages=True, reward_offload=True)
-    assert scored_rollouts(trainer, monkeypatch, (1, 1, 2, 4)) == at_once
+    assert scored_rollouts(trainer, monkeypatch, (1, 1, 3, 4)) == at_once
 
 
 def test_advantages_follow_the_rewards_of_their_own_rollouts(trainer, monkeypatch):
     """In a group, whose rollouts have one prompt, the better video has the positive advantage."""
     collector = trainer.run.source
-    config = trainer.config.with_settings(batch_size=2, gradient_accumulation_steps=4)
+    config = trainer.config.with_settings(batch_size=3, gradient_accumulation_steps=4)
     monkeypatch.setattr(collector, "config", config)
     rollouts, pending = collector.collect(trainer.run.objective, 1, is_scored=True)
     rewards = trainer.run.rewards.wait(pending)
     advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
-    for first in range(0, NUM_ROLLOUTS, 2):
-        is_better = rewards[first].total > rewards[first + 1].total
-        assert (advantages[first] > advantages[first + 1]) == is_better
+    for first in range(0, NUM_ROLLOUTS, GROUP):
+        rows = range(first, first + GROUP)
+        by_reward = sorted(rows, key=lambda row: rewards[row].total)
+        assert by_reward == sorted(rows, key=lambda row: advantages[row])
 
 
 def scored_videos(trainer, monkeypatch, layout):

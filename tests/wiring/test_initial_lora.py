@@ -9,7 +9,8 @@ import torch
 
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import Difference, LoraPair, differences_of, pairs_of, save_lora, with_lora
+from hyvideo.models.lora import Difference, LoraPair, differences_of, pairs_of, with_lora
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import make_async_scorer
 from tests.shallow import write_trained

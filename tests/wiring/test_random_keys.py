@@ -22,7 +22,9 @@ from tests.training.test_reward_gradient import Contrast
 
 CPU = torch.device("cpu")
 SEED, VALIDATION_SEED = 7, 11
-ITERATIONS, GROUPS, MEMBERS, STEPS, COLUMNS = {1, 2}, {0, 1, 2, 3}, {0, 1}, {0, 1, 2}, {0, 1}
+# No two are equal: otherwise two parts of a key could change places.
+ITERATIONS, GROUPS, MEMBERS = {1, 2}, {0, 1, 2}, {0, 1, 2, 3}
+STEPS, VALIDATION_STEPS, COLUMNS = {0, 1, 2, 3, 4}, {0, 1, 2}, {0, 1}
 ROLLOUTS = (ITERATIONS, GROUPS, MEMBERS)
 LAYERS = {
     f"{blocks}.{number}.attn.to_q"
@@ -46,17 +48,19 @@ STREAMS = {
     "levels of the schedule": [ITERATIONS],
     "held-out pairs": [],
     "validation noise": [{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1}],  # prompt and repeat
-    "validation step noise": [{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1}, STEPS],
+    "validation step noise": [{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1}, VALIDATION_STEPS],
 }
 OF_A_REQUEST_WITH_A_SEED = {
     "validation noise": [{0, 1}],  # repeat
-    "validation step noise": [{0, 1}, STEPS],
+    "validation step noise": [{0, 1}, VALIDATION_STEPS],
 }
 # Streams of trials and fixed projections, which have no seed of a run.
 WITHOUT_SEED = {"compile probe", "trial objective", "tile", "frechet features"}
 
 GRPO = {
-    "num_generations": 2,
+    "batch_size": 12,
+    "num_generations": 4,
+    "grpo_sampling_steps": 6,
     "lora_rank": 2,
     "lora_target_modules": ["attn.to_q"],
     "enable_timestep_permutation": True,
@@ -64,7 +68,8 @@ GRPO = {
     "kl_strategy": "fixed",
 }
 LEVELS = {
-    "num_generations": 2,
+    "batch_size": 12,
+    "num_generations": 4,
     "eta": 0.0,
     "grpo_sampling_steps": 3,
     "kl_strategy": "fixed",
@@ -166,7 +171,7 @@ def test_the_noise_of_a_validation_depends_on_its_own_seed_prompt_repeat_and_ste
     settings = {"validation_repeats": 2, "validation_steps": 4, "validation_batch_size": 5}
     settings |= {"valid_video_csv": "assets/miniature/prompts/smoke.csv", "validation_eta": 0.5}
     validation = make(validation_seed=VALIDATION_SEED, **settings).validation
-    assert list(validation.schedule.stochastic_steps) == sorted(STEPS)
+    assert list(validation.schedule.stochastic_steps) == sorted(VALIDATION_STEPS)
     list(validation.videos(validation.rows()))
     check(keys, VALIDATION_SEED, "validation noise", "validation step noise")
     keys.clear()

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import pairs_of, read_lora
+from hyvideo.models.lora import pairs_of
+from hyvideo.models.lora_files import read_lora
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
 from scripts import export

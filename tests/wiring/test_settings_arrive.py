@@ -13,18 +13,10 @@ from hyvideo.pipelines.grpo_pipeline import SamplerSettings
 from hyvideo.settings.config import LEAVES
 from hyvideo.trainer import Trainer
 from tests.forked import ROOT
-from tests.shallow import SHALLOW
+from tests.test_trainer import Redness
 
 CPU = torch.device("cpu")
 ONLY_CHECK_OR_DESCRIBE = {"rules", "machine_rules", "without_effect", "plan_text", "version_notes"}
-OTHER = {
-    "batched_forward": False,
-    "guidance_interval": "0.2:0.9",
-    "cfg_scale": 2.0,
-    "validation_cfg_scale": 3.0,
-    "valid_video_csv": "assets/miniature/prompts/smoke.csv",
-    "validation_steps": 3,
-}
 
 
 def test_every_setting_is_read_by_the_code_that_it_is_for():
@@ -46,8 +38,9 @@ def test_every_setting_is_read_by_the_code_that_it_is_for():
 
 
 @pytest.fixture
-def trainer(tiny_config, mesh):
-    return Trainer(tiny_config.with_settings(pretrained_model_root=SHALLOW, **OTHER), mesh, CPU)
+def trainer(distinct, mesh):
+    config = distinct.with_settings(batched_forward=False)
+    return Trainer(config, mesh, CPU, scorers={"test": Redness()})
 
 
 def test_pipelines_with_another_guidance_keep_all_other_settings(trainer):
@@ -57,7 +50,8 @@ def test_pipelines_with_another_guidance_keep_all_other_settings(trainer):
         getattr(pipeline.sampling, each.name) != getattr(defaults, each.name)
         for each in fields(SamplerSettings)
     )
-    guidance = pipeline.sampling.guidance.with_scale(None, 3.0)
+    guidance = trainer.config.validation_sampling.guidance
+    assert guidance != pipeline.sampling.guidance
     other = pipeline.with_guidance(guidance)
     assert other.sampling == replace(pipeline.sampling, guidance=guidance)
     attributes, others = vars(pipeline) | {"sampling": None}, vars(other) | {"sampling": None}

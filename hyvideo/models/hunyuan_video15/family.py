@@ -76,7 +76,6 @@ FAMILY = Family(
         names.transformer_to_original,
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
-        with_dots=names.module_with_dots,
     ),
     vae=Component(
         "AutoencoderKLHunyuanVideo15",
@@ -87,11 +86,11 @@ FAMILY = Family(
     ),
     blocks="transformer_blocks",
     lora_to_comfyui=names.lora_to_comfyui,
-    lora_from_comfyui=names.lora_from_comfyui,
+    model_to_comfyui=names.transformer_to_comfyui,
+    lora_names=names.LORA_NAMES,
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
     target_modules=r"transformer_blocks\.\d+\.(attn|ff|ff_context)\..*",
-    original_modules=r"double_blocks\.|txt_in\.|img_in\.|byt5_in\.|vision_in\.|time_in\.|final_layer\.",
     forwards=transformer.forwards,
     is_flow_map=lambda config: config["use_meanflow"],
     parts=(

@@ -7,8 +7,8 @@ Most tensors differ only in name, according to ``names.yaml``. Two also differ i
 - the last modulation, ``final_layer.adaLN_modulation.1``, returns (shift, scale), but diffusers'
   ``norm_out.linear`` returns (scale, shift): the two halves of the rows are swapped.
 
-ComfyUI's model, whose names LoRA files for it have, also fuses the queries, keys and values of the
-blocks.
+ComfyUI's model also fuses the queries, keys and values of the blocks. LoRA files for it have the
+names of its layers.
 
 All conversions are exact and round-trip bit for bit. An unknown name raises ValueError and is
 never skipped.
@@ -16,17 +16,23 @@ never skipped.
 
 import re
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from hyvideo.models.hunyuan_video15.settings import NAMES
-from hyvideo.models.names import both_directions, with_dots
+from hyvideo.models.names import LoraNames, both_directions
 
 _to_diffusers, _to_original = both_directions(NAMES, "transformer", "transformer")
 _from_comfyui, _to_comfyui = both_directions(NAMES, "comfyui", "ComfyUI transformer")
-module_with_dots = partial(with_dots, NAMES, "transformer")
+_LORA_MODULES = {
+    name: diffusers
+    for model in ("transformer", "comfyui", "lora")
+    for name, diffusers in NAMES[model]["modules"].items()
+}
+_from_lora, _ = both_directions(
+    NAMES | {"lora": NAMES["transformer"] | {"modules": _LORA_MODULES}}, "lora", "LoRA's"
+)
 vae_to_diffusers, vae_to_original = both_directions(NAMES, "vae", "VAE")
 
 
@@ -50,9 +56,28 @@ def transformer_to_original(state_dict: Mapping[str, Tensor]) -> dict[str, Tenso
     )
 
 
-def lora_from_comfyui(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the rows of ComfyUI's layers by diffusers' names. Raises ValueError for unknown names."""
-    return _swap_final_modulation(_split_qkv(_from_comfyui(rows)), "norm_out.linear.")
+def transformer_to_comfyui(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a state dict of diffusers' transformer for ComfyUI: the original's names, with joined
+    queries, keys and values of the blocks. ComfyUI renames the rest itself.
+    """
+    joined = {}
+    for name, tensor in transformer_to_original(state_dict).items():
+        match = _ORIGINAL_QKV.fullmatch(name)
+        if match:
+            joined.setdefault(f"{match[1]}qkv{match[3]}", {})[match[2]] = tensor
+        else:
+            joined[name] = tensor
+    return {
+        name: torch.cat([part[each] for each in "qkv"]) if isinstance(part, dict) else part
+        for name, part in joined.items()
+    }
+
+
+def lora_to_diffusers(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of layers by diffusers' names; they may have the original's names, ComfyUI's,
+    or the original's with joined queries, keys and values.
+    """
+    return _swap_final_modulation(_split_qkv(_from_lora(rows)), "norm_out.linear.")
 
 
 def lora_to_comfyui(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -67,6 +92,7 @@ def lora_to_comfyui(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 _REFINER = r"context_embedder\.token_refiner\.refiner_blocks\.\d+"
 _BLOCK = r"transformer_blocks\.\d+"
+_ORIGINAL_QKV = re.compile(r"(double_blocks\.\d+\.(?:img|txt)_attn_)([qkv])(\.(?:weight|bias))")
 _FUSED = re.compile(
     rf"((?:{_REFINER}|{_BLOCK})\.attn\.(?:to|add)_)qkv((?:_proj)?\.(?:weight|bias))"
 )
@@ -122,3 +148,6 @@ def _swap_final_modulation(state_dict: Mapping[str, Tensor], prefix: str) -> dic
             first, second = tensor.chunk(2)
             swapped[name] = torch.cat((second, first))
     return swapped
+
+
+LORA_NAMES = LoraNames(NAMES, lora_to_diffusers)

@@ -11,7 +11,6 @@ FAMILY = Family(
         settings.transformer_to_original,
         settings.transformer_config_to_diffusers,
         settings.transformer_config_to_original,
-        with_dots=settings.module_with_dots,
         finish=transformer.finish,
     ),
     variants=(
@@ -21,7 +20,6 @@ FAMILY = Family(
             settings.transformer_to_original,
             settings.anyflow_only_diffusers,
             settings.anyflow_only_diffusers,
-            with_dots=settings.module_with_dots,
             finish=transformer.finish_anyflow,
         ),
     ),
@@ -31,8 +29,10 @@ FAMILY = Family(
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
     target_modules=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
-    original_modules=r"blocks\.\d+\.((self|cross)_attn\.|ffn\.\d)|text_embedding\.|time_embedding\.|time_projection\.|head\.",
     lora_prefix="diffusion_model.",
+    lora_names=settings.LORA_NAMES,
+    lora_to_comfyui=settings.transformer_to_original,
+    model_to_comfyui=settings.transformer_to_original,
     unread_files=original_files.unread_files,
     forwards=transformer.forwards,
     is_flow_map=settings.is_flow_map,
@@ -43,7 +43,4 @@ FAMILY = Family(
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline"},
     task=settings.task,
-    # of CLIP's image features, which Wan2.1 image-to-video has, and the published 4-step LoRA of
-    # A14B's low-noise expert
-    foreign_modules=r"(blocks\.\d+\.cross_attn\.(norm_)?[kv]_img|img_emb)\b",
 )

@@ -3,17 +3,16 @@ diffusers.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from hyvideo.models.names import (
+    LoraNames,
     both_directions,
     settings_to_diffusers,
     settings_to_original,
-    with_dots,
 )
 from hyvideo.models.versions import Task
 
@@ -25,7 +24,7 @@ _TABLE = NAMES["transformer"]
 transformer_to_diffusers, transformer_to_original = both_directions(
     NAMES, "transformer", "Wan transformer"
 )
-module_with_dots = partial(with_dots, NAMES, "transformer")
+LORA_NAMES = LoraNames(NAMES, transformer_to_diffusers)
 
 
 def task(config: Mapping[str, Any], index: Mapping[str, Any]) -> Task:

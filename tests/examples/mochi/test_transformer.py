@@ -8,13 +8,9 @@ import pytest
 import torch
 
 from hyvideo.models.family import family_of
-from hyvideo.models.lora import (
-    add_trainable_lora,
-    current_lora,
-    read_lora,
-    save_lora,
-    training_config,
-)
+from hyvideo.models.lora import add_trainable_lora, current_lora, training_config
+from hyvideo.models.lora_files import read_lora
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.sizes import read_sizes
 from hyvideo.planning.flops import count_parameters
 from tests.examples.mochi.tiny import FOLDER, inputs, installed, stock_velocity, tiny
@@ -52,7 +48,7 @@ def test_an_adapter_has_all_matrices_of_the_blocks_and_is_saved_and_read(tmp_pat
     read = read_lora(tmp_path)
     assert read.keys() == current_lora(model).keys()
     twin = tiny()
-    twin.load_lora_adapter(str(tmp_path), prefix=None, use_safetensors=True)
+    twin.load_lora_adapter(str(tmp_path), use_safetensors=True)
     arguments = inputs()
     with torch.no_grad():
         torch.testing.assert_close(stock_velocity(twin, **arguments), model(**arguments))

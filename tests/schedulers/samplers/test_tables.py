@@ -34,12 +34,14 @@ SHIFTS = (1.0, 3.0, 5.0, 7.0, 9.0)
 )
 @pytest.mark.parametrize("sde_type", list(SAMPLERS))
 def test_marginals_are_correct_to_first_order_in_the_step(sde_type, data):
-    """Twice the steps halve the distance, also for cps if eta decreases with the step width."""
+    """Twice the steps halve the distance, also for cps if eta decreases with the step width. Of few
+    steps, the rate differs from 1 by the next order, and a distance that stays has a rate of 0.
+    """
     *_, eta_of_width = expected_of(sde_type).marginals.values()
     errors = [interior_error(sde_type, num_steps, eta_of_width, data) for num_steps in (16, 32, 64)]
     rates = [math.log2(error / half) for error, half in zip(errors, errors[1:])]
     assert errors[-1] < 0.015
-    assert all(0.95 < rate < 1.2 for rate in rates), rates
+    assert all(0.9 < rate < 1.2 for rate in rates) and 0.95 < rates[-1], rates
 
 
 def test_cps_at_a_fixed_eta_does_not_converge_to_the_marginal():

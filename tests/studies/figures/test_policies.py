@@ -10,7 +10,8 @@ from hyvideo.data.videos import read_video
 from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.generation.generation import Source
 from hyvideo.models.loading import load_transformer
-from hyvideo.models.lora import LoraPair, save_lora
+from hyvideo.models.lora import LoraPair
+from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
 from studies.figures.policies import read_policies

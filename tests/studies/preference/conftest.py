@@ -55,30 +55,13 @@ def clips_in(folders):
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("methods")
     made = {name: write_folder(root / name, colour=colour) for colour, name in enumerate(METHODS)}
-    for colour, folder in enumerate(made.values()):
-        entries = [
-            {
-                "file": f"clip_{i}.mp4",
-                "prompt": prompt,
-                "group": i,
-                "seed": 3,
-                "VQ": 0.5 - colour,
-                "Overall": 1.5,
-            }
-            for i, prompt in enumerate(PROMPTS)
-        ]
-        if colour:
-            (folder / "scores.json").write_text(json.dumps(entries))
-        else:  # like scripts.evaluate --output_dir folder/scores
-            (folder / "scores").mkdir()
-            (folder / "scores/scores.json").write_text(json.dumps({"videos": entries}))
     return made
 
 
 @pytest.fixture(scope="session")
 def made(folders, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made") / "study"
-    make_study(folder, clips_in(folders), raters=4, pairs=8, checks=2, seed=0)
+    make_study(folder, clips_in(folders), raters=4, pairs=8, seed=0)
     return folder
 
 

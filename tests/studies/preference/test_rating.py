@@ -69,7 +69,7 @@ def rater(study):
 
 def test_a_rater_resumes_at_the_first_pair_without_an_answer(study, rater):
     pairs = list(study.raters[rater]["pairs"])
-    assert [pair["id"] for pair in waiting(study, rater)] == pairs and len(pairs) == 12
+    assert [pair["id"] for pair in waiting(study, rater)] == pairs and len(pairs) == 8
     add(study, rater, pairs[0], "tie")
     left = waiting(Study(study.folder), rater)
     assert [pair["id"] for pair in left] == pairs[1:]
@@ -116,35 +116,27 @@ def test_invalid_answers_raise_value_error_and_are_not_stored(study, rater):
     assert study.rows() == []
 
 
-def test_answers_of_a_standalone_page_are_stored_once(study, rater):
+def test_an_answer_to_a_pair_is_stored_once(study, rater):
     saved = content(study, rater, "", "tie")
     saved["answers"] = {
         pair: dict.fromkeys(study.questions, "both_bad") for pair in study.raters[rater]["pairs"]
     }
     for _ in range(2):
         study.add(json.dumps(saved).encode())
-    assert [(row["rater"], row["answer"]) for row in study.rows()] == [("r01", "both_bad")] * 4 * 12
+    assert [(row["rater"], row["answer"]) for row in study.rows()] == [("r01", "both_bad")] * 4 * 8
     assert waiting(study, rater) == []
 
 
 @pytest.mark.system
-def test_served_content_does_not_reveal_the_method(study, client, folders, tmp_path):
+def test_served_content_does_not_reveal_the_method(study, client, folders):
     secrets = [
         *METHODS,
         *map(str, folders.values()),
         "clip_",
         "key.json",
-        '"identical"',
-        '"repeat"',
         "methods",
     ]
-    study.write_pages(tmp_path / "pages")
-    seen = [
-        path.read_bytes() + path.name.encode()
-        for path in (tmp_path / "pages").rglob("*")
-        if path.is_file()
-    ]
-    assert len(seen) == 4 * (1 + 2 * 12)
+    seen = []
     for token, rater in study.raters.items():
         replies = [client.get(f"/{token}/")]
         assert replies[0].headers["cache-control"] == "no-store"
@@ -237,7 +229,7 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     _, pairs = token_and_pairs(study)
     browser.goto(link)
     assert (
-        "This study has 12 pairs of videos with 4 questions each, and takes about 6 minutes."
+        "This study has 8 pairs of videos with 4 questions each, and takes about 4 minutes."
         in browser.inner_text("#start")
     )
     assert not browser.locator("#work").is_visible()
@@ -246,7 +238,7 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
     assert wait_for_clips(browser) < 0.2 and not browser.locator("#start").is_visible()
     keys = {"first": "a", "second": "b", "tie": "t", "both_bad": "x"}
     for place, chosen in enumerate(keys, start=1):
-        browser.locator("#count", has_text=f"Pair {place} of 12").wait_for()
+        browser.locator("#count", has_text=f"Pair {place} of 8").wait_for()
         browser.keyboard.press("Enter")
         assert browser.locator("#send").is_disabled()
         for key in (
@@ -264,12 +256,12 @@ def test_a_rater_answers_with_the_keyboard_and_resumes(study, served, browser):
             "Enter",
         ):
             browser.keyboard.press(key)
-    browser.locator("#count", has_text="Pair 5 of 12").wait_for()
+    browser.locator("#count", has_text="Pair 5 of 8").wait_for()
     for pair, chosen in zip(pairs, keys):
         given = {row["dimension"]: row["answer"] for row in study.rows() if row["pair"] == pair}
         assert given == {"VQ": chosen, "MQ": "both_bad", "TA": "tie", "Overall": chosen}
     browser.reload()
-    browser.locator("#count", has_text="Pair 5 of 12").wait_for()
+    browser.locator("#count", has_text="Pair 5 of 8").wait_for()
     assert browser.title() == "Which video is better?"
     assert browser.locator("#prompt").text_content() in PROMPTS
     assert browser.logged_errors == []

@@ -1,4 +1,4 @@
-"""Balance and attention checks of designs; files of a study do not reveal the method."""
+"""Balance of designs; files of a study do not reveal the method."""
 
 import json
 import shutil
@@ -21,8 +21,8 @@ def spread(counts):
 
 @pytest.mark.parametrize("methods, units, raters, pairs", SIZES)
 def test_a_design_is_balanced_over_methods_prompts_and_sides(methods, units, raters, pairs):
-    designed = design(methods, units, raters=raters, pairs=pairs, checks=0, seed=4)
-    cells = [[(unit, *sorted(sides)) for _, unit, *sides in screens] for screens in designed]
+    designed = design(methods, units, raters=raters, pairs=pairs, seed=4)
+    cells = [[(unit, *sorted(sides)) for unit, *sides in screens] for screens in designed]
     together = [cell for rater_cells in cells for cell in rater_cells]
     versus = Counter(cell[1:] for cell in together)
     assert (
@@ -41,22 +41,13 @@ def test_a_design_is_balanced_over_methods_prompts_and_sides(methods, units, rat
 
 
 def test_sides_and_order_differ_between_raters():
-    designed = design(2, 12, raters=6, pairs=12, checks=0, seed=1)
-    assert len({tuple(unit for _, unit, *_ in screens) for screens in designed}) == 6
-    sides = [tuple(first for *_, first, _ in screens) for screens in designed]
+    designed = design(2, 12, raters=6, pairs=12, seed=1)
+    assert len({tuple(unit for unit, *_ in screens) for screens in designed}) == 6
+    sides = [tuple(first for _, first, _ in screens) for screens in designed]
     assert len(set(sides)) == 6
     assert sum(a != b for row in sides for a, b in zip(row, row[1:])) < 0.8 * 66, (
         "sides must not alternate"
     )
-
-
-def test_repeats_come_after_their_pairs_with_sides_swapped():
-    for screens in design(3, 12, raters=20, pairs=10, checks=3):
-        assert Counter(kind for kind, *_ in screens) == {"pair": 10, "repeat": 3, "identical": 3}
-        for place, (kind, unit, first, second) in enumerate(screens):
-            if kind == "repeat":
-                assert screens.index(("pair", unit, second, first)) < place - 1
-            assert (first == second) == (kind == "identical")
 
 
 def test_only_the_key_reveals_the_method(study, folders):
@@ -74,7 +65,6 @@ def test_only_the_key_reveals_the_method(study, folders):
         for pair in pairs
         for number, side in enumerate(("first", "second"))
     }
-    assert all((pair["kind"] == "identical") == (pair["first"] == pair["second"]) for pair in pairs)
     for file, source in sources.items():
         assert (study.folder / file).read_bytes() == Path(source).read_bytes()
 
@@ -97,7 +87,7 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
                 packet.stream = stream
                 target.mux(packet)
     assert METHODS[1].encode() in marked.read_bytes()
-    make_study(tmp_path / "study", clips_in(methods), raters=4, pairs=8, checks=0, seed=0)
+    make_study(tmp_path / "study", clips_in(methods), raters=4, pairs=8, seed=0)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     sources = {
         pair[side]: pair["sources"][number]
@@ -116,7 +106,7 @@ def test_all_videos_are_compressed_again_if_one_has_metadata(folders, tmp_path):
 
 def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
     fewer = write_folder(tmp_path / "fewer", ["a star", "a dog", "a red circle"], name="x{}")
-    sizes = {"raters": 1, "pairs": 2, "checks": 0}
+    sizes = {"raters": 1, "pairs": 2}
     make_study(tmp_path / "study", clips_in({"ours": folders[METHODS[0]], "fewer": fewer}), **sizes)
     pairs = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     assert {pair["prompt"] for pair in pairs} == {"a star", "a red circle"}
@@ -139,7 +129,7 @@ def test_videos_of_a_prompt_and_first_frame_are_compared_two_by_two(tmp_path):
         (sides["even"][unit].path.stem, sides["odd"][unit].path.stem) for unit in sides["even"]
     ]
     assert pairs == [("clip_0", "clip_3"), ("clip_1", "clip_2")]
-    make_study(tmp_path / "study", sides, raters=1, pairs=2, checks=0)
+    make_study(tmp_path / "study", sides, raters=1, pairs=2)
     key = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
     images = {pair["unit"]: pair.get("ref_image_path") for pair in key}
     assert images == {0: str(tmp_path / "a.png"), 1: None}

@@ -210,8 +210,8 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early by a signal, by missing rewards or by the on-policy check saves its last
-        finished iteration. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        A run that ends early by a signal, missing rewards, skipped updates or the on-policy check saves
+        its last finished iteration. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
         OffPolicyError, and any error of a part of the run.
         """
         end = FINISHED
@@ -338,7 +338,9 @@ class Trainer:
         failure to do so is reported. After another error, the other ranks may wait in a collective.
         """
         self.run.scorer.close(wait=False)
-        if not isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError)):
+        if not isinstance(
+            error, (Stopped, TooManyMissingRewards, OffPolicyError, FloatingPointError)
+        ):
             if self.mesh.world_size > 1:
                 sys.stderr.write(
                     f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "

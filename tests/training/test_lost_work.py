@@ -1,4 +1,6 @@
-"""A run keeps its work after an error in any part, and survives what scorers do to the process."""
+"""A run keeps its work after an error that all ranks have, and survives what scorers do to the
+process.
+"""
 
 import json
 import math
@@ -8,6 +10,7 @@ import pytest
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
+from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.rewards import TooManyMissingRewards
 from tests.forked import ROOT
 from tests.test_trainer import CPU, Redness
@@ -45,7 +48,9 @@ def names(folder):
 
 
 class Failing:
-    """Raises RuntimeError at a given iteration, in place of a function of the trainer."""
+    """Raises an error that all ranks have at a given iteration, in place of a function of the
+    trainer.
+    """
 
     def __init__(self, trainer, owner, name, iteration):
         self.trainer = trainer
@@ -55,7 +60,7 @@ class Failing:
 
     def __call__(self, *arguments, **options):
         if self.trainer.iteration == self.iteration:
-            raise RuntimeError("planted")
+            raise OffPolicyError("planted")
         return self.function(*arguments, **options)
 
 
@@ -121,15 +126,14 @@ def test_a_resumed_run_that_fails_saves_the_iteration_that_it_has_finished(confi
     ],
 )
 def test_the_last_finished_iteration_is_saved_after_an_error_and_resumes_bit_for_bit(
-    config, uninterrupted, place, capsys
+    config, uninterrupted, place
 ):
     owner_of, saved = PLACES[place]
     config = with_validation(config)
     trainer = make(config)
     Failing(trainer, *owner_of(trainer), 3)
-    with pytest.raises(RuntimeError, match="planted"):
+    with pytest.raises(OffPolicyError, match="planted"):
         trainer.train()
-    assert f"iteration {saved} is saved, the last finished one" in capsys.readouterr().err
     assert names(trainer.output_dir / "checkpoints") == [f"{saved:06d}"]
     resumed = make(config)
     assert resumed.iteration == saved
@@ -150,7 +154,7 @@ def test_an_iteration_whose_weights_have_begun_to_change_is_not_saved_as_the_one
     trainer = make(config.with_settings(max_steps=3, save_interval=1))
     Failing(trainer, trainer.run.policy, "after_update", 3)
     Failing(trainer, trainer.run.state.checkpoints, "_write_digests", 2)
-    with pytest.raises(RuntimeError, match="planted"):
+    with pytest.raises(OffPolicyError, match="planted"):
         trainer.train()
     assert "cannot be saved: an optimizer step of the next one" in capsys.readouterr().err
     assert names(trainer.output_dir / "checkpoints") == ["000001"]
@@ -176,10 +180,10 @@ def test_a_failed_save_does_not_hide_the_error(config, capsys):
     trainer = make(config)
     Failing(trainer, trainer.run.source, "sample", 2)
     Failing(trainer, trainer.run.policy, "tensors", 1)
-    with pytest.raises(RuntimeError, match="planted") as raised:
+    with pytest.raises(OffPolicyError, match="planted") as raised:
         trainer.train()
     assert "sample" in str(raised.traceback[-2])
-    assert "cannot be saved: RuntimeError: planted" in capsys.readouterr().err
+    assert "cannot be saved: OffPolicyError: planted" in capsys.readouterr().err
 
 
 # --- the process's state that a scorer changes ----------------------------------------------------

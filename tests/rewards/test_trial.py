@@ -40,7 +40,7 @@ def test_a_correct_scorer_passes_without_a_warning(recwarn):
     [
         (lambda rows: rows[:1], r"one dict per video \(2\), got a list of 1 dict"),
         (lambda rows: [{"level": math.nan} for _ in rows], "finite number for level"),
-        (lambda rows: [{"gray": 1.0} for _ in rows], "finite number for level.* dimensions"),
+        (lambda rows: [{"gray": 1.0} for _ in rows], "finite number for level.*`dimensions`"),
     ],
 )
 def test_a_broken_scorer_is_refused(change, message):

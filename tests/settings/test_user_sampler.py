@@ -87,10 +87,10 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
         )
 
 
-def test_a_sampler_file_that_exits_ends_post_train_with_code_2(tmp_path, monkeypatch, capsys):
+def test_a_sampler_that_raises_ends_post_train_with_code_2(tmp_path, monkeypatch, capsys):
     import post_train
 
-    (tmp_path / "my.py").write_text("def f(*_):\n    exit(0)")
+    (tmp_path / "my.py").write_text("def f(*_):\n    return 1 / 0")
     flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--sde_type"]
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags, f"{tmp_path}/my.py:f"])
     assert post_train.main() == 2

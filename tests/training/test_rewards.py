@@ -153,16 +153,6 @@ def test_a_scorer_without_a_weighted_dimension_is_rejected(make_scorer):
     try_scorers(scorer, config.data, PROMPT)
 
 
-def test_a_scorer_with_random_scores_is_rejected(make_scorer):
-    class Random(Fixed):
-        def score(self, videos, prompts, *, fps):
-            return [{name: torch.rand(()).item() for name in ("VQ", "MQ", "TA")} for _ in videos]
-
-    config, scorer = make_scorer({"random": Random()})
-    with pytest.raises(ValueError, match="reward random must not depend on"):
-        try_scorers(scorer, config.data, PROMPT)
-
-
 def test_exactly_the_allowed_fraction_may_be_missing_in_every_iteration(tiny_config, mesh, capsys):
     local = {0: Reward(math.nan, {}, "test: broken")}
     config = tiny_config.with_settings(max_missing_fraction=0.5)

@@ -228,7 +228,9 @@ def load_rewards(
             [request.prompt for request in requests], [request.prompt for request in validated]
         )
         if config.reward.check_reward and given is None and is_scored:
-            _try_rewards(scorer, config, loaded.inputs.requests, validated)
+            try_scorers(scorer, config.data, loaded.inputs.requests[0].prompt)
+            if scorer.held_out_scorers:
+                try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)
     return GroupRewards(
         config.reward,
         scorer,
@@ -341,12 +343,3 @@ def _checkpoint_writer(config: Config, mesh: Mesh, lease: Lease, run_id: str) ->
         check_owner=lease.check,
         run=run_id,
     )
-
-
-def _try_rewards(
-    scorer: AsyncScorer, config: Config, requests: list[Request], validated: list[Request]
-) -> None:
-    """Check the scorers, also of held-out metrics, on a video of the run's size."""
-    try_scorers(scorer, config.data, requests[0].prompt)
-    if scorer.held_out_scorers:
-        try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)

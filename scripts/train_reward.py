@@ -39,15 +39,6 @@ def main() -> int:
     parser.add_argument("--lora_rank", type=int, default=64, help="rank of the LoRA if it is new")
     parser.add_argument("--max_epochs", type=int, default=10, help="maximum number of epochs")
     options = parser.parse_args()
-    if not (
-        0 < options.learning_rate < 1
-        and min(options.batch_size, options.lora_rank, options.max_epochs) > 0
-    ):
-        raise ValueError(
-            "--learning_rate must be in (0, 1); --batch_size, --lora_rank and --max_epochs positive"
-        )
-    if not 0 <= options.weight_decay < float("inf"):
-        raise ValueError(f"--weight_decay must be at least 0, got {options.weight_decay:g}")
 
     from studies.reward_training import train  # slow to import
 

@@ -111,11 +111,13 @@ def _labels(choices: list[Settings]) -> list[str]:
     shown = [
         [(name, value) for name, value in settings if len(values[name]) > 1] for settings in choices
     ]
-    return [", ".join(_label(name, value) for name, value in items) for items in shown]
-
-
-def _label(name: str, value: object) -> str:
-    return f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+    return [
+        ", ".join(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in items
+        )
+        for items in shown
+    ]
 
 
 def curve(runs: list[LoggedRun], name: str, *, window: int = 1) -> Curve:

@@ -52,10 +52,6 @@ def read_policies(words: list[str], sampling: Sampling) -> Policies:
             raise ValueError(f"a policy must be `{BASE}` or `name=path`, got {quote(word)}")
         if name + suffix in policies:
             raise ValueError(f"policies need different names, got {quote(name + suffix)} twice")
-        if not re.fullmatch(r"\w[\w.+-]{0,39}", name):
-            raise ValueError(
-                f"a policy's name must be at most 40 letters, digits and _ . + -, got {quote(name)}"
-            )
         source = source_of(Path(path)) if has_path else Source()
         of_policy = sampling
         if scale:  # of two experts, for both

@@ -65,62 +65,36 @@ class Budget(NamedTuple):
 def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     """Read base config, common flags and recipes from a file.
 
-    Raises ValueError for invalid content.
+    Raises ValueError for a file of another form.
     """
     content = read_yaml(path)
-    if isinstance(content, dict) and "recipes" not in content:
-        configs = {name: {"config": value} for name, value in content.items()}
-        if not configs or not all(isinstance(value, str) for value in content.values()):
-            raise ValueError(
-                f"{path} must have a line NAME: CONFIG.yaml for each recipe, or base: FILE.yaml "
-                "and recipes: {name: {setting: value}}"
-            )
-        content = {"base": next(iter(content.values())), "recipes": configs}
-    match content:
-        case {"base": str(base), "recipes": dict(recipes), **rest} if (
-            recipes and not rest.keys() - {"common"}
-        ):
-            parts = {"common": rest.get("common"), **recipes}
-        case _:
-            raise ValueError(
-                f"{path} must contain base: FILE.yaml and recipes: {{name: {{setting: value}}}}"
-            )
-    for name, settings in parts.items():
-        if not re.fullmatch(r"[\w.+-]+", str(name)) or not isinstance(settings, dict | None):
-            raise ValueError(
-                f"{path}: {name!r} must be a name of letters, digits and _.+- with a mapping of "
-                "settings"
-            )
-    if "control" in (parts["common"] or ()):
+    if "recipes" not in content:
+        configs = content
+        first = next(iter(configs.values()), None)
+        content = {"base": first, "recipes": {name: {"config": configs[name]} for name in configs}}
+    base = content.get("base")
+    if not isinstance(base, str):
         raise ValueError(
-            f"{path}: control is not a setting of all recipes; move it from common to a recipe"
+            f"{path} must have a line NAME: CONFIG.yaml for each recipe, or base: FILE.yaml and "
+            "recipes: {name: {setting: value}}"
         )
-    common = _flags(parts.pop("common") or {}, path)
-    found = []
-    for name, settings in parts.items():
+    recipes = []
+    for name, settings in content["recipes"].items():
         settings = dict(settings or {})
         has_control = settings.pop("control", False)
-        control = f"{name}_control"
-        if not isinstance(has_control, bool) or (has_control and control in parts):
-            got = "another recipe" if control in parts else repr(has_control)
-            raise ValueError(
-                f"{path}: control must be true, for a recipe {control}, or false, got {got}"
-            )
-        found.append(Recipe(str(name), tuple(_flags(settings, path))))
+        words = tuple(_flags(settings))
+        recipes.append(Recipe(str(name), words))
         if has_control:
-            found.append(Recipe(control, (*found[-1].words, "--ignore_rewards=true"), str(name)))
-    return base, common, found
+            control = (*words, "--ignore_rewards=true")
+            recipes.append(Recipe(f"{name}_control", control, str(name)))
+    return base, _flags(content.get("common") or {}), recipes
 
 
-def _flags(settings: dict[str, Any], path: str) -> list[str]:
+def _flags(settings: dict[str, Any]) -> list[str]:
     """Return the flags of post_train.py for settings of a YAML file."""
     words: list[str] = []
     for name, value in settings.items():
         values = value if isinstance(value, list) else [value]
-        if None in values:
-            raise ValueError(
-                f"{path}: {name} must have a value; remove it, or write '' for empty text"
-            )
         texts = [json.dumps(v) if isinstance(v, (bool, dict)) else str(v) for v in values]
         if isinstance(value, list):
             words += [f"--{name}", *texts]
@@ -175,7 +149,7 @@ def limit_to_budget(budget: Budget, study: RecipeStudy, recipes: list[Recipe]) -
             if settings[name] != measured[name] and not _sets(recipe, name)
         }
         if shared:
-            recipe = replace(recipe, words=(*recipe.words, *_flags(shared, recipe.name)))
+            recipe = replace(recipe, words=(*recipe.words, *_flags(shared)))
             run = planned(study, RecipeRun(recipe, 0), trains=False)
             settings = measured_settings(run.config)
         others = [

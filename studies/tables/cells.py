@@ -94,12 +94,7 @@ def grid(
 def runs_of_figure(
     figure: int, settings: Iterable[str], seeds: Iterable[int], **chosen: list[str] | None
 ) -> list[RecipeRun]:
-    """Return the runs of a figure; ``chosen`` replaces its methods and kls. Figure 7 needs a KL."""
+    """Return the runs of a figure; ``chosen`` replaces its methods and kls."""
     chosen = {name: values for name, values in chosen.items() if values}
-    if figure == 7 and "none" in chosen.get("kls", ()):
-        raise ValueError(
-            "figure 7 compares schedules of the KL coefficient, but --kl none has no KL; choose "
-            "another"
-        )
     default = {"methods": ["sage_grpo"], "kls": ["dual_moving"]}
     return grid(settings, seeds=seeds, **default | FIGURES[figure] | chosen)

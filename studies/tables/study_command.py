@@ -100,11 +100,8 @@ def plan_and_train(study: RecipeStudy, runs: list[RecipeRun], options: argparse.
     """
     jobs = options.jobs
     num_gpus = study.num_gpus
-    if jobs < 1 or num_gpus < 0 or (num_gpus and jobs > 1):
-        raise ValueError(
-            f"--jobs must be at least 1 (1 with GPUs), --num_gpus at least 0, got {jobs} and "
-            f"{num_gpus}"
-        )
+    if num_gpus and jobs > 1:
+        raise ValueError(f"--jobs must be 1 with --num_gpus, got {jobs}: the runs share the GPUs")
     trains = not (options.dry_run or options.trains_nothing)
     plans = [plan_run(study, run, trains=trains) for run in select_runs(runs, options.only_cell)]
     config = study.evaluation_config()

@@ -54,20 +54,6 @@ def test_differences_are_paired_by_seed(csv_of):
     assert len(lines) == 3 and lines[2].startswith("| a | 3 | +0.400 [")
 
 
-@pytest.mark.parametrize(
-    "text, named",
-    [
-        ("method,reward\na,1\n", "seed"),
-        ("method,seed\na,1\n", "seed"),
-        ("method,seed,reward\na,1,high\n", "line 2, reward"),
-        ("method,seed,reward\na,1,2\na,1,2\n", "line 3"),
-    ],
-)
-def test_a_file_that_is_no_table_of_seeds_is_named(csv_of, text, named):
-    with pytest.raises(ValueError, match=named):
-        read_seed_table(csv_of(text))
-
-
 def test_the_command_prints_tables_and_names_a_label_that_is_missing(exit_code, capsys):
     assert exit_code(seed_tables.main, *(DATA / name for name in PAGES)) == 0
     printed = capsys.readouterr().out

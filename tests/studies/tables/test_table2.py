@@ -61,5 +61,6 @@ def test_a_dry_run_writes_nothing_and_an_unknown_cell_is_an_error(reproduce, tmp
     assert not (tmp_path / "table").exists()
     assert reproduce("--output_dir", tmp_path / "table", "--only_cell", "nothing") == 2
     assert "--only_cell" in capfd.readouterr().err
-    assert reproduce("--output_dir", tmp_path / "table", "--num_gpus", "-1", "--dry_run") == 2
+    shared = ("--num_gpus", "8", "--jobs", "2", "--dry_run")
+    assert reproduce("--output_dir", tmp_path / "table", *shared) == 2
     assert "--num_gpus" in capfd.readouterr().err

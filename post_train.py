@@ -29,31 +29,19 @@ from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
-def print_and_end(*error) -> None:
-    """Print an uncaught exception, on rank 0 first, and end the process even if other threads
-    hang.
-    """
+def print_after_rank_0(*error) -> None:
+    """Print an uncaught exception, on rank 0 first."""
     processes.wait_for_rank_0()
     sys.__excepthook__(*error)
-    processes.end_soon(1)
 
 
 def main() -> int:
     processes.use_expandable_segments()
-    try:
-        processes.share_compile_workers()
-        command = parse()
-    except ValueError as error:  # the environment; other mistakes exit
-        print(f"post_train.py: {error}", file=sys.stderr)
-        return 2
-    sys.excepthook = print_and_end
+    processes.share_compile_workers()
+    command = parse()
+    sys.excepthook = print_after_rank_0
     with ExitStack() as at_end:
-        try:
-            return run(command, at_end)
-        except SystemExit as error:
-            raise RuntimeError(
-                f"a part of the run, such as a scorer, called sys.exit({error.code!r})"
-            ) from error
+        return run(command, at_end)
 
 
 def run(command: CommandLine, at_end: ExitStack) -> int:
@@ -68,7 +56,6 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             return 0
         inputs = check(config, processes.world_size(), file=command.file)
         check_output_dir(config.record)
-        processes.check_environment()
         trainer = build(config, at_end)
         if trainer is None:
             return 0
@@ -267,4 +254,4 @@ def build(config: Config, at_end: ExitStack):
 
 if __name__ == "__main__":
     processes.exit_on_signals()
-    sys.exit(processes.end_soon(main()))
+    sys.exit(main())

@@ -210,8 +210,8 @@ class Trainer:
     def train(self) -> None:
         """Train until iteration ``max_steps`` and write all results to ``output_dir``.
 
-        A run that ends early by a signal, missing rewards, skipped updates or the on-policy check saves
-        its last finished iteration. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
+        A run that a signal, missing rewards or the on-policy check ends saves its last finished
+        iteration. Raises Stopped after a signal, RewardHacking, NotOwner, TooManyMissingRewards,
         OffPolicyError, and any error of a part of the run.
         """
         end = FINISHED
@@ -288,9 +288,14 @@ class Trainer:
         """
         self._start_timer()
         run = self.run
+        run.pipeline.evaluations.clear()  # those of a validation
         rollouts, reference, metrics = run.objective.collect(run, self.iteration)
         with self.progress.timed("update"):
             updated = run.update(rollouts, reference, self.iteration)
+        weights = run.objective.weights_by_step(rollouts.schedule)
+        line = run.update.ledger.line(rollouts, self.iteration, weights, run.pipeline.evaluations)
+        if line and run.recorder.writer:
+            run.recorder.writer.log_audit(line)
         return {
             "iteration": self.iteration,
             "update": run.update.update_count,
@@ -334,27 +339,22 @@ class Trainer:
             self.validation.monitor.end(None if failed else folder)
 
     def _save_after(self, error: BaseException) -> None:
-        """Save the last finished iteration after an error that is raised on all ranks together; a
-        failure to do so is reported. After another error, the other ranks may wait in a collective.
+        """Save the last finished iteration after an error that all ranks raise together; after any
+        other one, in which the other ranks may wait in a collective, say where this rank ends.
         """
         self.run.scorer.close(wait=False)
-        if not isinstance(
-            error, (Stopped, TooManyMissingRewards, OffPolicyError, FloatingPointError)
-        ):
+        if not isinstance(error, (Stopped, TooManyMissingRewards, OffPolicyError)):
             if self.mesh.world_size > 1:
                 sys.stderr.write(
                     f"\nrank {self.mesh.rank} ({socket.gethostname()}) ends in stage "
                     f"{self.progress.stage} of iteration {self.iteration}: {type(error).__name__}\n"
                 )
             return
-        saved, problem = None, "an optimizer step of the next one has already changed the weights"
-        try:
-            saved = self.run.state.save_last_finished()
-        except Exception as second:  # the first error must be reported
-            problem = describe_error(second)
+        saved = self.run.state.save_last_finished()
         if self.mesh.is_main and saved is None:
             print(
-                f"\nthe last finished iteration cannot be saved: {problem}",
+                "\nthe last finished iteration cannot be saved: an optimizer step of the next one "
+                "has already changed the weights",
                 file=sys.stderr,
                 flush=True,
             )
@@ -430,6 +430,7 @@ class Trainer:
             run_name=self.output_dir.name,
             config=self.recorded.flat(),
             resume_iteration=last_line,
+            audited_iteration=self.iteration if self.resumed else last_line,
         )
         remove_after(self.output_dir, self.iteration, self.start.run)
         write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)

@@ -75,13 +75,22 @@ def main() -> None:
     parser.add_argument(
         "--dtype", choices=["bf16", "fp16", "fp32"], default="bf16", help="precision of the files"
     )
+    parser.add_argument(
+        "--push_to_hub",
+        metavar="OWNER/NAME",
+        help="also publish the folder as this repository of the Hugging Face Hub, with your login",
+    )
     options = parser.parse_args()
 
     from safetensors import SafetensorError  # such as a full disk
 
     with exit_on_error("export.py", (ValueError, OSError, SafetensorError)):
         lines = run(options)
-    print(f"written to {options.out}", *lines, sep="\n")
+        print(f"written to {options.out}", *lines, sep="\n")
+        if options.push_to_hub:
+            from hyvideo.models.hub import push
+
+            print(f"published as {push(options.out, options.push_to_hub)}")
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -111,18 +120,40 @@ def exports_lora(options: argparse.Namespace) -> bool:
 def run(options: argparse.Namespace) -> list[str]:
     """Write the files and return how other programs load them, as lines."""
     check_options(options)
+    if options.push_to_hub:
+        from hyvideo.models.hub import check_login
+
+        check_login(options.push_to_hub)
 
     from hyvideo.models.registry import register
     from hyvideo.training.saved_policy import settings_of_run
 
-    run_settings = settings_of_run(options.checkpoint_path)[0] if options.checkpoint_path else {}
+    checkpoint = checkpoint_of(options)
+    run_settings = settings_of_run(checkpoint)[0] if checkpoint else {}
     register(options.family or run_settings.get("family", ""))
-    if exports_lora(options):
-        return export_lora(options)
-    return export_model(options, run_settings)
+    with new_folder(options.out) as out:
+        if exports_lora(options):
+            lines = export_lora(options, out)
+        else:
+            lines = export_model(options, run_settings, out)
+        lines += describe(options, run_settings, checkpoint, out, lines)
+        for file in out.rglob("*.safetensors"):  # safetensors makes them private to their owner
+            file.chmod((out / "README.md").stat().st_mode)
+    return lines
 
 
-def export_lora(options: argparse.Namespace) -> list[str]:
+def checkpoint_of(options: argparse.Namespace) -> Path | None:
+    """Return the checkpoint of a run that is exported, of which a LoRA may be a folder."""
+    if options.checkpoint_path or options.lora_path is None:
+        return options.checkpoint_path
+    path = options.lora_path
+    return next(
+        (each for each in (path, *path.parents[:2]) if (each / "state.json").is_file()), None
+    )
+
+
+def export_lora(options: argparse.Namespace, out: Path) -> list[str]:
+    """Export a LoRA into the folder ``out``."""
     from hyvideo.models.lora import differences_of
     from hyvideo.models.lora_files import expert_of
     from hyvideo.models.lora_saving import save_lora
@@ -137,12 +168,51 @@ def export_lora(options: argparse.Namespace) -> list[str]:
             f"parameters that the LoRA needs, the first {changed[0]}. Use --merge, which "
             "writes a whole model, or --form comfyui, whose .diff tensors LightX2V reads"
         )
-    with new_folder(options.out) as out:
-        save_lora(lora, out, form=options.form, expert=expert)
-    return lora_lines(options.out, options.form, lora, expert)
+    save_lora(lora, out, form=options.form, expert=expert)
+    (file,) = out.glob("*.safetensors")
+    return lora_lines(options.out / file.name, options.form, lora, expert)
 
 
-def lora_lines(out: Path, form: str, lora: "Lora", expert: "Expert | None") -> list[str]:
+def describe(
+    options: argparse.Namespace,
+    run_settings: Mapping[str, Any],
+    checkpoint: Path | None,
+    out: Path,
+    lines: list[str],
+) -> list[str]:
+    """Write the model card and the license into the folder ``out``; return what the user must add."""
+    from hyvideo.models.family import License, family_named
+    from hyvideo.models.model_card import copy_license, write_card
+    from hyvideo.models.versions import version_defaults
+
+    settings = dict(run_settings)
+    if options.transformer_version:
+        settings["transformer_version"] = options.transformer_version
+    version = version_defaults(settings.get("transformer_version"))
+    license = family_named(version.family).license if version.family else None
+    if version.license:
+        license = License("other", version.license)
+    name = options.push_to_hub or options.out.resolve().name
+    write_card(
+        out,
+        name=name.rpartition("/")[2],
+        is_lora=exports_lora(options),
+        license=license,
+        lines=[line.strip().replace(str(options.out), name) for line in lines],
+        settings=settings,
+        checkpoint=checkpoint,
+    )
+    root = options.pretrained_model_root or run_settings.get("pretrained_model_root")
+    copied = copy_license(Path(root), out) if root else []
+    if license and license.must_be_copied and not copied:
+        return [
+            f"before you publish it: the license ({license.link}) asks that its text and its notice "
+            f"lie beside the weights; copy them into {options.out}"
+        ]
+    return []
+
+
+def lora_lines(file: Path, form: str, lora: "Lora", expert: "Expert | None") -> list[str]:
     """Return how other programs load a written LoRA, as lines."""
     import diffusers
 
@@ -153,7 +223,7 @@ def lora_lines(out: Path, form: str, lora: "Lora", expert: "Expert | None") -> l
     second = ", load_into_transformer_2=True" if expert == "low" else ""
     family = family_of_lora(lora)
     pipeline = getattr(diffusers, family.pipelines["t2v"]) if family else None
-    (file,) = out.glob("*.safetensors")
+    out = file.parent
     if form == "peft":
         return [f'in peft: PeftModel.from_pretrained(pipeline.{transformer}, "{out}")']
     if form == "diffusers" and hasattr(pipeline, "load_lora_weights"):
@@ -193,8 +263,12 @@ def lora_lines(out: Path, form: str, lora: "Lora", expert: "Expert | None") -> l
     return lines
 
 
-def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -> list[str]:
-    """Export the transformer of a checkpoint, a base model, or either with a merged LoRA."""
+def export_model(
+    options: argparse.Namespace, run_settings: Mapping[str, Any], out: Path
+) -> list[str]:
+    """Export the transformer of a checkpoint, a base model, or either with a merged LoRA, into the
+    folder ``out``.
+    """
     from hyvideo.models.lora_files import expert_of
     from hyvideo.models.versions import experts_of
 
@@ -216,21 +290,18 @@ def export_model(options: argparse.Namespace, run_settings: Mapping[str, Any]) -
                 "trained; set --expert high or --expert low"
             )
     lines = []
-    with new_folder(options.out) as out:
-        for expert in experts_of(version):
-            changes = {}
-            if expert == trained:
-                changes = {"checkpoint": options.checkpoint_path, "lora": options.lora_path}
-            lines += export_transformer(
-                root, version, options, run_settings, out, expert=expert, **changes
-            )
-        if options.form == "diffusers":
-            for file in out.rglob("*.safetensors"):  # safetensors makes them private to their owner
-                file.chmod(file.with_name("config.json").stat().st_mode)
-            names = [f"{folder.name}={folder.name}" for folder in sorted(out.iterdir())]
-            lines.append(
-                f"              pipeline = DiffusionPipeline.from_pretrained(MODEL, {', '.join(names)})"
-            )
+    for expert in experts_of(version):
+        changes = {}
+        if expert == trained:
+            changes = {"checkpoint": options.checkpoint_path, "lora": options.lora_path}
+        lines += export_transformer(
+            root, version, options, run_settings, out, expert=expert, **changes
+        )
+    if options.form == "diffusers":
+        names = [f"{folder.name}={folder.name}" for folder in sorted(out.iterdir())]
+        lines.append(
+            f"              pipeline = DiffusionPipeline.from_pretrained(MODEL, {', '.join(names)})"
+        )
     return lines
 
 
@@ -289,7 +360,7 @@ def export_transformer(
     transformer.save_pretrained(out / folder)
     return [
         f"in diffusers: {folder} = {component_of(transformer).class_name}.from_pretrained("
-        f'"{options.out}/{folder}", torch_dtype={dtype})'
+        f'"{options.out}", subfolder="{folder}", torch_dtype={dtype})'
     ]
 
 

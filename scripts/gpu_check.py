@@ -12,9 +12,9 @@ Results are tables that can be shared.
                                             the released weights: samples against diffusers'
 
 Each part takes at most 9.5 minutes, the first four 28 minutes, without weights and network. `eager`
-creates the kernels that later parts use, in --work_dir; kernels.tar.xz in --output_dir has them for
-a machine that starts empty (--kernels). hardware.yaml there has the measured rates for the plan of
-a run (GPU_HARDWARE_FILE). Each check runs tests of tests/cuda in a separate
+creates the kernels that later parts use, in a folder beside --output_dir; kernels.tar.xz in
+--output_dir has them for a machine that starts empty (--kernels). hardware.yaml there has the
+measured rates for the plan of a run (GPU_HARDWARE_FILE). Each check runs tests of tests/cuda in a separate
 process with a time limit and the allocator settings of a run. gpu.json and gpu.md in --output_dir
 are written whenever a check has measured something; gpu.log is the output of all checks. gpu.md
 begins with measured beside expected numbers. The exit code is 1 if a check failed, but not because
@@ -45,7 +45,7 @@ PARTS = {
 }
 WEIGHTS = {name: Check(**row) for name, row in _TABLE["weights"].items()}
 NUMBERS = [Number(**row) for row in _TABLE["numbers"]]
-COMPILED = "compiled"  # in --work_dir
+COMPILED = "compiled"  # in the working folder
 KERNELS = "kernels.tar.xz"
 HARDWARE = "hardware.yaml"
 # Of the FLOPs of a forward pass with 18,318 tokens, the size of the shipped recipes.
@@ -70,16 +70,7 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
         "--transformer_version", default="480p_t2v", help="version to check (weights only)"
     )
     parser.add_argument("--output_dir", default="outputs/gpu_check", help="folder of the results")
-    parser.add_argument(
-        "--work_dir", default="outputs/gpu_check_work", help="folder of compiled kernels and rows"
-    )
     parser.add_argument("--kernels", help=f"{KERNELS} of an earlier part")
-    parser.add_argument(
-        "--no_precision_casts",
-        action="store_true",
-        help="compile without rounding to bf16 between fused operations, if the compiler of this "
-        "torch fails on it",
-    )
     return parser.parse_args(argv)
 
 
@@ -92,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     if "weights" in options.parts:
         checks |= WEIGHTS
     out = Path(options.output_dir)
-    work = Path(options.work_dir)
+    work = out.with_name(f"{out.name}_work")  # of compiled kernels and rows
     with exit_on_error("gpu_check.py"):
         make_folder(out)
         make_folder(work)
@@ -147,8 +138,6 @@ def _variables(options: argparse.Namespace, python: str, work: Path) -> dict[str
         variables["CHECK_TINY"] = "1"
     if options.pretrained_model_root:
         variables["CHECK_MODEL_PATH"] = options.pretrained_model_root
-    if options.no_precision_casts:
-        variables["COMPILE_PRECISION_CASTS"] = "false"
     return variables
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.settings.command_line import MAX_WORLD_SIZE, parse
+from hyvideo.settings.command_line import parse
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -30,11 +30,6 @@ def main(argv: list[str] | None = None) -> int:
         help="new or empty folder (default: outputs/rehearsal/<config>)",
     )
     options, flags = parser.parse_known_args(argv)
-    if options.world_size is not None and not 0 < options.world_size <= MAX_WORLD_SIZE:
-        parser.error(
-            f"--world_size must be a number of GPUs from 1 to {MAX_WORLD_SIZE:,}, got "
-            f"{options.world_size}"
-        )
     command = parse(flags)
     from hyvideo.planning.rehearsal.rehearsal import rehearse  # after the flags: it imports torch
 

@@ -32,7 +32,6 @@ def main() -> None:
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
-    parser.add_argument("--max_videos", type=int, default=16, help="videos scored in one batch")
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
         from hyvideo.data.http_guard import LOCAL, listen, make_server
@@ -54,7 +53,7 @@ def main() -> None:
         scorer = make_scorer(
             options.reward_model, options.pretrained_model_root, device=device, **scorer_options
         )
-        app = create_app(scorer, token=token, max_videos=options.max_videos, identity=identity)
+        app = create_app(scorer, token=token, identity=identity)
     print(f"listening on {url}", flush=True)
     make_server(app).run(sockets=[listener])
 

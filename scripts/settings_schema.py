@@ -15,7 +15,7 @@ from hyvideo.data.files import ROOT
 from hyvideo.settings.command_line import ENVIRONMENT
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS
 from hyvideo.settings.objectives import BUILT_IN
-from hyvideo.settings.reference_flags import table
+from hyvideo.settings.reference_flags import IGNORED, RENAMED, SIZES, SWITCHES
 from hyvideo.settings.sections import Leaf, Switch
 
 PATH = ROOT / "configs/settings.schema.json"
@@ -48,13 +48,13 @@ def schema() -> dict[str, Any]:
         for name, leaf in LEAVES.items()
     }
     reference = {"description": "Flag of the public reference."}
-    flags = [flag for flag in table("post_train") if flag not in properties]
+    flags = (*RENAMED, *SIZES, *SWITCHES, "video_bucket_hw_base_size", *IGNORED, "debug_.*")
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Settings of post_train.py",
         "type": "object",
         "properties": properties | {ENVIRONMENT: {"type": "object"}},
-        "patternProperties": {f"^{flag.replace('*', '.*')}$": reference for flag in flags},
+        "patternProperties": {f"^{flag}$": reference for flag in flags},
         "additionalProperties": False,
     }
 

@@ -43,7 +43,10 @@ def broken_checkpoint(tmp_path):
     "arguments, output",
     [
         (["--no_such_flag", "1"], "no_such_flag"),
-        (["--eta", "-1", "--grpo_sampling_steps", "0"], "eta must be at least 0"),
+        (
+            ["--eta", "-1", "--grpo_sampling_steps", "0"],
+            "eta: Input should be greater than or equal to 0",
+        ),
     ],
 )
 def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, arguments, output):

@@ -37,9 +37,5 @@ def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:
     """
     side = vae.spatial_compression_ratio
     latents = tile_size // side
-    if latents < 1:
-        raise ValueError(
-            f"vae_tile_size must be at least {side} pixels or 0 (no tiling), got {tile_size}"
-        )
     stride = max(1, int(latents * (1 - overlap)))
     vae.enable_tiling(latents * side, latents * side, stride * side, stride * side)

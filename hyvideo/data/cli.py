@@ -59,7 +59,12 @@ class Parser(argparse.ArgumentParser):
             message,
         )
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
-        hint = nearest(unknown[1], self._option_string_actions) if unknown else ""
+        shown = [
+            flag
+            for flag, action in self._option_string_actions.items()
+            if action.help != argparse.SUPPRESS
+        ]
+        hint = nearest(unknown[1], shown) if unknown else ""
         if hint:
             message = f"{message}; {hint}"
         super().error(shorten(message, 1_000))

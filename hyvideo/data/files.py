@@ -53,6 +53,8 @@ def write_problem(folder: str | Path) -> str | None:
     """Return why files cannot be written to ``folder``, which may have to be created; None if they
     can.
     """
+    if not str(folder).strip():  # such as an unset variable; Path would take the current folder
+        return "its name is empty"
     existing = Path(folder)
     while not os.path.lexists(existing):
         existing = existing.parent

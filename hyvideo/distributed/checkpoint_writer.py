@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -53,7 +52,6 @@ class CheckpointWriter:
         # A separate group, so that the thread's collectives cannot mix with those of the training.
         limit = timedelta(seconds=timeout)
         self._group = dist.new_group(backend="gloo", timeout=limit) if mesh.world_size > 1 else None
-        # named in settings/processes.py
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future | None = None
 
@@ -108,7 +106,7 @@ class CheckpointWriter:
         self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
     ) -> None:
         try:
-            with _warnings_are_no_errors(), self._published(target) as partial:
+            with self._published(target) as partial:
                 dcp.save(
                     tensors,
                     # All tensors are on the CPU. With copy-ahead, the library would request a CUDA
@@ -188,16 +186,3 @@ def _check_files(tensors: Path) -> None:
             f"{len(missing)} of {len(files)} checkpoint files are missing in {tensors}, such as "
             f"{missing[0]}: output_dir must be on a file system that all nodes share"
         )
-
-
-@contextmanager
-def _warnings_are_no_errors() -> Iterator[None]:
-    """Context in which no warning ends a checkpoint, because a scorer may have turned warnings into
-    errors. Other filters stay as they are.
-    """
-    if not any(action == "error" for action, *_ in warnings.filters):
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

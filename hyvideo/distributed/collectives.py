@@ -20,8 +20,6 @@ from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 
 T = TypeVar("T")
 
-_SAME_ERROR_S = 5.0  # time within which all ranks meet an error that they have in common
-
 
 def gather_ranks(values: Tensor, mesh: Mesh) -> Tensor:
     """Return the tensors of all ranks, in rank order. Shape: (...) to (ranks, ...)."""
@@ -147,25 +145,10 @@ def agree(name: str, value: object, mesh: Mesh) -> None:
             parts = []
             for text, ranks in ranks_by_text.items():
                 where = ", ".join(dict.fromkeys(hosts[rank] for rank in ranks))
-                parts.append(f"{text} on {name_ranks(ranks)} ({where})")
+                parts.append(f"{text} on ranks {', '.join(map(str, ranks))} ({where})")
             problems.append(f"{each} must be the same on all ranks, got {'; '.join(parts)}")
     if problems:
         raise ValueError("\n".join(problems))
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Return ``rank 3`` or ``ranks 0-7, 9``; an empty string for no ranks."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    names = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    if not names:
-        return ""
-    is_one = len(runs) == 1 and len(runs[0]) == 1
-    return f"{'rank' if is_one else 'ranks'} {', '.join(names)}"
 
 
 def from_main(value: T, mesh: Mesh) -> T:

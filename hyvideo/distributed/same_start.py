@@ -10,16 +10,14 @@ import torch
 
 from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.data.files import ROOT
-from hyvideo.distributed.collectives import agree, all_objects, name_ranks
+from hyvideo.distributed.collectives import agree
 from hyvideo.distributed.mesh import Mesh
 
 PACKAGES = ("torch", "diffusers", "transformers")
 
 
 def require_same_start(settings: Mapping[str, Any], device: torch.device, mesh: Mesh) -> None:
-    """Raise ValueError on all ranks if they have other code, versions or settings, or share a GPU.
-    Collective.
-    """
+    """Raise ValueError on all ranks if they have other code, versions or settings. Collective."""
     agree("the Python code of the project:", code_digest(ROOT), mesh)
     versions = {name: metadata.version(name) for name in PACKAGES}
     # Patch versions of Python have the same language and library.
@@ -27,22 +25,6 @@ def require_same_start(settings: Mapping[str, Any], device: torch.device, mesh: 
     agree("the version of", versions, mesh)
     agree("the kind of device", device.type, mesh)
     agree("the setting", settings, mesh)
-    require_own_gpu(device, mesh)
-
-
-def require_own_gpu(device: torch.device, mesh: Mesh) -> None:
-    """Raise ValueError on all ranks if two ranks use the same GPU. Collective."""
-    gpu = ""
-    if device.type == "cuda":
-        gpu = str(torch.cuda.get_device_properties(device).uuid)
-    gpus = all_objects(gpu, mesh)
-    for each in filter(None, dict.fromkeys(gpus)):
-        sharing = [rank for rank, found in enumerate(gpus) if found == each]
-        if len(sharing) > 1:
-            raise ValueError(
-                f"each rank needs a GPU of its own: {name_ranks(sharing)} use GPU {each}; start "
-                "the launcher once per node, with at most one process per GPU"
-            )
 
 
 def code_digest(root: Path) -> str:

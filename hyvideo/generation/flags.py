@@ -1,7 +1,6 @@
 """Flags of generate.py: their sections, and the rules between them."""
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -9,13 +8,7 @@ from hyvideo.data.cli import Parser
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import add_section, flag_options
 from hyvideo.settings.config import LEAVES, Config, read_sections
-from hyvideo.settings.reference_flags import (
-    add_flags,
-    meanings,
-    print_ignored,
-    table,
-    take_flags,
-)
+from hyvideo.settings.reference_flags import IGNORED_BY_GENERATE, print_ignored, size_of
 from hyvideo.settings.sections import Section, leaves_of, start
 
 # Flags of the public reference's program, and the settings of a run that they set.
@@ -107,8 +100,10 @@ class SamplingFlags(Section):
     )
     height: int | None = start(None, "Height in pixels; with --width.", ge=1, le=MAX_SIDE)
     width: int | None = start(None, "Width in pixels; with --height.", ge=1, le=MAX_SIDE)
-    initial_noise: Literal["default", "reference"] = start(
-        "default", "reference: the noise that HunyuanVideo-1.5 draws for the seed."
+    initial_noise: Literal["default", "reference", "validation"] = start(
+        "default",
+        "reference: the noise that HunyuanVideo-1.5 draws for the seed; validation: that of a run's "
+        "validation videos, for the same CSV, --seed and --num_videos as its validation.",
     )
     sp_size: int = start(1, "Processes of torchrun that share one video.", ge=1, le=1024)
     sr: bool = start(False, "Super-resolution of the videos: 480p to 720p, or 720p to 1080p.")
@@ -211,17 +206,18 @@ def parse(description: str, argv: list[str] | None = None) -> argparse.Namespace
         if name != flag:  # the name in training
             options |= {"dest": flag, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             settings.add_argument(f"--{name}", **options)
-    renamed = add_flags(parser, sys.argv[1:] if argv is None else argv, table("generate"))
+    parser.add_argument("--fixed_size", default="none", help=argparse.SUPPRESS)
+    for name in IGNORED_BY_GENERATE:
+        parser.add_argument(f"--{name}", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     values = vars(options)
-    of_reference = take_flags(values, renamed)
     given = {setting: flag for flag, setting in flags.items() if values[flag] is not None}
-    sections, problems, _ = read_sections({cls.__name__: cls for cls in FLAGS}, values)
+    sections, problems = read_sections({cls.__name__: cls for cls in FLAGS}, values)
     if problems:
         parser.error("\n".join(problems))
     for section in sections.values():
         values |= dict(section)
-    options.reference_flags, options.flags = of_reference, given
+    options.flags = given
     return options
 
 
@@ -255,6 +251,11 @@ def check_best_of(options: argparse.Namespace) -> None:
             "--best_of needs --sp_size 1, because each process scores its own videos, got sp_size "
             f"{options.sp_size}; remove one of them"
         )
+    if options.best_of > 1 and options.initial_noise != "default":
+        raise ValueError(
+            "--best_of needs --initial_noise default, because the candidates of a seed have "
+            f"different noise, got {options.initial_noise}"
+        )
 
 
 def convert_reference_flags(options: argparse.Namespace) -> None:
@@ -267,23 +268,24 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         options.image_path = None
     if options.prompt and options.valid_video_csv:
         unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
-        print_ignored({"--valid_video_csv names the prompts": unused})
+        print_ignored(unused, "--valid_video_csv names the prompts")
         options.prompt, options.image_path = [], None
     words = {"true": "model", "false": "none"}
     options.offloading = words.get(options.offloading, options.offloading)
     if options.group_offloading:
         options.offloading = "group"
     if options.save_pre_sr_video and not options.sr:
-        print_ignored({"without --sr there is no super-resolution": ["save_pre_sr_video true"]})
-    found, ignored = meanings(options.reference_flags, table("generate"), {})
-    print_ignored(ignored)
-    for side, flag, pixels, _ in found:
-        if getattr(options, side) not in (None, pixels):
+        print_ignored(["save_pre_sr_video"], "without --sr there is no super-resolution")
+    ignored = [name for name in IGNORED_BY_GENERATE if getattr(options, name) is not None]
+    if ignored:
+        print_ignored(ignored, "this program decides or lacks what they do in the reference")
+    if options.fixed_size != "none":
+        size = size_of("--fixed_size", options.fixed_size)
+        if options.height is not None and (options.height, options.width) != size:
             raise ValueError(
-                f"--{flag} contradicts --{side} {getattr(options, side)}; give only one of them"
+                f"--fixed_size {options.fixed_size} contradicts --height {options.height} and "
+                f"--width {options.width}; give only one of them"
             )
-        setattr(options, side, pixels)
+        options.height, options.width = size
     if options.aspect_ratio and options.height is not None:
-        print_ignored(
-            {"--height and --width set the size": [f"aspect_ratio {options.aspect_ratio}"]}
-        )
+        print_ignored(["aspect_ratio"], "--height and --width set the size")

@@ -35,6 +35,15 @@ class Component(NamedTuple):
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
 
 
+class License(NamedTuple):
+    """License of a family's released weights, which also covers what is trained from them."""
+
+    name: str  # on the Hugging Face Hub: its identifier, or other
+    title: str
+    link: str = ""
+    must_be_copied: bool = False  # asks that its text and a notice accompany trained weights
+
+
 class Part(NamedTuple):
     """A kind of condition: its input in a request, and the frozen encoder that computes it."""
 
@@ -131,6 +140,7 @@ class Family:
     rounds_rotary: bool = False
     # (root) -> problems: a layout that is not read
     unread_files: Callable[[Path], list[str]] = lambda root: []
+    license: License | None = None
     # names of parameters in LoRA files of all programs; None: only diffusers' names are read
     lora_names: LoraNames | None = None
     # prefix in LoRA files with the original's names

@@ -42,6 +42,8 @@ class Version(NamedTuple):
     is_flow_map: bool = False
     # its own sampler: the ODE, or one that adds new noise after each step (cps with eta 1)
     native: Literal["ode", "renoise"] = "ode"
+    # its repository on the Hugging Face Hub, in diffusers' layout if there is one
+    repository: str = ""
     # license, if the family's other versions have another one; a run prints it
     license: str = ""
     # resolution of the videos that a super-resolution model refines

@@ -42,7 +42,6 @@ class Entry(NamedTuple):
     folder: str  # folder of its files, below the checkpoint folder
     # files in it; if they change, a stored evaluation is recomputed
     files: tuple[str, ...] = (".",)
-    has_gradient: bool = True  # whether the class has `score_with_gradient`
     dimensions: tuple[str, ...] = DIMENSIONS  # unless its files or a rubric have others
 
 
@@ -64,17 +63,14 @@ SCORERS = {
         "clip/PickScore_v1",
         dimensions=("Pick_cosine", "PickScore"),
     ),
-    "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", (), has_gradient=False),
+    "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", ()),
     "unified_reward": Entry(
         "hyvideo.rewards.vlm_judge:UnifiedReward",
         ".",
         (),
-        has_gradient=False,
         dimensions=("Alignment", "Physics", "Style"),
     ),
-    "yes_no": Entry(
-        "hyvideo.rewards.vlm_judge:YesNo", ".", (), has_gradient=False, dimensions=("checks",)
-    ),
+    "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), dimensions=("checks",)),
 }
 
 MAX_SCORE = 1e30  # larger scores overflow in statistics
@@ -211,16 +207,6 @@ def scorer_class(name: str) -> Callable:
             f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:NAME, got {name!r}"
         )
     return load_object(name, "reward_model")
-
-
-def has_gradient(name: str) -> bool:
-    """Return whether a scorer has ``score_with_gradient``.
-
-    Raises ValueError like `scorer_class`.
-    """
-    if name in SCORERS:
-        return SCORERS[name].has_gradient
-    return hasattr(scorer_class(name), "score_with_gradient")
 
 
 def known_dimensions(name: str, options: Mapping[str, object]) -> tuple[str, ...] | None:

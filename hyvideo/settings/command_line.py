@@ -1,19 +1,18 @@
 """Settings from a YAML file and from flags, which override the file.
 
-Mistakes end in one message, with all problems.
+Mistakes end in one message.
 """
 
 import argparse
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from hyvideo.data.cli import Parser
 from hyvideo.data.files import ROOT
-from hyvideo.data.text import nearest
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.models.registry import register
 from hyvideo.settings import processes
@@ -22,29 +21,21 @@ from hyvideo.settings.config import (
     OBJECTIVE,
     SECTIONS,
     Config,
-    SettingsError,
     objectives_with,
     without_custom_objective,
 )
 from hyvideo.settings.objectives import BUILT_IN, ObjectiveSettings, settings_class
-from hyvideo.settings.reference_flags import (
-    add_flags,
-    flags_in,
-    table,
-    take_flags,
-    translate,
-    with_flags,
-)
+from hyvideo.settings.reference_flags import RENAMED, add_flags, translate, with_flags
 from hyvideo.settings.sections import Leaf, Switch, leaves_of
 
-MAX_WORLD_SIZE = 100_000  # more processes take minutes to plan
-# Flags of another machine to plan for.
+# Flags of another machine to plan for, with which the plan is printed as with --print_config.
 MACHINE = {
     "world_size": (int, "processes to plan for"),
     "gpu": (str, "GPU to plan for, such as RTX 4090"),
     "gpu_memory": (float, "memory of a GPU in GiB"),
 }
 USAGE = "%(prog)s --config FILE.yaml [--setting value ...]"
+NO_SETTINGS = ("config", "pilot", "print_config", *MACHINE)  # flags of the program
 ENVIRONMENT = "environment"  # entry of config.yaml that is no setting
 
 
@@ -74,64 +65,63 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     words = sys.argv[1:] if argv is None else list(argv)
     machine, words_of_run = _machine_parser().parse_known_args(words)
     chosen, _ = _choice_parser().parse_known_args(words)
-    inherited = dict(saved or {}) if chosen.config is None else _settings_of_flag(chosen.config)
-    objective = chosen.objective or inherited.get(OBJECTIVE)
-    parser = _parser(objective)
-    renamed = add_flags(parser, words, table("post_train"))
-    options, unknown = parser.parse_known_args(words)
-    given = {name: value for name, value in vars(options).items() if name not in vars(machine)}
-    by_flag = take_flags(given, renamed)
-    del given["config"]
-    is_pilot = given.pop("pilot")
-    own = _own_leaves(objective)
-    problems = [_unknown_flag(word, words, own) for word in unknown if word.startswith("-")]
-    if unknown and not problems:
-        problems.append(_unknown_flag(unknown[0], words, own))
-    problems += _problems_of_machine(machine)
-    inherited = _of_objective(inherited, chosen.objective)
-    flags: dict[str, str] = {}
-    requested = Config()
+    parser = _machine_parser()
     try:
-        values, flags = translate(given, by_flag, inherited)
-        merged = inherited | values
-        register(str(merged.get("family", "")))
-        requested = Config.from_flat(merged)
-    except SettingsError as error:
-        from hyvideo.settings.rules import all_problems
-
-        problems += all_problems(error, processes.world_size(), chosen.config or "")
+        inherited = dict(saved or {}) if chosen.config is None else read_settings(chosen.config)
+        parser = _parser(chosen.objective or inherited.get(OBJECTIVE), words)
+        given = vars(parser.parse_args(words))
+        is_pilot = given["pilot"]
+        given = {name: value for name, value in given.items() if name not in NO_SETTINGS}
+        inherited = _of_objective(inherited, chosen.objective)
+        requested, flags = _request(given, inherited)
+        config = requested.resolved()
+        _check_replaced(given, requested, config)
     except ValueError as error:
-        problems.append(str(error))
-    if problems:
-        parser.error("\n".join(with_flags(problem, flags) for problem in problems))
-    config = requested.resolved()
-    for problem in _unmet(given, requested, config):
-        parser.error(problem)
+        parser.error(str(error))
     file = chosen.config or ""
     if file and not Path(file).resolve().is_relative_to(ROOT / "configs"):
         flags = {name: name for name in inherited} | flags
     return CommandLine(
         config=config.as_pilot() if is_pilot else config,
         file=file,
+        print_config=machine.print_config or any(getattr(machine, name) for name in MACHINE),
         pilot=is_pilot,
-        **vars(machine),
+        world_size=machine.world_size,
+        gpu=machine.gpu,
+        gpu_memory=machine.gpu_memory,
         words=words_of_run,
         flags=flags,
         of_version=list(requested.defaults_of_version),
     )
 
 
-def _unmet(given: Mapping[str, Any], requested: Config, config: Config) -> Iterator[str]:
-    """Yield flags whose value the other settings replace."""
+def _request(
+    given: Mapping[str, Any], inherited: Mapping[str, Any]
+) -> tuple[Config, dict[str, str]]:
+    """Return the settings as they are requested, and the flag that gave each.
+
+    Raises ValueError, which names the flags.
+    """
+    values, flags = translate(given, inherited)
+    merged = {**inherited, **values}
+    register(str(merged.get("family", "")))
+    try:
+        return Config.from_flat(merged), flags
+    except ValueError as error:
+        raise ValueError(with_flags(str(error), flags)) from error
+
+
+def _check_replaced(given: Mapping[str, Any], requested: Config, config: Config) -> None:
+    """Raise ValueError for a flag whose value the other settings replace."""
     eta = requested.rollout.eta
     if "eta" in given and eta != config.rollout.eta:
-        yield (
+        raise ValueError(
             f"--eta {eta:g} contradicts match_noise {config.rollout.match_noise}, which sets eta to "
             f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
         )
     strategy = given.get("kl_strategy", "none")
     if strategy != "none" and config.objective.strategy == "none" and "kl_weight" not in given:
-        yield (
+        raise ValueError(
             f"--kl_strategy {strategy} needs a kl_weight above 0, got 0 from the file; add "
             "--kl_weight"
         )
@@ -157,22 +147,14 @@ def config_of_run(path: str | Path) -> Config:
 def _config(path: str | Path, settings: Mapping[str, Any]) -> Config:
     try:
         return Config.from_flat(settings).resolved()
-    except SettingsError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _settings_of_flag(path: str) -> dict[str, Any]:
-    """Return the settings of the file of ``--config``. Exits if it cannot be used."""
-    try:
-        return read_settings(path)
     except ValueError as error:
-        _parser(None).error(f"--config {error}")
+        raise ValueError(f"{path}: {error}") from error
 
 
 def read_settings(path: str | Path) -> dict[str, Any]:
     """Return the settings of a file, by name.
 
-    Raises ValueError if it is no mapping, or for unsupported flags of the reference.
+    Raises ValueError if it is no mapping, or has two names of one setting.
     """
     content = read_yaml(path)
     if not isinstance(content, dict):
@@ -183,9 +165,8 @@ def read_settings(path: str | Path) -> dict[str, Any]:
     content = {str(name): value for name, value in content.items()}
     if OBJECTIVE in content:  # decides which others are read, before it is checked
         content[OBJECTIVE] = str(content[OBJECTIVE])
-    by_flag = {name: content.pop(name) for name in flags_in(list(content), table("post_train"))}
     try:
-        return translate(content, by_flag, {})[0]
+        return translate(content, {})[0]
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -224,41 +205,6 @@ def _of_objective(inherited: Mapping[str, Any], objective: str | None) -> dict[s
     return {name: value for name, value in inherited.items() if name not in dropped}
 
 
-def _problems_of_machine(options: argparse.Namespace) -> list[str]:
-    """Return what is wrong with the flags of another machine."""
-    problems = []
-    for name in MACHINE:
-        value = getattr(options, name)
-        if value is None:
-            continue
-        if not options.print_config:
-            problems.append(
-                f"--{name} needs --print_config, which plans for another machine, got {value}; add "
-                "--print_config, or start the program with torchrun on that machine"
-            )
-        elif not isinstance(value, str) and not 0 < value <= MAX_WORLD_SIZE:
-            problems.append(f"--{name} must be above 0 and at most {MAX_WORLD_SIZE:,}, got {value}")
-    return problems
-
-
-def _unknown_flag(word: str, words: list[str], own: Iterable[str]) -> str:
-    """Return what is wrong with a word that is no flag, nor the value of one."""
-    before = words[: words.index(word)]
-    word = word[:200]
-    names = [f"--{name}" for name in [*LEAVES, *own, *table("post_train")] if "*" not in name]
-    hint = nearest(word, names)
-    if word.startswith("-"):
-        return f"unknown flag {word}; {hint or '--help lists them'}"
-    flags = [each for each in before if each.startswith("--") and "=" not in each]
-    if word.endswith((".yaml", ".yml")):
-        hint = f"write --config {word}"
-    elif "=" in word:
-        hint = f"write --{word}" if hint else "write --SETTING VALUE"
-    elif flags:
-        hint = f"{flags[-1]} takes one value, without spaces"
-    return f"unknown word {word}; {hint or 'flags start with --'}"
-
-
 def _machine_parser() -> Parser:
     """Return the parser of the flags that are no part of a run: the plan, and its machine."""
     parser = Parser(usage=USAGE, add_help=False)
@@ -267,7 +213,7 @@ def _machine_parser() -> Parser:
         action="store_true",
         help="print settings and plan, then exit",
     )
-    machine = parser.add_argument_group("another machine, with --print_config")
+    machine = parser.add_argument_group("the plan of another machine")
     for flag, (kind, sentence) in MACHINE.items():
         metavar = {int: "INT", float: "NUMBER", str: "NAME"}[kind]
         machine.add_argument(f"--{flag}", type=kind, metavar=metavar, help=sentence)
@@ -282,9 +228,9 @@ def _choice_parser() -> Parser:
     return parser
 
 
-def _parser(objective: str | None) -> argparse.ArgumentParser:
-    """Return the parser of post_train.py, whose help has the settings of an objective if one is
-    named.
+def _parser(objective: str | None, words: Iterable[str]) -> argparse.ArgumentParser:
+    """Return the parser of post_train.py for these words, whose help has the settings of an
+    objective if one is named.
     """
     parser = Parser(
         "Post-train a video flow-matching model with SAGE-GRPO. Flags override the settings of "
@@ -308,6 +254,10 @@ def _parser(objective: str | None) -> argparse.ArgumentParser:
             continue
         cls = SECTIONS[section]
         add_section(parser, f"{section}: {cls.__doc__}", leaves_of(cls))
+    for flag, name in RENAMED.items():
+        options = flag_options(LEAVES[name]) | {"help": argparse.SUPPRESS}
+        parser.add_argument(f"--{flag}", **options)
+    add_flags(parser, words)
     return parser
 
 
@@ -346,13 +296,15 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     elif isinstance(words, list):
         words = " ".join(words)
     text = sentence or leaf.sentence
-    if words not in (None, "") and not sentence:
+    if words not in (None, "", {}) and not sentence:
         text += f" (default: {words})"
     options: dict[str, Any] = {"help": text.replace("%", "%%")}
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": "true", "metavar": "BOOL"}
     if leaf.is_list:
         return options | {"nargs": "+", "metavar": "INT" if leaf.element is int else "NAME"}
+    if get_origin(kind) is dict:
+        return options | {"metavar": "JSON"}
     if get_origin(kind) is Literal:
         return options | {"metavar": "|".join(get_args(kind))}
     if leaf.choices:

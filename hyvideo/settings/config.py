@@ -6,10 +6,9 @@ objective first.
 
 import json
 import os
-import re
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
@@ -38,16 +37,6 @@ REWARD_PRESETS["A"] = REWARD_PRESETS["averaged"]
 REWARD_PRESETS["B"] = REWARD_PRESETS["alignment"]
 
 
-class SettingsError(ValueError):
-    """Settings that cannot be used: one sentence for each problem."""
-
-    def __init__(self, problems: list[str], names: set[str], valid: dict[str, Any]):
-        super().__init__("\n".join(dict.fromkeys(problems)))
-        self.problems = problems
-        self.names = names  # of the settings that the problems are about
-        self.valid = valid  # the other settings, by flat name
-
-
 class Config(BaseModel):
     """Settings of a run, by section."""
 
@@ -66,24 +55,20 @@ class Config(BaseModel):
     def from_flat(cls, values: Mapping[str, Any]) -> "Config":
         """Return the settings with these values, by flat name; the others have their default.
 
-        Raises SettingsError with all problems.
+        Raises ValueError with all problems.
         """
         values = dict(values)
         objective = values.pop(OBJECTIVE, GRPOSettings.name)
-        try:
-            classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
-        except ValueError as error:
-            raise SettingsError([str(error)], {OBJECTIVE}, values) from error
+        classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
         if classes[OBJECTIVE].group_size:
             values.setdefault("num_generations", classes[OBJECTIVE].group_size)
-        parts, problems, names = read_sections(classes, values)
+        parts, problems = read_sections(classes, values)
         known = {name for section in classes.values() for name in section.model_fields}
-        for name in values.keys() - known:
-            problems.append(_unknown(name, values[name], objective))
-            names.add(name)
+        problems += [
+            _unknown(name, values[name], objective) for name in values if name not in known
+        ]
         if problems:
-            valid = {name: value for name, value in values.items() if name not in names}
-            raise SettingsError(problems, names, valid | {OBJECTIVE: objective})
+            raise ValueError("\n".join(problems))
         return cls(**parts)
 
     @property
@@ -462,29 +447,23 @@ def objectives_with(name: str) -> list[str]:
 
 def read_sections(
     classes: Mapping[str, type[sections.Section]], values: Mapping[str, Any]
-) -> tuple[dict[str, sections.Section], list[str], set[str]]:
-    """Return the valid sections, what is wrong with the values of the others, and the names of
-    these values. Other values are left alone.
+) -> tuple[dict[str, sections.Section], list[str]]:
+    """Return the valid sections, and what is wrong with the values of the others. Other values are
+    left alone.
     """
-    valid, problems, names = {}, [], set()
+    valid, problems = {}, []
     for section, cls in classes.items():
         given = {name: values[name] for name in cls.model_fields if name in values}
         try:
             valid[section] = cls.model_validate(given)
         except ValidationError as error:
             for each in error.errors():
-                name = each["loc"][0]
-                names.add(name)
-                problems.append(_sentence(leaves_of(cls)[name], each))
-    return valid, problems, names
-
-
-def value_of(name: str, given: Any) -> Any:
-    """Return the value of a setting that a run with objective grpo has.
-
-    Raises SettingsError if it is invalid.
-    """
-    return Config.from_flat({name: given}).flat()[name]
+                if each["type"] == "value_error":  # of a validator, which names the setting
+                    problems.append(str(each["ctx"]["error"]))
+                else:
+                    name, message = each["loc"][0], each["msg"]
+                    problems.append(f"{name}: {message}, got {quote(each['input'], 80)}")
+    return valid, problems
 
 
 # --- problems -------------------------------------------------------------------------------------
@@ -501,48 +480,6 @@ def _unknown(name: str, value: object, objective: str) -> str:
     if name in SECTIONS and isinstance(value, dict):
         hint = "settings have no sections: write its lines without indentation"
     return f"unknown setting {quote(name, 80)}; {hint}"
-
-
-def _sentence(leaf: Leaf, error: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, as pydantic describes it, in one sentence."""
-    kind, value = error["type"], error["input"]
-    context = error.get("ctx", {})
-    if kind == "value_error":  # of a validator, whose sentence names the setting
-        return str(context["error"])
-    shown, fix = quote(value, 80), ""
-    if kind in _LIMITS:
-        shown = str(value)[:80]
-        words, key = _LIMITS[kind]
-        needed = f"{words} {context[key]:g}"
-    elif kind == "literal_error":
-        choices = get_args(leaf.element)
-        needed = f"{'one of ' if len(choices) > 1 else ''}{', '.join(choices)}"
-        fix = nearest(str(value), choices)
-    else:
-        needed = _TYPES.get(kind.partition("_")[0], error["msg"])
-        unit = re.fullmatch(r"([-+]?[0-9.]+) *([A-Za-z%]+)", str(value))
-        if unit and leaf.kind in (int, float):
-            fix = f"write {unit[1]}, without a unit"
-    if value is None:
-        shown, fix = "nothing", "remove the line to use the default"
-    return f"{leaf.name} must be {needed}, got {shown}{'; ' if fix else ''}{fix}"
-
-
-_LIMITS = {
-    "greater_than_equal": ("at least", "ge"),
-    "greater_than": ("above", "gt"),
-    "less_than_equal": ("at most", "le"),
-    "less_than": ("below", "lt"),
-}
-_TYPES = {  # by the first word of the kind of error, such as int_parsing
-    "finite": "a finite number",
-    "int": "an integer",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-    "list": "a list of text",
-    "too": "a list of at least one value",
-}
 
 
 def absolute(path: str) -> str:

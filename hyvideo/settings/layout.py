@@ -2,9 +2,7 @@
 
 import itertools
 import re
-from pathlib import Path
 
-from hyvideo.data.files import ROOT
 from hyvideo.settings.config import Config
 from hyvideo.settings.problems import Problems
 from hyvideo.settings.sections import RolloutSettings
@@ -27,9 +25,6 @@ def layout_problems(config: Config, world_size: int, file: str = "") -> Problems
     ways = [f"start it with `torchrun --nproc_per_node={number} post_train.py ...`"]
     if number > 8 and number % 8 == 0:
         ways = [f"start it on {number // 8} nodes of 8 GPUs (docs/reliability.md#several-machines)"]
-    smaller = config_for(world_size, file)
-    if smaller:
-        ways.append(f"use {smaller}")
     batch = fitting_batch(config.rollout, world_size // config.distributed.sp_size)
     if batch and not list(division_problems(config.with_settings(batch_size=batch), world_size)):
         ways.append(f"set batch_size {batch}")
@@ -140,17 +135,3 @@ def planned_world_size(config: Config, file: str = "") -> int:
 def _gpus_of_name(file: str) -> list[int]:
     """Return the numbers of GPUs in the name of a file, or in the words of a command line."""
     return [int(number) for number in re.findall(r"([1-9]\d{0,3})gpu", file)]
-
-
-def config_for(world_size: int, file: str) -> str | None:
-    """Return the shipped config of the same model for this number of processes, if there is one."""
-    name = Path(file).name
-    model = re.match(r"[a-z]+\d+", name)
-    if not model:
-        return None
-    kind = name.partition("gpu")[2]  # such as _nft.yaml
-    for ending in (kind, ".yaml"):
-        found = sorted((ROOT / "configs").glob(f"{model[0]}*_{world_size}gpu{ending}"))
-        if found:
-            return f"configs/{found[0].name}"
-    return None

@@ -5,13 +5,11 @@
 import importlib.util
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from hyvideo.data.examples import check_videos
 from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
 from hyvideo.data.prompts import Request, check_images
-from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.problems import Problems, problem_of
@@ -32,7 +30,6 @@ def data_problems(inputs: RunInputs) -> Problems:
     yield from prompts_are_readable(inputs, existing=True)
     yield from pairs_are_usable(inputs, existing=True)
     yield from sizes_fit_the_model(inputs)
-    yield from images_fit_the_version(inputs)
 
 
 def machine_problems(inputs: RunInputs) -> Problems:
@@ -53,8 +50,6 @@ def machine_problems(inputs: RunInputs) -> Problems:
         "low_noise_base_lora_path": model.low_noise_base_lora_path,
     }
     yield from weights_exist(weights)
-    yield from weights_are_kept(weights, record.output_dir)
-    yield from checkpoint_to_resume_exists(record.resume_from_checkpoint)
     yield from folders_can_be_written("output_dir", record.output_dir)
     if model.conditions_dir:
         yield from folders_can_be_written("conditions_dir", model.conditions_dir)
@@ -137,23 +132,6 @@ def sizes_fit_the_model(inputs: RunInputs) -> Problems:
             yield f"{problem} for {whose}"
 
 
-def images_fit_the_version(inputs: RunInputs) -> Problems:
-    """Yield images that a released version does not support."""
-    version = inputs.config.model.transformer_version
-    released = RELEASED.get(version)
-    if released is None:
-        return
-    with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-        source = inputs.config.objective.videos_from or "prompts_csv"
-        yield from image_problems(
-            released.task, inputs.requests, f"transformer_version {version}", source
-        )
-    with suppress(ValueError):
-        yield from image_problems(
-            released.task, inputs.validated, f"transformer_version {version}", "valid_video_csv"
-        )
-
-
 def image_problems(
     task: str | None, requests: list[Request], version: str, source: str
 ) -> Problems:
@@ -192,34 +170,6 @@ def weights_exist(paths: Mapping[str, str]) -> Problems:
                 f"{name} must be a checkpoint of a run, or a LoRA file or folder, got "
                 f"{quote(path)}: {file_problem(path)}; correct the path"
             )
-
-
-def weights_are_kept(paths: Mapping[str, str], output_dir: str) -> Problems:
-    """Yield settings that name a checkpoint of the run itself, which a restart could not read
-    again.
-    """
-    for name, path in paths.items():
-        if not path:
-            continue
-        given = Path(os.path.realpath(path))
-        removed = Path(os.path.realpath(output_dir)) / CHECKPOINTS
-        if removed in (given, *given.parents):
-            yield (
-                f"{name} must not be in the checkpoints of output_dir, because the run removes old "
-                f"ones, got {quote(path)}; copy it to another folder, or choose another output_dir"
-            )
-
-
-def checkpoint_to_resume_exists(path: str) -> Problems:
-    if path in ("", "latest", "auto"):
-        return
-    problem = file_problem(Path(path) / "state.json")
-    if problem:
-        reason = folder_problem(path) or f"state.json: {problem}"
-        yield (
-            "resume_from_checkpoint must be auto or a checkpoint of a run, got "
-            f"{quote(path)}: {reason}"
-        )
 
 
 def folders_can_be_written(name: str, folder: str | Path) -> Problems:

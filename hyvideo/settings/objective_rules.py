@@ -4,7 +4,6 @@ import math
 from contextlib import suppress
 
 from hyvideo.models.versions import Version, version_defaults
-from hyvideo.rewards.rewards import SCORERS, has_gradient
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.settings.config import Config
@@ -12,7 +11,7 @@ from hyvideo.settings.iteration_plan import num_stochastic_steps
 from hyvideo.settings.objectives import DPOSettings, GivenVideosSettings, ObjectiveSettings
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.sampling import Sampling
-from hyvideo.settings.sections import RewardSettings, RolloutSettings
+from hyvideo.settings.sections import RolloutSettings
 
 
 def objective_problems(config: Config) -> Problems:
@@ -29,8 +28,12 @@ def objective_problems(config: Config) -> Problems:
     if not objective.videos_from:
         yield from problem_of(check_noise, version, "sde_type", config.sampling)
     yield from problem_of(check_noise, version, "validation_eta", config.validation_sampling)
-    if objective.reward_weight:
-        yield from reward_gradient_problems(objective, config.reward)
+    if objective.reward_weight and config.reward.remote_reward_url:
+        yield (
+            "reward_gradient_weight needs scorers in this process, because a reward service "
+            "returns numbers without a gradient, got remote_reward_url "
+            f"{config.reward.remote_reward_url}; remove one of the two"
+        )
     if isinstance(objective, GivenVideosSettings):
         yield from guidance_problems(config)
     if isinstance(objective, DPOSettings):
@@ -174,40 +177,6 @@ def level_problems(
             "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are "
             "identical, got 0; remove use_same_noise or raise eta"
         )
-
-
-def reward_gradient_problems(objective: ObjectiveSettings, reward: RewardSettings) -> Problems:
-    """Yield what a reward gradient cannot be computed with."""
-    if not objective.scores_rollouts:
-        yield (
-            "reward_gradient_weight needs rollouts with rewards, got "
-            f"{objective.reward_weight:g} and objective {objective.name}, which scores none; set "
-            "reward_gradient_weight 0"
-        )
-    if reward.remote_reward_url:
-        yield (
-            "reward_gradient_weight needs scorers in this process, because a reward service "
-            "returns numbers without a gradient, got remote_reward_url "
-            f"{reward.remote_reward_url}; remove remote_reward_url or set reward_gradient_weight 0"
-        )
-    if reward.reward_video == "file":
-        yield (
-            "reward_gradient_weight needs reward_video memory, because a video file has no "
-            "gradient, got file; set reward_video memory"
-        )
-    differentiable = ", ".join(name for name, entry in SCORERS.items() if entry.has_gradient)
-    for name in reward.reward_model:
-        try:
-            is_differentiable = has_gradient(name)
-        except ValueError:  # `reward_problems` reports it
-            continue
-        if not is_differentiable:
-            yield (
-                "reward_gradient_weight needs scorers with a gradient, got reward_model "
-                f"{name}, which has no score_with_gradient; use {differentiable} or a class "
-                f"with that method, or train {name} with objective nft or grpo and "
-                "reward_gradient_weight 0"
-            )
 
 
 def guidance_problems(config: Config) -> Problems:

@@ -5,10 +5,7 @@ settings of the built-in one that trains the same (steps, a path, or noise level
 its class declares in ``Settings``. Imports no torch, except for a custom objective.
 """
 
-import inspect
-import json
 import pkgutil
-import re
 from functools import cache
 from typing import ClassVar, Literal
 
@@ -25,7 +22,6 @@ from hyvideo.data.examples import (
 from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.text import nearest, quote
 from hyvideo.grpo.trust_region import KLWeights
-from hyvideo.rewards.rewards import MAX_SCORE
 from hyvideo.settings.sections import MAX_STEPS, Section, learning, machine
 
 # First parts of the names of metrics that the run itself reports.
@@ -275,8 +271,8 @@ class DPOSettings(GivenVideosSettings):
         "`answer`, optionally `dimension`, `ref_image_path`.",
         is_path=True,
     )
-    pair_weights: str = learning(
-        "", "Weights of the dimensions of pairs_csv, as JSON; default: all equally."
+    pair_weights: dict[str, float] = learning(
+        {}, "Weights of the dimensions of pairs_csv, as JSON; default: all equally."
     )
     dpo_beta: float = learning(
         100.0, "Strength of a preference: larger values stay closer to the base model.", gt=0
@@ -290,35 +286,10 @@ class DPOSettings(GivenVideosSettings):
     def _are_files(cls, paths: list[str]) -> list[str]:
         return [file_in_study(path, PAIRS_FILE, "pairs_csv") for path in paths]
 
-    @field_validator("pair_weights")
-    @classmethod
-    def _are_numbers(cls, text: str) -> str:
-        if not text:
-            return text
-        try:
-            weights = json.loads(text)
-        except ValueError:
-            weights = None
-        values = list(weights.values()) if isinstance(weights, dict) else []
-        numbers = [value for value in values if type(value) in (int, float)]
-        if len(numbers) < len(values) or not all(0 <= each <= MAX_SCORE for each in numbers):
-            values = []
-        if not any(values):
-            raise ValueError(
-                "pair_weights must be a JSON object with a number from 0 for each dimension, such "
-                f'as {{"Overall": 1}}, at least one of them above 0, got {quote(text)}'
-            )
-        return text
-
-    @property
-    def dimension_weights(self) -> dict[str, float]:
-        """Weights of the dimensions of rated pairs; empty if all count equally."""
-        return json.loads(self.pair_weights) if self.pair_weights else {}
-
     def read_videos(self, seed: int) -> Examples:
         ratings = [rating for path in self.pairs_csv for rating in read_ratings(path)]
         source = ", ".join(self.pairs_csv)
-        found = select_preferences(ratings, self.dimension_weights, source)
+        found = select_preferences(ratings, self.pair_weights, source)
         return split_by_prompt(found, seed)
 
 
@@ -408,7 +379,19 @@ def objective_class(name: str) -> type:
             f"objective must be one of {', '.join(BUILT_IN)} or FILE.py:NAME, got {quote(name, 80)}; "
             f"{nearest(name, BUILT_IN) or 'correct the name'}"
         )
-    return _custom_class(name)
+    found = load_object(name, "objective")
+    if getattr(found, "trains", None) not in _LIKE:
+        raise ValueError(
+            f"objective {name} must name a class that inherits from StepObjective or LevelObjective "
+            f"of hyvideo.training.objective, got {found!r:.80}"
+        )
+    reserved = [each for each in found.metrics if each.partition("/")[0] in RESERVED_GROUPS]
+    if reserved:
+        raise ValueError(
+            f"objective {name} cannot report {', '.join(reserved)}, which the run itself reports; "
+            "rename it"
+        )
+    return found
 
 
 @cache
@@ -423,102 +406,9 @@ def _custom_settings(name: str) -> type[ObjectiveSettings]:
     like = inherited or _LIKE[cls.trains]
     defaults = inherited or ObjectiveSettings
     own = getattr(cls, "Settings", None)
-    if own is not None and not (isinstance(own, type) and issubclass(own, Section)):
-        raise ValueError(f"objective {name} needs a Section as `Settings`, got {own!r:.80}")
     settings = create_model(cls.__name__, __base__=(own, like) if own else like)
-    source = settings.videos_from
-    reads = settings.read_videos is not ObjectiveSettings.read_videos
-    if source and (not reads or source not in settings.model_fields):
-        raise ValueError(
-            f"objective {name} has videos_from {source!r}, so its `Settings` must have a setting of "
-            "this name and define read_videos; see docs/extend.md#add-an-objective"
-        )
     settings.name = name
     settings.label = label_of(name)
     for trait in _TRAITS:
         setattr(settings, trait, getattr(cls, trait, getattr(defaults, trait, None)))
     return settings
-
-
-@cache
-def _custom_class(name: str) -> type:
-    place = f"objective {name}"
-    found = load_object(name, "objective")
-    if not isinstance(found, type) or getattr(found, "trains", None) not in (
-        "steps",
-        "path",
-        "levels",
-    ):
-        raise ValueError(
-            f"{place} must name a class that inherits from StepObjective or LevelObjective of "
-            f"hyvideo.training.objective, got {found!r:.80}"
-        )
-    if inspect.isabstract(found):
-        missing = ", ".join(sorted(found.__abstractmethods__))
-        raise ValueError(
-            f"{place} must be a class with all methods of an objective, got one without {missing}"
-        )
-    _check_names(place, found)
-    _check_traits(place, found)
-    return found
-
-
-def _check_traits(place: str, cls: type) -> None:
-    """Raise ValueError if the traits of the class contradict one another."""
-    for name in (*_TRAITS[1:], "uses_advantages", "keeps_all_latents", "measures"):
-        value = getattr(cls, name, False)
-        if not isinstance(value, bool):
-            raise ValueError(f"{place} needs True or False as `{name}`, got {value!r:.80}")
-    reads_videos = bool(getattr(getattr(cls, "Settings", None), "videos_from", ""))
-    if cls.uses_advantages and (reads_videos or not getattr(cls, "needs_rewards", True)):
-        raise ValueError(
-            f"{place} has uses_advantages True, but without rewards (needs_rewards False, or "
-            "videos_from) all advantages are 0 and every update would be skipped; set "
-            "uses_advantages False"
-        )
-    if getattr(cls, "has_ratio", False) and cls.trains != "steps":
-        raise ValueError(
-            f"{place} has has_ratio True, but trains {cls.trains}, which have no likelihood; "
-            "inherit from StepObjective, or set has_ratio False"
-        )
-
-
-def _check_names(place: str, cls: type) -> None:
-    """Raise ValueError if the names of the class's metrics cannot be used."""
-    names = getattr(cls, "metrics", None)
-    if (
-        not isinstance(names, tuple)
-        or not names
-        or not all(isinstance(name, str) for name in names)
-    ):
-        raise ValueError(
-            f"{place} needs a tuple of names as `metrics`, such as ('loss/total',), got "
-            f"{names!r:.80}"
-        )
-    deviations = getattr(cls, "deviation_names", None)
-    if not isinstance(deviations, tuple) or len(deviations) != 2:
-        raise ValueError(f"{place} needs two names as `deviation_names`, got {deviations!r:.80}")
-    for name in (*names, *deviations):
-        if not re.fullmatch(r"\w+(/\w+)+", name):
-            raise ValueError(
-                f"{place} needs metrics with names such as loss/total, got {name!r:.80}"
-            )
-        if name == "kl/coef" or name.partition("/")[0] in RESERVED_GROUPS:
-            raise ValueError(
-                f"{place} cannot report the metric {name}, which the run itself reports; rename it"
-            )
-    repeated = sorted(
-        {name for name in (*names, *deviations) if (*names, *deviations).count(name) > 1}
-    )
-    if repeated:
-        raise ValueError(f"{place} must name each metric once, got {', '.join(repeated)} twice")
-    unknown = [name for name in cls.by_step if name not in names]
-    if unknown:
-        raise ValueError(
-            f"{place} lists {', '.join(unknown)} in `by_step` but not in `metrics`; add the name "
-            "there"
-        )
-    if cls.by_step and cls.trains == "levels":
-        raise ValueError(
-            f"{place} trains noise levels, so no metric can be reported by step; remove `by_step`"
-        )

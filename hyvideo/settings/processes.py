@@ -1,4 +1,4 @@
-"""Number of processes and rank of this one, as set by torchrun, and how a process ends.
+"""Number of processes and rank of this one, as set by torchrun, and the signals that end it.
 
 Imports no torch.
 """
@@ -8,7 +8,6 @@ import os
 import platform
 import signal
 import sys
-import threading
 import time
 from contextlib import suppress
 
@@ -16,55 +15,23 @@ STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes 
 # Exit codes after which the same command would end the same way, or must not run again by itself:
 # unusable settings, reward hacking, stopped by a signal.
 FINAL_CODES = (2, 3, STOPPED_CODE)
-CHECKPOINT_THREAD = "checkpoint"  # start of the names of the threads of `CheckpointWriter`
 _PR_SET_PDEATHSIG = 1  # of prctl
 _MAX_COMPILE_WORKERS = 32  # torch's limit
-_GRACE_S = 5.0  # for other threads, at the end of the process
-_FIX = "start the program with torchrun, which sets it, or unset it for a single process"
 
 
 def world_size() -> int:
-    """Return the number of processes started by torchrun, 1 without it. Needs no process group.
-
-    Raises ValueError, like `rank` and `local_rank`, if the variable is not such a number.
-    """
-    return _number("WORLD_SIZE", "1", at_least=1)
+    """Return the number of processes started by torchrun, 1 without it. Needs no process group."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
     """Return the rank of this process, 0 without torchrun. Needs no process group."""
-    found = _number("RANK", "0", at_least=0)
-    if found >= world_size():
-        raise ValueError(f"RANK must be below WORLD_SIZE {world_size()}, got {found}; {_FIX}")
-    return found
+    return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
     """Return the rank of this process on its machine."""
-    return _number("LOCAL_RANK", "0", at_least=0)
-
-
-def check_environment() -> None:
-    """Raise ValueError unless the variables that torchrun sets are complete and fit each other."""
-    size = world_size()
-    local_rank()
-    if size > 1:
-        needed = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-        absent = [name for name in needed if not os.environ.get(name)]
-        if absent:
-            raise ValueError(f"WORLD_SIZE {size} also needs {', '.join(absent)}, got none; {_FIX}")
-        _number("MASTER_PORT", "", at_least=1)
-    rank()
-
-
-def _number(name: str, default: str, *, at_least: int) -> int:
-    text = os.environ.get(name, default)
-    if not text.isdecimal() or int(text) < at_least:
-        raise ValueError(
-            f"the environment variable {name} must be an integer from {at_least}, got {text!r}; "
-            f"{_FIX}"
-        )
-    return int(text)
+    return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def use_expandable_segments() -> None:
@@ -85,7 +52,7 @@ def share_compile_workers() -> None:
     By default each process starts a compiler on every core, up to 32. Call before torch is
     imported.
     """
-    num_processes = _number("LOCAL_WORLD_SIZE", "1", at_least=1)
+    num_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if num_processes > 1:
         workers = max(1, min(_MAX_COMPILE_WORKERS, num_cores() // num_processes))
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
@@ -102,13 +69,7 @@ def wait_for_rank_0() -> None:
     """Delay all ranks except rank 0, so that a common error prints once: torchrun ends them when
     rank 0 exits.
     """
-    seconds = 0.0
-    with suppress(ValueError):  # unusable variables, which may be the error
-        if rank() > 0:
-            seconds += 2.0
-        if local_rank() > 0:
-            seconds += 2.0
-    time.sleep(seconds)
+    time.sleep(2.0 * (rank() > 0) + 2.0 * (local_rank() > 0))
 
 
 def stop_signals() -> set[signal.Signals]:
@@ -154,23 +115,3 @@ def write_to_stderr(text: str) -> None:
     """
     with suppress(OSError):
         os.write(2, text.encode())
-
-
-def end_soon(code: int) -> int:
-    """Return the exit code, and exit with it in a few seconds even if a thread, such as a hanging
-    scorer's, runs on.
-
-    Only the writing of a checkpoint, by the threads named `CHECKPOINT_THREAD`, is waited for.
-    """
-
-    def end() -> None:
-        for thread in threading.enumerate():
-            if thread.name.startswith(CHECKPOINT_THREAD):
-                thread.join()
-        os._exit(code)
-
-    sys.stdout.flush()
-    timer = threading.Timer(_GRACE_S, end)
-    timer.daemon = True
-    timer.start()
-    return code

@@ -3,10 +3,11 @@
 import json
 from collections import Counter
 
+from pydantic import TypeAdapter
+
 from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
-    MAX_SCORE,
     REFERENCE_SCORERS,
     SCORERS,
     known_dimensions,
@@ -17,13 +18,23 @@ from hyvideo.settings.config import REWARD_PRESETS, is_json
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.sections import RewardSettings
 
+_WEIGHTS = TypeAdapter(dict[str, float | dict[str, float]])
+
 
 def given_reward_weights(reward: RewardSettings) -> dict[str, float | dict[str, float]]:
-    """Return the weights by dimension, or by scorer and dimension. Raises ValueError for invalid
-    JSON.
-    """
+    """Return the weights by dimension, or by scorer and dimension. Raises ValueError for others."""
     text = reward.reward_weights
-    weights = REWARD_PRESETS[text] if text in REWARD_PRESETS else json.loads(text)
+    if text in REWARD_PRESETS:
+        weights = REWARD_PRESETS[text]
+    else:
+        try:
+            weights = _WEIGHTS.validate_json(text)
+        except ValueError as error:
+            raise ValueError(
+                f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object, such as "
+                """'{"VQ": 1, "MQ": 0.5}', with a number for each dimension, got """
+                f"{quote(text)}"
+            ) from error
     return {REFERENCE_SCORERS.get(name, name): weight for name, weight in weights.items()}
 
 
@@ -55,11 +66,6 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
             raise ValueError(
                 f"reward_config {path} must map {', '.join(options)} to a mapping of options, got "
                 f"{quote(key)}"
-            )
-        reserved = sorted(given.keys() & {"name", "root", "device"})
-        if reserved:
-            raise ValueError(
-                f"reward_config {path} must not set {', '.join(reserved)} of {name}; remove it"
             )
         options[name] = options[name] | given
     return options
@@ -117,27 +123,7 @@ def reward_problems(reward: RewardSettings) -> Problems:
         if ":" in name:
             yield from problem_of(scorer_class, name)
     yield from problem_of(reward_options, reward)
-    yield from weights_are_numbers(reward)
-
-
-def weights_are_numbers(reward: RewardSettings) -> Problems:
-    """Yield reward weights that are neither a preset nor a JSON object of finite numbers, not all
-    0.
-    """
-    try:
-        weights = flat_weights(given_reward_weights(reward))
-    except (ValueError, AttributeError):  # invalid JSON, or not an object
-        weights = {}
-    are_numbers = all(
-        type(weight) in (int, float) and abs(weight) <= MAX_SCORE for weight in weights.values()
-    )
-    if not are_numbers or not any(weights.values()):
-        yield (
-            f"reward_weights must be {', '.join(REWARD_PRESETS)} or a JSON object, such as "
-            """'{"VQ": 1, "MQ": 0.5}', with a number of at most """
-            f"{MAX_SCORE:g} for each dimension, not all of them 0, got "
-            f"{quote(reward.reward_weights)}"
-        )
+    yield from problem_of(given_reward_weights, reward)
 
 
 def weighted_dimensions_exist(reward: RewardSettings) -> Problems:

@@ -4,13 +4,12 @@ What a single value may be is its type (`sections`, `objectives`). The rules of 
 and objectives are in `layout`, `reward_settings` and `objective_rules`. Imports no torch.
 """
 
-import re
 from pathlib import Path
 
 from hyvideo.models.versions import version_defaults
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings import machine_rules as machine
-from hyvideo.settings.config import Config, SettingsError
+from hyvideo.settings.config import Config
 from hyvideo.settings.layout import layout_problems
 from hyvideo.settings.objective_rules import check_noise, objective_problems
 from hyvideo.settings.problems import Problems, problem_of, raise_problems
@@ -60,22 +59,6 @@ def between_settings(config: Config, world_size: int, file: str = "") -> Problem
             "dp_replicate needs enable_fsdp true, because without sharding every rank has a copy, "
             f"got {distributed.dp_replicate} and false; set enable_fsdp true or dp_replicate 1"
         )
-
-
-def all_problems(error: SettingsError, world_size: int, file: str = "") -> list[str]:
-    """Return the problems of settings that are no `Config`, and those of the rules that do not
-    concern them.
-    """
-    problems = list(error.problems)
-    try:
-        rest = Config.from_flat(error.valid).resolved()
-        others = [*between_settings(rest, world_size, file)]
-    except (ValueError, TypeError):
-        return problems
-    for problem in others:
-        if not error.names & set(re.findall(r"\w+", problem)):
-            problems.append(problem)
-    return problems
 
 
 def check_sampling(sampling: Sampling, *, root: str, version: str, output: Path) -> None:

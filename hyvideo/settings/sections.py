@@ -13,7 +13,6 @@ The function names what the setting decides:
 """
 
 import json
-import re
 from collections.abc import Collection
 from functools import cache, partial
 from pathlib import Path
@@ -61,11 +60,23 @@ class Section(BaseModel):
                 f"{leaf.name} must not be a bool, got {str(value).lower()} (YAML reads yes, no, on "
                 "and off as bools); put text in quotes"
             )
-        if isinstance(value, dict) and leaf.name in ("reward_weights", "reward_config"):
+        if get_origin(leaf.kind) is dict and isinstance(value, str):
+            return _parsed(leaf.name, value)
+        if isinstance(value, dict) and leaf.kind is str:  # reward_weights and reward_config
             return json.dumps(value)
         if isinstance(value, int | float) and leaf.kind is str:  # such as ``sigmas: 1``
             return str(value)
         return value
+
+
+def _parsed(name: str, text: str) -> Any:
+    """Return the value of JSON; {} for none."""
+    try:
+        return json.loads(text) if text else {}
+    except ValueError as error:
+        raise ValueError(
+            f"{name} must be JSON, such as '{{\"Overall\": 1}}', got {quote(text)}"
+        ) from error
 
 
 class Leaf(NamedTuple):
@@ -228,16 +239,6 @@ class ModelSettings(Section):
         """The trained expert; None for a model of a single transformer."""
         boundary = version_defaults(self.transformer_version).boundary
         return None if boundary is None else self.expert
-
-    @field_validator("transformer_version")
-    @classmethod
-    def _is_one_folder(cls, text: str) -> str:
-        if "/" in text or "\\" in text or text in (".", ".."):
-            raise ValueError(
-                "transformer_version must be the name of a folder in transformer/, not a path, got "
-                f"{quote(text)}"
-            )
-        return text
 
 
 class DataSettings(Section):
@@ -460,19 +461,6 @@ class OptimizerSettings(Section):
         False, "Keep the anchor and the EMA on the CPU while unused."
     )
 
-    @field_validator("lora_target_modules")
-    @classmethod
-    def _are_expressions(cls, patterns: list[str]) -> list[str]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(
-                    f"lora_target_modules must be regular expressions, got {quote(pattern)}: "
-                    f"{error}; correct it"
-                ) from error
-        return patterns
-
 
 class DistributedSettings(Section):
     """Parallelism, activation checkpointing and compilation."""
@@ -553,6 +541,11 @@ class RecordSettings(Section):
     )
     log_video_interval: int = records(
         10, "Iterations between saved rollout videos; 0 saves none.", ge=0
+    )
+    record: Literal["none", "numbers", "all"] = records(
+        "numbers",
+        "What audit.jsonl has of an iteration for scripts.audit: the rollouts and updates, or also "
+        "each term of the loss.",
     )
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", ge=0)
     validation_interval: int = records(50, "Iterations between validations.", ge=1)

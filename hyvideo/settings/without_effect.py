@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from hyvideo.schedulers.transitions import sampler_of
-from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import GRPOSettings, ObjectiveSettings
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
@@ -32,7 +31,6 @@ def settings_without_effect(inputs: RunInputs) -> list[str]:
         *anchor_refreshed_after_every_update(config.objective),
         *schedules_of_longer_runs(config.optimizer, config.num_updates),
         *reward_hacking_with_too_few_videos(inputs),
-        *experts_of_a_single_transformer(config),
         *modules_of_a_continued_lora(config.optimizer),
     ]
     if config.objective.has_ratio:
@@ -113,23 +111,6 @@ def reward_hacking_with_too_few_videos(inputs: RunInputs) -> Iterator[str]:
                 f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; "
                 "raise validation_repeats"
             )
-
-
-def experts_of_a_single_transformer(config: Config) -> Iterator[str]:
-    """Yield settings of two experts if the model has a single transformer."""
-    if config.trained_expert is not None:
-        return
-    given, leaves = config.flat(), config.leaves()
-    names = (
-        "expert ignore_lora_expert low_noise_base_lora_path low_noise_cfg_scale validation_low_noise_cfg_scale "
-        "partner_weight_dtype partner_offload"
-    ).split()
-    changed = [name for name in names if given[name] != leaves[name].default]
-    if changed:
-        yield (
-            f"{', '.join(changed)}: transformer_version {config.model.transformer_version} has a "
-            "single transformer, and no second expert"
-        )
 
 
 def modules_of_a_continued_lora(optimizer: OptimizerSettings) -> Iterator[str]:

@@ -113,6 +113,8 @@ def train_runs(study: RecipeStudy, runs: list[RecipeRun], *, jobs: int) -> bool:
     """
     logs = study.out / "logs"
     logs.mkdir(parents=True, exist_ok=True)
+    if runs:
+        print(f"the output of each run is in {logs}", flush=True)
     running: set[subprocess.Popen] = set()
     # so that scripts.launch is found from any folder
     paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

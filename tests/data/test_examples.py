@@ -1,5 +1,7 @@
 """CSV files of videos to train on: what is kept, and messages that name the row."""
 
+from pathlib import Path
+
 import pytest
 
 from hyvideo.data.examples import read_examples
@@ -31,16 +33,20 @@ def test_the_best_scores_of_each_prompt_are_kept_and_no_prompt_is_lost(write):
 
 
 def test_scores_stay_with_their_videos_where_others_are_dropped_and_over_two_files(tmp_path):
-    """The best of a prompt are the best of both files; a dropped video does not count."""
+    """The best of a prompt are the best of both files; a dropped video does not count. Paths are
+    relative to the folder of their file.
+    """
     files = {
         "first": ["one,a.mp4,9,0", "one,b.mp4,1,1", "two,c.mp4,2,1"],
         "second": ["two,d.mp4,8,0", "one,e.mp4,3,1", "two,f.mp4,1,1", "one,g.mp4,0,1"],
     }
+    paths = []
     for name, rows in files.items():
+        (tmp_path / name).mkdir()
         for row in rows:
-            (tmp_path / row.split(",")[1]).write_bytes(b"")
-        (tmp_path / f"{name}.csv").write_text("\n".join(["prompt,video,score,keep", *rows]))
-    paths = [str(tmp_path / f"{name}.csv") for name in files]
+            (tmp_path / name / row.split(",")[1]).write_bytes(b"")
+        paths.append(str(tmp_path / name / "videos.csv"))
+        Path(paths[-1]).write_text("\n".join(["prompt,video,score,keep", *rows]))
     assert kept(paths) == ["b", "c", "e", "f", "g"]
     assert kept(paths, 0.5) == ["b", "c", "e"]
     assert kept(paths[::-1], 0.5) == ["e", "b", "c"]

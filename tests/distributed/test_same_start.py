@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.collectives import agree, name_ranks
-from hyvideo.distributed.same_start import code_digest, require_own_gpu, require_same_start
+from hyvideo.distributed.collectives import agree
+from hyvideo.distributed.same_start import code_digest, require_same_start
 from tests.distributed.launch import launch, start
 
 CPU = torch.device("cpu")
@@ -25,15 +25,12 @@ def problem_of(check, *arguments) -> str:
 def on_two_ranks() -> dict[str, object]:
     """Return the error of each check by case."""
     mesh = ranks.start(1, CPU, timeout=60)
-    properties = SimpleNamespace(uuid="GPU-1")
-    torch.cuda.get_device_properties = lambda device: properties
     first = mesh.is_main
     found = {
         "equal": problem_of(agree, "the seed", 1.0, mesh),
         "a number": problem_of(agree, "the seed", mesh.rank, mesh),
         "a mapping": problem_of(agree, "the setting", {"eta": mesh.rank, "seed": 1}, mesh),
         "an absent entry": problem_of(agree, "the file of", {"a": 1} if first else {}, mesh),
-        "a shared GPU": problem_of(require_own_gpu, torch.device("cuda", 0), mesh),
     }
     setting = {"learning_rate": 0.1 * (1 + mesh.rank)}
     found["a setting"] = problem_of(require_same_start, setting, CPU, mesh)
@@ -60,7 +57,6 @@ def test_ranks_with_the_same_values_agree(results, case):
         ("a mapping", "the setting eta must"),
         ("a setting", "learning_rate must"),
         ("a minor version of Python", "the version of Python must"),
-        ("a shared GPU", "ranks 0-1 use GPU GPU-1"),
     ],
 )
 def test_a_difference_is_named_on_all_ranks(results, case, named):
@@ -94,8 +90,3 @@ def test_a_changed_or_renamed_file_changes_the_digest_of_the_code(tmp_path):
     file.write_text("x = 2\n")
     digests.add(code_digest(tmp_path))
     assert len(digests) == 3
-
-
-def test_consecutive_ranks_are_named_as_ranges():
-    assert name_ranks([3]) == "rank 3"
-    assert name_ranks([9, 0, 1, 2]) == "ranks 0-2, 9"

@@ -22,7 +22,7 @@ from hyvideo.settings import processes
 from tests.promises import runs
 runs.{}(*{})
 processes.exit_on_signals()
-sys.exit(processes.end_soon(post_train.main()))
+sys.exit(post_train.main())
 """
 STAGES = ("conditions", "rollout", "reward", "anchor", "update", "save")
 SIGNALS = {name: signal.Signals[f"SIG{name}"] for name in ("KILL", "TERM", "INT", "STOP", "HUP")}

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hyvideo.rewards.rewards import DIMENSIONS, has_gradient, make_scorer, overall, weighted_sum
+from hyvideo.rewards.rewards import DIMENSIONS, make_scorer, overall, weighted_sum
 from hyvideo.settings.reward_settings import reward_problems
 from hyvideo.settings.sections import RewardSettings
 
@@ -79,7 +79,6 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
     scorer = make_scorer(name, "ckpts", device="cpu", scale=2.0)
     assert scorer.dimensions == ("bright",)
     assert scorer.score([None] * 2, ["a", "b"], fps=8.0) == [{"bright": 2.0}] * 2
-    assert not has_gradient(name)
 
 
 def test_a_scorer_whose_file_is_missing_is_rejected_before_a_run(custom):

@@ -24,7 +24,7 @@ from tests.cuda.speed import Workload
 @pytest.mark.slow
 def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    folders = ["--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")]
+    folders = ["--output_dir", str(tmp_path / "out")]
     code = main(["all", "weights", "--tiny", "--device", "cpu", *folders])
     results = json.loads((tmp_path / "out" / "gpu.json").read_text())
     failed = [result for result in results if not result["ok"]]
@@ -52,7 +52,7 @@ def test_every_check_passes_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
 def test_the_first_checks_pass_with_tiny_models_on_a_cpu(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     chosen = ["machine", "attention", "on_policy_eager", "copies"]
-    folders = ["--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")]
+    folders = ["--output_dir", str(tmp_path / "out")]
     code = main(["eager", "more", "--only", *chosen, "--tiny", "--device", "cpu", *folders])
     results = json.loads((tmp_path / "out" / "gpu.json").read_text())
     assert code == 0 and [(result["check"], result["ok"]) for result in results] == [
@@ -84,7 +84,7 @@ def test_the_checks_run_without_the_packages_of_files_and_servers(tmp_path):
     PYTHONPATH.
     """
     (tmp_path / "sitecustomize.py").write_text(BLOCKED)
-    folders = ["--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")]
+    folders = ["--output_dir", str(tmp_path / "out")]
     command = [sys.executable, "-m", "scripts.gpu_check", "eager", "pilots", "--tiny"]
     command += ["--device", "cpu", "--only", "machine", "pilot_wan", *folders]
     without = {name: value for name, value in os.environ.items() if name != forked.OWNER}
@@ -164,5 +164,5 @@ def test_a_missing_gpu_is_reported(capsys, tmp_path):
     if torch.cuda.is_available():
         return
     with pytest.raises(SystemExit) as ended:
-        main(["eager", "--output_dir", str(tmp_path / "out"), "--work_dir", str(tmp_path / "work")])
+        main(["eager", "--output_dir", str(tmp_path / "out")])
     assert ended.value.code == 2 and "device cuda" in capsys.readouterr().err

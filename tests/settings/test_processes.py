@@ -7,49 +7,6 @@ import pytest
 
 from hyvideo.settings import processes
 
-TORCHRUN = {
-    "WORLD_SIZE": "2",
-    "RANK": "1",
-    "LOCAL_RANK": "1",
-    "MASTER_ADDR": "localhost",
-    "MASTER_PORT": "29500",
-}
-
-
-@pytest.fixture
-def environment(monkeypatch):
-    """Set the variables of torchrun to the given ones only."""
-
-    def set_to(variables):
-        for name in TORCHRUN:
-            monkeypatch.delenv(name, raising=False)
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-
-    return set_to
-
-
-@pytest.mark.parametrize("variables", [{}, TORCHRUN, {"WORLD_SIZE": "1"}])
-def test_a_complete_environment_is_accepted(environment, variables):
-    environment(variables)
-    processes.check_environment()
-    assert processes.world_size() == int(variables.get("WORLD_SIZE", 1))
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        *(({"WORLD_SIZE": text}, "WORLD_SIZE must be an integer from 1") for text in ("abc", "0")),
-        ({"RANK": "2"}, "RANK must be below WORLD_SIZE 2, got 2"),
-        ({"RANK": ""}, "WORLD_SIZE 2 also needs RANK, got none"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT must be an integer"),
-    ],
-)
-def test_an_incomplete_environment_is_one_message(environment, changes, message):
-    environment(TORCHRUN | changes)
-    with pytest.raises(ValueError, match=message):
-        processes.check_environment()
-
 
 @pytest.mark.parametrize(
     "release, used",
@@ -95,11 +52,3 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it():
         assert processes.stop_signals() == {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_an_unusable_rank_is_one_message_of_each_program(environment):
-    """A program that would take the rank for a valid one might generate no video and exit with 0."""
-    environment(TORCHRUN | {"RANK": "2"})
-    with pytest.raises(ValueError, match="RANK must be"):
-        processes.rank()
-    processes.wait_for_rank_0()  # before the message is printed

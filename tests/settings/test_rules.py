@@ -121,7 +121,6 @@ CASES = [
         "lora_target_modules lora_rank",
         {"lora_target_modules": ["attn.to_q"], "lora_rank": 1},
     ),
-    ({"lora_target_modules": ["(("], "lora_rank": 1}, "lora_target_modules", {"lora_target_modules": []}),
     # records, files and folders
     (
         {"on_reward_hacking": "stop", "validate_at_step0": False, "valid_video_csv": PROMPTS},
@@ -144,7 +143,6 @@ CASES = [
         {"transformer_version": "miniature"},
     ),
     ({"output_dir": "README.md/run"}, "output_dir", {"output_dir": "outputs/new"}),
-    ({"resume_from_checkpoint": "nowhere"}, "resume_from_checkpoint", {"resume_from_checkpoint": "auto"}),
 ]  # fmt: skip
 
 
@@ -179,7 +177,7 @@ def test_an_8_gpu_config_on_one_gpu_says_how_to_start_it_and_what_else_to_use():
     config = load_config(path)
     with pytest.raises(ValueError) as error:
         check(config, 1, file=path, on_this_machine=False)
-    for words in ("--nproc_per_node=8", "configs/hunyuanvideo15_1gpu.yaml", "batch_size 4"):
+    for words in ("--nproc_per_node=8", "batch_size 4"):
         assert words in str(error.value)
     check(config, 8, file=path, on_this_machine=False)
     check(load_config("configs/hunyuanvideo15_1gpu.yaml"), 1, on_this_machine=False)
@@ -270,7 +268,6 @@ MINIATURE = {
 @pytest.mark.parametrize(
     "settings, named",
     [
-        ({"transformer_version": "480p_i2v"}, "480p_i2v prompts_csv"),
         ({"transformer_version": "480p_i2v", "prompts_csv": "images.csv"}, ""),
         ({"width": 625}, "width 625"),
         ({**MINIATURE, "height": 33, "width": 32}, "height 33"),

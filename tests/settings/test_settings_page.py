@@ -58,6 +58,8 @@ def type_of(leaf):
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if leaf.is_list:
         return "list of text"
+    if get_origin(kind) is dict:
+        return "JSON"
     words = [{bool: "bool", int: "integer", float: "number", str: "text"}[kind]]
     for limit, word in LIMITS.items():
         values = [getattr(each, limit) for each in leaf.field.metadata if hasattr(each, limit)]

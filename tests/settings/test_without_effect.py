@@ -31,11 +31,6 @@ def mentions(sentences, words):
             {"kl_weight": 1.0, "kl_target": 0.1},
             "kl_weight",
         ),
-        (
-            {"partner_offload": True},
-            {"partner_offload": True, "transformer_version": "miniature_wan_experts"},
-            "partner_offload",
-        ),
         # The remaining cases are on both sides of a bound; the run has 3 updates.
         (
             {"warmup_steps": 4},

@@ -104,15 +104,3 @@ def test_a_wrong_command_line_is_refused_and_the_setting_is_named(refusal, words
 @pytest.mark.parametrize("words", ODD)
 def test_an_odd_command_line_that_makes_sense_is_accepted(refusal, words):
     assert refusal(words) == ""
-
-
-def test_mistakes_of_all_kinds_are_reported_at_once(refusal):
-    """An unknown flag, text for a number, a number out of range, text that stands for levels, a
-    setting of another objective, and a rule between settings.
-    """
-    message = refusal(
-        "--etta 1 --batch_size two --learning_rate -1 --sigmas 1,0.5,0.7 --nft_levels 2 "
-        "--lora_target_modules to_q"
-    )
-    for name in "eta batch_size learning_rate sigmas nft_levels lora_target_modules".split():
-        assert names(message, name), message

@@ -251,7 +251,7 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
             {"num_generations": 4},
             "objective dpo needs num_generations 2",
         ),
-        ({"pair_weights": '{"VQ": -1}'}, "pair_weights must be a JSON object"),
+        ({"pair_weights": "VQ=1"}, "pair_weights must be JSON"),
         ({"width": 32}, "a training video must have 5 frames of 16 x 32 or 256 x 512 pixels"),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -210,8 +211,9 @@ def test_the_lines_that_load_a_written_file_are_printed(policy, root, tmp_path, 
     assert f'PeftModel.from_pretrained(pipeline.transformer, "{tmp_path}/c")' in printed(
         "c", *given, "--form", "peft"
     )
-    assert f'HunyuanVideo15Transformer3DModel.from_pretrained("{tmp_path}/d/transformer"' in (
-        printed("d", "--checkpoint_path", policy[1])
+    assert (
+        f'HunyuanVideo15Transformer3DModel.from_pretrained("{tmp_path}/d", subfolder="transformer"'
+        in (printed("d", "--checkpoint_path", policy[1]))
     )
     text = printed("f", "--checkpoint_path", policy[1], "--form", "comfyui")
     assert f"copy {tmp_path}/f/{FILE} to ComfyUI/models/diffusion_models" in text
@@ -306,6 +308,119 @@ def test_a_killed_export_leaves_only_partial_files_and_the_same_command_replaces
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     code, error = run("--checkpoint_path", policy[1])
     assert code == 0, error
-    assert os.listdir(tmp_path / "out") == ["transformer"]
+    assert sorted(os.listdir(tmp_path / "out")) == ["README.md", "transformer"]
     assert not list(tmp_path.glob(".out.*"))
     assert sorted(os.listdir(tmp_path / "out" / "transformer")) == ["config.json", FILE]
+
+
+# --- the model card, the license and the hub --------------------------------------------------------
+
+
+def write_run(folder, root, **settings):
+    """Write a run with a LoRA checkpoint of iteration 30 and validations at 0 and 20."""
+    checkpoint = folder / "checkpoints" / "000030"
+    (checkpoint / "tensors").mkdir(parents=True)
+    (checkpoint / "tensors" / ".metadata").touch()
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(2, 32), torch.ones(32, 2), 4.0)}
+    save_lora(lora, checkpoint / "lora")
+    settings = {
+        "pretrained_model_root": str(root),
+        "transformer_version": VERSION,
+        "objective": "nft",
+        "reward_model": ["videoalign"],
+        "prompts_csv": "/home/me/secret/prompts.csv",
+        "lora_rank": 2,
+        "seed": 7,
+        "validation_seed": 930,
+        **settings,
+    }
+    (checkpoint / "state.json").write_text(json.dumps({"settings": settings}))
+    write_digests(checkpoint)
+    for iteration, reward in ((0, 1.25), (20, 1.5), (40, 9.0)):
+        samples = folder / "samples" / f"{iteration:06d}"
+        samples.mkdir(parents=True)
+        measures = {"reward": reward, "reward_std": 0.5, "VQ": 0.1 + iteration, "missing": 0.0}
+        (samples / "measures.json").write_text(
+            json.dumps(measures | {"spreads": {"reward": [0.5, 64]}})
+        )
+    return checkpoint
+
+
+def card_of(folder):
+    from huggingface_hub import ModelCard
+
+    return ModelCard.load(folder / "README.md")
+
+
+def test_an_exported_lora_has_a_model_card_with_its_run(run, root, tmp_path):
+    checkpoint = write_run(tmp_path / "run", root)
+    code, error = run("--lora_path", checkpoint / "lora")
+    assert code == 0, error
+    card = card_of(tmp_path / "out")
+    assert card.data.base_model == "tencent/HunyuanVideo-1.5"
+    assert card.data.base_model_relation == "adapter" and "lora" in card.data.tags
+    assert (card.data.license, card.data.license_name) == ("other", "tencent-hunyuan-community")
+    assert card.data.pipeline_tag == "image-to-video"
+    assert 'load_lora_adapter("out", use_safetensors=True)' in card.text
+    for words in ("nft", "videoalign", "prompts.csv", "| iterations | 30 |", "| seed | 7 |",
+                  "| reward | 1.250 ± 0.500 | 1.500 ± 0.500 |", "iteration 20", "64 validation",
+                  "validation seed 930"):  # fmt: skip
+        assert words in card.text
+    assert "9.000" not in card.text  # of a later iteration
+    assert "secret" not in card.text and str(tmp_path) not in card.text  # paths of this machine
+
+
+def test_a_lora_of_another_program_has_a_card_without_a_run(run, tmp_path):
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(2, 32), torch.ones(32, 2), 4.0)}
+    save_lora(lora, tmp_path / "lora")
+    assert run("--lora_path", tmp_path / "lora")[0] == 0
+    card = card_of(tmp_path / "out")
+    assert card.data.base_model is None and card.data.license is None
+    assert "## Training" not in card.text and "## Use" in card.text
+
+
+def test_the_license_of_the_base_model_lies_beside_the_weights(root, tmp_path, exit_code, capsys):
+    checkpoint = write_run(tmp_path / "run", root)
+
+    def printed(out, *flags):
+        words = ["--lora_path", checkpoint / "lora", "--output_dir", tmp_path / out, *flags]
+        assert exit_code(export.main, *words) == 0
+        return capsys.readouterr().out
+
+    assert "before you publish it" in printed("without")
+    base = tmp_path / "base"
+    base.mkdir()
+    (base / "LICENSE.txt").write_text("text")
+    (base / "Notice.txt").write_text("notice")
+    (base / "licenses_of_others").mkdir()
+    assert "before you publish it" not in printed("with", "--pretrained_model_root", base)
+    assert (tmp_path / "with/LICENSE.txt").read_text() == "text"
+    assert (tmp_path / "with/Notice.txt").read_text() == "notice"
+
+
+@pytest.mark.parametrize(
+    "repository, environment, message",
+    [
+        ("me/mine", {"HF_TOKEN": ""}, "hf auth login"),
+        ("me/mine", {"HF_TOKEN": "hf_none"}, "me/mine cannot be published"),
+        ("me/mine/too", {}, "me/mine/too"),
+        ("mine", {}, "OWNER/NAME"),
+    ],
+)
+def test_publishing_without_a_login_ends_before_anything_is_written(
+    tmp_path, repository, environment, message
+):
+    """The address of the hub is one at which nothing listens."""
+    save_lora({"a": LoraPair(torch.ones(2, 3), torch.ones(3, 2), 2.0)}, tmp_path / "lora")
+    command = [sys.executable, "-m", "scripts.export", "--lora_path", tmp_path / "lora"]
+    command += ["--output_dir", tmp_path / "out", "--push_to_hub", repository]
+    variables = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [*map(str, command)],
+        env=os.environ | variables | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 2 and message in done.stderr, done.stderr
+    assert done.stderr.startswith("export.py: ") and not (tmp_path / "out").exists()

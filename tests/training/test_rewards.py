@@ -84,6 +84,26 @@ def test_scorers_and_their_options_come_from_the_settings(make_scorer, tmp_path)
         make_scorer(reward_config=str(options))
 
 
+def test_each_scorer_has_its_own_options(make_scorer, tmp_path):
+    file = tmp_path / "scales.py"
+    names = [f"{file}:{name}" for name in ("one", "two", "three")]
+    file.write_text(
+        "".join(
+            f"def {name}(videos, prompts, fps, scale=1.0):\n    return [scale] * len(videos)\n"
+            for name in ("one", "two", "three")
+        )
+    )
+    options = {names[1]: {"scale": 5.0}, names[2]: {"scale": 7.0}}
+    _, scorer = make_scorer(
+        reward_model=names,
+        reward_config=json.dumps(options),
+        reward_weights='{"one": 100, "two": 10, "three": 1}',
+    )
+    video = torch.zeros(5, 3, 16, 16, dtype=torch.uint8)
+    (reward,) = scorer.measure([video], [PROMPT], fps=8)
+    assert reward.scores == {"one": 1.0, "two": 5.0, "three": 7.0} and reward.total == 157
+
+
 @pytest.mark.parametrize(
     "text, message",
     [

@@ -3,6 +3,7 @@ model have the changes of this LoRA, also of norms and biases.
 """
 
 import json
+from argparse import Namespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from hyvideo.models.lora import Difference, LoraPair, differences_of, pairs_of, 
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import make_async_scorer
+from scripts import evaluate
 from tests.shallow import write_trained
 from tests.test_trainer import Redness
 
@@ -88,9 +90,13 @@ def test_an_evaluated_base_model_has_the_weights_of_the_policy_before_its_first_
 ):
     config = config.with_settings(validation_steps=1, validation_repeats=1)
 
-    def evaluated(settings, name):
+    def evaluator_of(settings):
         evaluator = Evaluator(settings)
         evaluator.scorer = make_async_scorer(settings, CPU, {"test": Redness()})
+        return evaluator
+
+    def evaluated(settings, name):
+        evaluator = evaluator_of(settings)
         found = evaluator.policies({"base": None}, tmp_path / name)["base"].videos
         evaluator.close()
         return [entry["reward"] for entry in found]
@@ -99,5 +105,18 @@ def test_an_evaluated_base_model_has_the_weights_of_the_policy_before_its_first_
     trainer.validate()
     scores = json.loads((trainer.output_dir / "samples/000000/scores.json").read_text())
     expected = pytest.approx([entry["reward"] for entry in scores], rel=1e-4)
-    assert evaluated(config.with_settings(pretrained_lora_path=""), "without") != expected
+    without = evaluated(config.with_settings(pretrained_lora_path=""), "without")
+    assert without != expected
     assert evaluated(config, "with") == expected
+    # a LoRA that is named, with its scale, takes the place of the run's
+    evaluator = evaluator_of(config)
+    options = Namespace(
+        checkpoint_path=None,
+        lora_path=tmp_path / "start",
+        lora_scale=0.0,
+        videos=None,
+        out=tmp_path / "scaled",
+    )
+    scaled, *_ = evaluate.evaluate(options, config, evaluator)
+    evaluator.close()
+    assert [entry["reward"] for entry in scaled.videos] == pytest.approx(without)

@@ -48,15 +48,23 @@ def test_each_pair_has_its_own_weight_relative_to_the_mean(trainer, monkeypatch)
 def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
     trainer, monkeypatch
 ):
-    """A smaller error of the velocity of the winner means that it has become more likely."""
-    objective = trainer.run.objective
+    """A smaller error of the velocity of the winner means that it has become more likely. Each batch
+    of pairs is compared with the errors of the base model at the same pairs.
+    """
+    objective, run = trainer.run.objective, trainer.run
+    videos = run.inputs.videos
+    pairs = [*videos.held_out, *videos.train]
+    monkeypatch.setitem(vars(run.inputs), "videos", replace(videos, held_out=pairs))
+    assert len(objective._held_out_batches(len(pairs))) == 2 < len(pairs)
 
     def errors(better):
         def of(batch, *, of_base_model):
-            change = [
-                0.0 if of_base_model or index.member != better else -0.25 for index in batch.indices
-            ]
-            return 1 + torch.tensor(change)[:, None].expand(-1, 4)
+            # of the base model, other ones for each video
+            found = [1.0 + index.group * (1 + index.member) for index in batch.indices]
+            for row, index in enumerate(batch.indices):
+                if not of_base_model and index.member == better:
+                    found[row] -= 0.25
+            return torch.tensor(found)[:, None].expand(-1, 4)
 
         return of
 

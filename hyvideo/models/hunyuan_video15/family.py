@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.family import Component, Family, Latents, Part
+from hyvideo.models.family import Component, Family, Latents, License, Part
 from hyvideo.models.hunyuan_video15 import (
     encoders,
     modulation,
@@ -85,6 +85,12 @@ FAMILY = Family(
         settings.vae_config_to_original,
     ),
     blocks="transformer_blocks",
+    license=License(
+        "other",
+        "tencent-hunyuan-community",
+        "https://huggingface.co/tencent/HunyuanVideo-1.5/blob/main/LICENSE",
+        must_be_copied=True,
+    ),
     lora_to_comfyui=names.lora_to_comfyui,
     model_to_comfyui=names.transformer_to_comfyui,
     lora_names=names.LORA_NAMES,

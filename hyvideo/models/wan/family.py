@@ -1,6 +1,6 @@
 """`Family` of Wan."""
 
-from hyvideo.models.family import Component, Family
+from hyvideo.models.family import Component, Family, License
 from hyvideo.models.wan import encoders, original_files, settings, transformer, vae
 
 FAMILY = Family(
@@ -29,6 +29,7 @@ FAMILY = Family(
     # Excludes modulation, embedders and output layer, which have few inputs per update and thus
     # gradients of low rank.
     target_modules=r"blocks\.\d+\.(attn1|attn2|ffn)\..*",
+    license=License("apache-2.0", "Apache-2.0"),
     lora_prefix="diffusion_model.",
     lora_names=settings.LORA_NAMES,
     lora_to_comfyui=settings.transformer_to_original,

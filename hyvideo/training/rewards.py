@@ -171,8 +171,6 @@ def make_async_scorer(
     settings, options = config.reward, reward_options(config.reward)
     make = partial(
         AsyncScorer,
-        retries=settings.reward_retries,
-        through_file=settings.reward_video == "file",
         num_threads=config.model.num_threads,
         device=device,
         deadline=config.distributed.reward_deadline if world_size() > 1 else DEADLINE,

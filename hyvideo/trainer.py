@@ -288,9 +288,14 @@ class Trainer:
         """
         self._start_timer()
         run = self.run
+        run.pipeline.evaluations.clear()  # those of a validation
         rollouts, reference, metrics = run.objective.collect(run, self.iteration)
         with self.progress.timed("update"):
             updated = run.update(rollouts, reference, self.iteration)
+        weights = run.objective.weights_by_step(rollouts.schedule)
+        line = run.update.ledger.line(rollouts, self.iteration, weights, run.pipeline.evaluations)
+        if line and run.recorder.writer:
+            run.recorder.writer.log_audit(line)
         return {
             "iteration": self.iteration,
             "update": run.update.update_count,
@@ -425,6 +430,7 @@ class Trainer:
             run_name=self.output_dir.name,
             config=self.recorded.flat(),
             resume_iteration=last_line,
+            audited_iteration=self.iteration if self.resumed else last_line,
         )
         remove_after(self.output_dir, self.iteration, self.start.run)
         write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)

@@ -39,7 +39,7 @@ RESULTS = (RECORD, METRICS, *NUMBERED)
 CORRUPTED = ".corrupted"  # end of the name of a corrupted checkpoint, which is kept
 KEPT = ".kept"  # end of the name of a folder with files of others, which would be deleted otherwise
 _OWN_FILES = re.compile(
-    r"\d+\.mp4|(scores|measures|state|digests|model)\.json|\.run|tensors/.*|lora/.*"
+    r"\d+\.mp4|(scores|measures|noise|state|digests|model)\.json|\.run|tensors/.*|lora/.*"
 )
 # how a start has ended; other ends are errors
 FINISHED = "finished"

@@ -102,8 +102,10 @@ class SamplingFlags(Section):
     )
     height: int | None = start(None, "Height in pixels; with --width.", ge=1, le=MAX_SIDE)
     width: int | None = start(None, "Width in pixels; with --height.", ge=1, le=MAX_SIDE)
-    initial_noise: Literal["default", "reference"] = start(
-        "default", "reference: the noise that HunyuanVideo-1.5 draws for the seed."
+    initial_noise: Literal["default", "reference", "validation"] = start(
+        "default",
+        "reference: the noise that HunyuanVideo-1.5 draws for the seed; validation: that of a run's "
+        "validation videos, for the same CSV, --seed and --num_videos as its validation.",
     )
     sp_size: int = start(1, "Processes of torchrun that share one video.", ge=1, le=1024)
     sr: bool = start(False, "Super-resolution of the videos: 480p to 720p, or 720p to 1080p.")
@@ -271,10 +273,10 @@ def check_best_of(options: argparse.Namespace) -> None:
             "--best_of needs --sp_size 1, because each process scores its own videos, got sp_size "
             f"{options.sp_size}; remove one of them"
         )
-    if options.best_of > 1 and options.initial_noise == "reference":
+    if options.best_of > 1 and options.initial_noise != "default":
         raise ValueError(
-            "--best_of needs --initial_noise default, because the reference has one noise for each "
-            "seed"
+            "--best_of needs --initial_noise default, because the candidates of a seed have "
+            f"different noise, got {options.initial_noise}"
         )
 
 

@@ -60,7 +60,8 @@ class GenerationSettings:
     source: Source  # the policy
     seed: int  # of requests without one
     offloading: Offloading = AUTO
-    initial_noise: str = "default"  # or "reference"
+    initial_noise: str = "default"  # or "reference", or "validation"
+    num_videos: int = 1  # of each prompt
     sp_size: int = 1  # processes of torchrun that share each video
     caching: StepCaching | None = None
     sr: bool = False  # super-resolution
@@ -282,6 +283,7 @@ class Generator:
             self.settings.seed,
             self.settings.initial_noise,
             on_stage=on_stage,
+            num_videos=self.settings.num_videos,
         )
 
     def _sample_and_write(self, videos: list[Video]) -> list[str]:

@@ -151,7 +151,7 @@ def check_noise(options: argparse.Namespace, requests: list, root: str, version:
     """Raise ValueError for an initial noise that makes videos identical or that a family lacks."""
     is_reference = options.initial_noise == "reference"
     has_fixed_noise = is_reference or any(request.seed is not None for request in requests)
-    if options.num_videos > 1 and has_fixed_noise:
+    if options.num_videos > 1 and has_fixed_noise and options.initial_noise != "validation":
         raise ValueError(
             "--num_videos must be 1 with --initial_noise reference or seeds in the CSV, got "
             f"{options.num_videos}: the videos of a prompt would be identical; write one row with "
@@ -180,6 +180,7 @@ def generation_settings(options: argparse.Namespace, has_images: bool) -> Genera
         seed=options.seed,
         offloading=offloading,
         initial_noise=options.initial_noise,
+        num_videos=options.num_videos,
         sp_size=options.sp_size,
         caching=caching,
         sr=options.sr,

@@ -100,9 +100,10 @@ class VideoSampler:
     data: DataSettings
     mesh: Mesh
     seed: int
-    initial_noise: str  # "default" or "reference"
+    initial_noise: str  # "default", "reference" or "validation"
     # called with stage and number of the video at its start and in its loops
     on_stage: Callable[[str, int], None]
+    num_videos: int = 1  # of each prompt
 
     def reported(self, stage: str, video: Video, unit: str) -> Callable[[Iterable[T]], Iterator[T]]:
         """Return a function that shows the loop of a stage as a bar and calls ``on_stage`` before
@@ -155,6 +156,11 @@ class VideoSampler:
         seed = video.request.seed_or(self.seed)
         if self.initial_noise == "reference" and key in ((), (STAGE,)):
             drawn = reference_normal(shape, seed)
+        elif self.initial_noise == "validation" and STAGE not in key:
+            prompt, repeat = divmod(video.number, self.num_videos)
+            place = (prompt,) if video.request.seed is None else ()
+            kind = "validation step noise" if key else "validation noise"
+            drawn = normal(shape, seed, kind, *place, repeat, *key)
         else:
             number = video.number if video.request.seed is None else 0
             drawn = normal(shape, seed, "generate", number, *key)

@@ -6,6 +6,7 @@ anchor with ``anchor_cfg_scale`` if it is set. Latents are float32 for every mod
 
 import copy
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -110,6 +111,8 @@ class GRPOPipeline:
         # also without gradient, compiled blocks run the graphs of training
         self.samples_in_gradient_mode = False
         self.with_progress = iter  # wraps the loop over steps, e.g. in a progress bar
+        # samples that passed through a transformer, without and with gradient
+        self.evaluations: Counter[str] = Counter()
         self.tiles = None  # decodes tile by tile, perhaps on several ranks
 
     @property
@@ -359,6 +362,7 @@ class GRPOPipeline:
         if self.transformer.is_flow_map:
             ends = filled([end for _, end in times], latents.device)
         is_sampling = not torch.is_grad_enabled()
+        self.evaluations["sampling" if is_sampling else "training"] += len(latents)
         graphs: AbstractContextManager = nullcontext()
         if is_sampling and self.samples_in_gradient_mode:
             graphs = graphs_of_training(transformer)

@@ -1,5 +1,5 @@
 """Writer of metrics: one flat dict of floats, ``group/name``, per iteration -> metrics.jsonl
-and the trackers.
+and the trackers. Beside them, audit.jsonl has what an audit of the run needs.
 """
 
 import json
@@ -18,7 +18,8 @@ class MetricsWriter(AbstractContextManager):
     ``report_to``.
 
     ``resume_iteration`` is the last finished iteration, None for a new run, or -1 to start over in
-    the same folder.
+    the same folder; ``audited_iteration`` is that of audit.jsonl, which has an iteration's line
+    before its checkpoint.
     """
 
     def __init__(
@@ -29,8 +30,12 @@ class MetricsWriter(AbstractContextManager):
         run_name: str,
         config: dict,
         resume_iteration: int | None,
+        audited_iteration: int | None = None,
     ):
         output_dir.mkdir(parents=True, exist_ok=True)
+        self._audited_iteration = audited_iteration
+        self._audit: Lines | None = None  # opened with the first line
+        self._audit_file = output_dir / "audit.jsonl"
         self.lines = Lines(output_dir / "metrics.jsonl", resume_iteration)
         self.reports: dict[str, Report] = {
             name: start_report(
@@ -56,6 +61,12 @@ class MetricsWriter(AbstractContextManager):
         numbers = {name: float(value) for name, value in single.items() if name != "iteration"}
         self._to_reports(lambda report: report.log(numbers, iteration))
 
+    def log_audit(self, line: dict) -> None:
+        """Write a line of audit.jsonl (`training.ledger`)."""
+        if self._audit is None:
+            self._audit = Lines(self._audit_file, self._audited_iteration)
+        self._audit.write(json.dumps(line, allow_nan=False))
+
     def add_video(self, tag: str, file: Path, step: int) -> None:
         """Log an mp4 file at iteration ``step``, in the trackers that show videos."""
         self._to_reports(
@@ -64,6 +75,8 @@ class MetricsWriter(AbstractContextManager):
 
     def close(self) -> None:
         self.lines.close()
+        if self._audit:
+            self._audit.close()
         self._to_reports(lambda report: report.close())
 
     def _to_reports(self, call: Callable) -> None:

@@ -516,6 +516,11 @@ class RecordSettings(Section):
     log_video_interval: int = records(
         10, "Iterations between saved rollout videos; 0 saves none.", ge=0
     )
+    record: Literal["none", "numbers", "all"] = records(
+        "numbers",
+        "What audit.jsonl has of an iteration for scripts.audit: the rollouts and updates, or also "
+        "each term of the loss.",
+    )
     log_num_videos: int = records(4, "Videos to save per iteration or validation.", ge=0)
     validation_interval: int = records(50, "Iterations between validations.", ge=1)
     validation_steps: int | None = records(

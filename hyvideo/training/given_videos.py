@@ -105,6 +105,7 @@ class GivenVideos:
             trained_steps=objective.draw(self.schedule, iteration, indices, num_levels),
             anchor_columns=list(range(num_levels)),
             iteration=iteration,
+            videos=list(map(str, videos)),
         )
 
 

@@ -146,6 +146,13 @@ class Objective(ABC):
         Shape: (rows, channels, ...).
         """
 
+    def weights_by_step(self, schedule: Schedule) -> list[float] | None:
+        """Return the factor of the policy term at each denoising step; None if there is none.
+
+        Shape: (steps,).
+        """
+        return None
+
     @property
     def needs_means(self) -> bool:
         """True if the next rollouts must store the means of the trained steps

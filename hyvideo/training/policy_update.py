@@ -26,6 +26,7 @@ from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import KLCoefficientSettings
 from hyvideo.training.custom_objective import check_terms
+from hyvideo.training.ledger import Ledger
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.objective import Objective
 from hyvideo.training.optimizers import learning_rate
@@ -70,6 +71,12 @@ class PolicyUpdate:
         self.steps_begun = 0
         self.nonfinite = NonFiniteUpdates(
             self.mesh, max_bad_updates=self.config.optimizer.max_bad_updates
+        )
+        self.ledger = Ledger(
+            self.config.record.record,
+            self.mesh,
+            group_size=self.config.rollout.num_generations,
+            boundary=self.config.sampling.boundary,
         )
         self._has_moved = False  # whether the last update had a nonzero gradient and learning rate
 
@@ -170,6 +177,18 @@ class PolicyUpdate:
         if self._has_moved:
             self.objective.check_moved(deviation, work.iteration, is_fresh=work.is_fresh)
         grad_norm = self._step(lr, losses, work.iteration)
+        self.ledger.add_update(
+            work.rollouts,
+            sorted({row for each in work.passes for row in each.rows}),
+            {
+                "update": self.update_count,
+                "lr": lr,
+                "kl": means[1].item(),
+                "kl_coef": coefficient,
+                "grad_norm": grad_norm,
+                "num_terms": work.num_terms,
+            },
+        )
         self._has_moved = grad_norm is not None and grad_norm * lr > 0
         if grad_norm is None:
             return None
@@ -221,6 +240,7 @@ class PolicyUpdate:
                         kl_coefficient=self.kl_coefficient.value,
                     )
                 check_terms(terms, objective, rows)
+                self.ledger.add_pass(work.rollouts, rows, column, terms)
                 loss = terms.loss.sum()
                 (loss * self.mesh.num_replicas / work.num_terms).backward()
                 kl, deviation = terms.kl.detach(), terms.deviation.detach()

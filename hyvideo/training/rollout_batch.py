@@ -64,6 +64,7 @@ class RolloutBatch:
     rewards: dict[int, Reward] = field(default_factory=dict)
     advantages: Tensor = torch.empty(0)  # (rollouts,), NaN for rollouts that the loss excludes
     weights: Tensor = torch.empty(0)  # (rollouts,), of rated pairs in the loss; empty for rollouts
+    videos: list[str] = field(default_factory=list)  # file of each given video; empty for rollouts
 
     def __len__(self) -> int:
         return len(self.indices)

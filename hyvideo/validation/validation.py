@@ -56,6 +56,7 @@ from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
 
 SCORES_FILE = "scores.json"
+NOISE_FILE = "noise.json"  # first number of the noise of each video, for scripts.audit
 
 
 def conditions_of(config: Config, requests: Sequence[Request]) -> dict[str, Any]:
@@ -116,6 +117,7 @@ class Validation:
         self.prompts = [request.prompt for request in self.requests]
         self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
+        self.first_noise: dict[int, float] = {}  # first number of the noise, by row of this rank
         self.output = Path(self.settings.output_dir) / SAMPLES
         self.size = sampling.size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
@@ -156,10 +158,14 @@ class Validation:
         stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
         hacking = self.monitor.check(stats)
         names = dict(ChainMap(*all_objects(names, self.mesh)))
+        noise = dict(ChainMap(*all_objects(self.first_noise, self.mesh)))
         with optional(f"validation {self.folder(iteration)}"):
             if self.mesh.is_main:
                 claim(self.folder(iteration), self.run_id)
                 self._record(iteration, rewards, names)
+                write_json(
+                    self.folder(iteration) / NOISE_FILE, [noise[row] for row in sorted(noise)]
+                )
                 write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
         metrics = {f"validation/{name}": value for name, value in measures.items()}
         return metrics | {"validation/hacking": hacking, "hacking/transfer": self.monitor.transfer}
@@ -231,6 +237,7 @@ class Validation:
             self.may_end(False)
             conditions = self.encoder([self.requests[row] for row in batch], self.size)
             noise = self._noises(batch)
+            self.first_noise |= zip(batch, noise.flatten(1)[:, 0].tolist())
             latents = self.sample(conditions.to(self.pipeline.device), noise, batch)
             share = self.mesh.rank_share(list(range(len(batch))))
             if share:
@@ -308,7 +315,7 @@ class Validation:
             if self.mesh.is_main and self.folder(iteration).is_dir():
                 # raises for a folder that this run has not made
                 claim(self.folder(iteration), self.run_id)
-                for name in (SCORES_FILE, MEASURES_FILE):
+                for name in (SCORES_FILE, NOISE_FILE, MEASURES_FILE):
                     (self.folder(iteration) / name).unlink(missing_ok=True)
 
     def _record(self, iteration: int, rewards: list[Reward], names: dict[int, str]) -> None:

@@ -109,7 +109,7 @@ def test_a_validation_has_one_part_in_memory_and_the_results_of_the_whole(in_par
     assert len(live.references) == 16 and live.most == 4
     found = contents(validation.folder(0))
     assert (
-        len(found) == 16 + 2
+        len(found) == 16 + 3
         and {"held_out/diversity", "frechet_distance"} <= validation.measures(0).keys()
     )
     monkeypatch.setattr(parts, "PART_BYTES", 2**29)

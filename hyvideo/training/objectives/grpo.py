@@ -53,6 +53,9 @@ class GRPO(StepObjective):
             return schedule.equalizer_weights
         return (schedule.equalizer_weights > 0).float()
 
+    def weights_by_step(self, schedule: Schedule) -> list[float]:
+        return self.step_weights(schedule).tolist()
+
     @property
     def needs_means(self) -> bool:
         """True if the closed form of the velocity KL needs the means, or the position KL to an

@@ -1,0 +1,84 @@
+"""Given videos: which of them an iteration trains on, from the CSV files and audit.jsonl."""
+
+import json
+import math
+from collections import defaultdict
+from pathlib import Path
+
+from scripts.audit import chance
+from scripts.audit.rewards import groups
+from scripts.audit.run import Run, read_csv
+from scripts.audit.statements import Audit, CannotCheck
+
+TOPIC = "Given videos"
+HELD_OUT = 0.15  # of the prompts of rated pairs
+YES = {"1", "1.0", "true", "yes", "keep", "y", "t"}
+
+
+def audit_videos(run: Run, audit: Audit) -> None:
+    if not run.trains_given_videos:
+        return
+    text = "an iteration has the videos whose turn it is, by the order of the seed"
+    with audit.compare(TOPIC, text, "audit.jsonl, the CSV") as rows:
+        examples = kept_videos(run) if run.objective == "sft" else preferences(run)
+        for line in run.lines:
+            found = groups(line)
+            places = chance.turns(len(examples), len(found), line["iteration"], run.get("seed", 42))
+            for number, (place, group) in enumerate(zip(places, found)):
+                videos = examples[place]
+                for entry in group:
+                    where = f"iteration {line['iteration']}, group {number}"
+                    expected = videos[entry["member"] % len(videos)]
+                    rows.equal(where, str(expected.resolve()), str(Path(entry["video"]).resolve()))
+
+
+def kept_videos(run: Run) -> list[tuple[Path]]:
+    """Return the videos that are trained on: those with `keep`, and of each prompt the best
+    ``keep_fraction`` by score.
+    """
+    rows = []
+    for path in run.paths("videos_csv"):
+        path = path / "videos.csv" if path.is_dir() else path
+        for row in read_csv(path):
+            if row.get("keep", "1").strip().casefold() in YES:
+                rows.append((row, path.parent / row["video"].strip()))
+    fraction = run.get("keep_fraction", 1.0)
+    kept = set(range(len(rows)))
+    if fraction < 1:
+        kept = set()
+        by_prompt = defaultdict(list)
+        for place, (row, _) in enumerate(rows):
+            key = row["prompt"].strip(), row.get("ref_image_path", "").strip()
+            by_prompt[key].append(place)
+        for places in by_prompt.values():
+            best = sorted(places, key=lambda place: -float(rows[place][0]["score"]))
+            kept.update(best[: math.ceil(round(fraction * len(best), 9))])
+    return [(video,) for place, (_, video) in enumerate(rows) if place in kept]
+
+
+def preferences(run: Run) -> list[tuple[Path, Path]]:
+    """Return the rated pairs that are trained on, the preferred video first: those without a tie, of
+    the prompts that are not held out.
+    """
+    weights = run.get("pair_weights") or {}
+    weights = json.loads(weights) if isinstance(weights, str) else weights
+    pairs = []
+    for path in run.paths("pairs_csv"):
+        path = path / "pairs.csv" if path.is_dir() else path
+        for row in read_csv(path):
+            answer = row["answer"].strip().casefold()
+            if weights and not weights.get(row.get("dimension", "").strip(), 0):
+                continue
+            if answer not in ("first", "second", "1", "2", "a", "b"):
+                if answer in ("tie", "equal", "0", "both"):
+                    continue
+                raise CannotCheck(f"the audit does not know the answer {answer!r}")
+            first, second = (path.parent / row[name].strip() for name in ("first", "second"))
+            is_first = answer in ("first", "1", "a")
+            videos = (first, second) if is_first else (second, first)
+            pairs.append((row["prompt"].strip(), videos))
+    prompts = sorted({prompt for prompt, _ in pairs})
+    count = min(len(prompts) - 1, max(1, round(HELD_OUT * len(prompts))))
+    order = chance.order(len(prompts), run.get("seed", 42), "held-out pairs")
+    held_out = {prompts[place] for place in order[:count]}
+    return [videos for prompt, videos in pairs if prompt not in held_out]

@@ -28,7 +28,10 @@ def planned(config=None, world_size=8, **settings):
 @pytest.mark.system
 @pytest.mark.parametrize(
     "settings, fraction",
-    [({"lora_rank": 2, "optimizer": "adamw"}, 0.98), ({"ema_decay": 0.9, "optimizer": "muon"}, 0.3)],
+    [
+        ({"lora_rank": 2, "optimizer": "adamw"}, 0.98),
+        ({"ema_decay": 0.9, "optimizer": "muon"}, 0.3),
+    ],
 )
 def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, fraction):
     """The miniature freezes most of its parameters, since its prompts have no glyphs or images."""

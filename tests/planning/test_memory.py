@@ -54,10 +54,7 @@ def test_auto_checkpointing_is_selective_if_it_fits():
         run = replace(auto, hardware=Hardware(gpu_memory=gib))
         assert resolve_auto(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
     assert resolve_auto(auto.with_settings(device="cpu")).checkpointing == "full"
-    assert (
-        resolve_auto(auto.with_settings(activation_checkpointing="none")).checkpointing
-        == "none"
-    )
+    assert resolve_auto(auto.with_settings(activation_checkpointing="none")).checkpointing == "none"
 
 
 def test_states_are_bytes_per_parameter():

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from hyvideo.data.videos import write_video
 from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable, SetMeasure
 from hyvideo.rewards.scoring import AsyncScorer, score_safely
 

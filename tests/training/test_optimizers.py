@@ -58,7 +58,7 @@ def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, 
             for parameter in policy.transformer.parameters()
             if not parameter.requires_grad
         )
-        planned -= 4 * frozen * (1 if scope == "all" else 2)
+        planned -= 4 * frozen * 2
     assert planned == pytest.approx(counted, rel=0.04)
 
 

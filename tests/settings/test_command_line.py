@@ -224,7 +224,7 @@ def test_scorer_options_are_a_file_or_json(write, tmp_path):
     reward = parse(
         ["--reward_model", "videoalign_local", "--reward_config", of_reference]
     ).config.reward
-    assert reward_options(reward) == {"videoalign": {"precision": "bf16", "batch_size": 2}}
+    assert reward_options(reward) == {"videoalign": {"batch_size": 2}}
     for config in (of_reference, '{"clip": {}}', "{", '{"miniature": 3}'):
         wrong = RewardSettings(reward_model=["miniature"], reward_config=config)
         with pytest.raises(ValueError, match="reward_config"):

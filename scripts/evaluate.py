@@ -3,14 +3,15 @@
     python -m scripts.evaluate --config configs/miniature.yaml --output_dir outputs/base               the base model
     python -m scripts.evaluate --checkpoint_path outputs/miniature/checkpoints/000030 --output_dir outputs/tuned
     python -m scripts.evaluate --config run.yaml --lora_path lora --output_dir outputs/lora
-    python -m scripts.evaluate --config run.yaml --videos outputs/videos --output_dir outputs/theirs      mp4 files
+    python -m scripts.evaluate --config run.yaml --videos outputs/videos --output_dir outputs/theirs      videos
 
 Also accepts every flag of post_train.py; without --config, a checkpoint uses the settings of its
 run. Prompts come from valid_video_csv and scorers from reward_model
 (`--reward_model videoalign clip pickscore`). Videos are generated as in validation. The prompts of
---videos come from generate.py's JSON files or a run's scores.json in that folder, or else from the
-rows of valid_video_csv in order. Writes scores.json and scores.csv, and for --videos also videos.csv,
-which objective sft trains on. The same command again samples only the videos that are missing.
+--videos come from files in that folder (generate.py's JSON files, a run's scores.json, captions), or
+else from valid_video_csv by the names of the videos. Writes scores.json and scores.csv, and for
+--videos also videos.csv, which objective sft trains on. The same command again samples only the
+videos that are missing.
 """
 
 import argparse
@@ -73,7 +74,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
         "--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights"
     )
     parser.add_argument(
-        "--videos", type=Path, help="folder of mp4 files to score instead of a model"
+        "--videos", type=Path, help="folder of videos to score instead of a model"
     )
     parser.add_argument(
         "--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv"

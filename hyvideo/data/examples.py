@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.csv_files import read_rows
 from hyvideo.data.digests import digest_of
-from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request, find_image, hash_requests
+from hyvideo.data.prompts import Request, hash_requests, request_of
+from hyvideo.data.tables import Table, find_file, read_table
 from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "video")
 OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
 KEEP = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+KEEP |= {"1.0": True, "0.0": False}  # pandas, once a cell of the column is empty
 # in the folder of scripts.rate
 VIDEOS_FILE = "videos.csv"
 PAIRS_FILE = "pairs.csv"
@@ -77,7 +77,7 @@ class Examples:
 
 
 def file_in_study(path: str, name: str, setting: str) -> str:
-    """Return the path of a CSV; for the folder of a study, that of its file ``name``.
+    """Return the path of a table; for the folder of a study, that of its file ``name``.
 
     Raises ValueError, naming the ``setting``, for a folder without this file.
     """
@@ -86,33 +86,33 @@ def file_in_study(path: str, name: str, setting: str) -> str:
     file = os.path.join(path, name)
     if not os.path.isfile(file):
         raise ValueError(
-            f"{setting} must be a CSV file or the folder of a study with {name}, which "
-            f"scripts.rate writes, got {quote(path)} without it; rate its videos, or give a CSV "
-            "file"
+            f"{setting} must be a table or the folder of a study with {name}, which scripts.rate "
+            f"writes, got {quote(path)} without it; rate its videos, or give a table"
         )
     return file
 
 
 def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
-    """Read CSV files of videos and return an example for each video that is trained on, in order.
+    """Read tables of videos, files or folders, and return an example for each video that is trained
+    on, in order.
 
     Columns: `prompt`, `video`, and perhaps `ref_image_path`, `keep` (1 or 0) and `score`. Dropped
     are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
     each prompt (rounded up), so that no prompt is lost. Video paths are relative to the folder of
-    their CSV. Raises ValueError, naming the row, for what is missing or not a number.
+    their table or to the working directory. Raises ValueError, naming the row, for what is missing or not a number.
     """
     examples: list[Example] = []
     scores: dict[int, float] = {}
     lacking = ""
-    for path in map(find_path, paths):
-        rows = read_rows(path, "videos_csv", (*COLUMNS, *OPTIONAL_COLUMNS))
+    for path in paths:
+        table = read_table(path, "videos_csv")
+        rows = table.select("videos_csv", COLUMNS, OPTIONAL_COLUMNS)
         for number, row in enumerate(rows, start=1):
-            place = f"row {number} of {path}"
-            check_columns(row, COLUMNS, "videos_csv", path)
+            place = f"row {number} of {table.path}"
             if "keep" in row and not parse_keep(row["keep"], place):
                 continue
-            request = request_of(row, path, "videos_csv", place)
-            video = existing_video(path, row["video"], "video", place)
+            request = request_of(row, table, "videos_csv", place)
+            video = existing_video(table, row["video"], "video", place)
             score = row.get("score", "").strip()
             if score:
                 scores[len(examples)] = _number(score, place)
@@ -170,44 +170,13 @@ def _number(text: str, place: str) -> float:
     return number
 
 
-def check_columns(row: dict[str, str], columns: Sequence[str], what: str, path: Path) -> None:
-    """Raise ValueError if a row lacks one of the columns."""
-    missing = [column for column in columns if column not in row]
-    if missing:
+def existing_video(table: Table, name: str, column: str, place: str) -> Path:
+    """Return the path of the video in a cell. Raises ValueError, naming the row, for a missing file."""
+    video = find_file(table.folder, name.strip())
+    if video is None:
         raise ValueError(
-            f"{what} needs the columns {', '.join(columns)}; {path} lacks {', '.join(missing)}"
-        )
-
-
-def request_of(row: dict[str, str], path: Path, what: str, place: str) -> Request:
-    """Return the prompt of a row and its first frame. Raises ValueError, naming the row."""
-    prompt = row["prompt"].strip()
-    if not prompt:
-        raise ValueError(
-            f"every row of {what} needs a prompt, {place} has none, so its videos cannot be trained "
-            "on; add it or remove the row"
-        )
-    image = row.get("ref_image_path", "").strip()
-    try:
-        picture = find_image(path, image) if image else None
-    except ValueError as error:
-        raise ValueError(f"ref_image_path in {place} must be an image file, {error}") from error
-    return Request(prompt, picture, place=place)
-
-
-def existing_video(csv_path: Path, name: str, column: str, place: str) -> Path:
-    """Return the path of a video relative to the folder of a CSV, which may be from Windows.
-
-    Raises ValueError, naming the row, for a missing file.
-    """
-    name = name.strip()
-    video = csv_path.parent / name
-    if not os.path.isfile(video):
-        video = csv_path.parent / name.replace("\\", "/")
-    if not name or not os.path.isfile(video):
-        raise ValueError(
-            f"{column} must be an existing video, relative to the folder of the CSV, got "
-            f"{quote(name)} in {place}; correct the path or remove the row"
+            f"{column} must be an existing video, relative to {table.folder} or to the working "
+            f"directory, got {quote(name)} in {place}; correct the path or remove the row"
         )
     return video
 

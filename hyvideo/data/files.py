@@ -36,7 +36,7 @@ def find_path(path: str | Path) -> Path:
     any folder.
     """
     path = Path(path)
-    is_asset = path.parts[:1] == ("assets",) and not os.path.isfile(path)
+    is_asset = path.parts[:1] == ("assets",) and not os.path.exists(path)
     return ROOT / path if is_asset else path
 
 

@@ -1,22 +1,20 @@
-"""Rated pairs of videos from CSV files: a prompt, two videos, and which of them a rater preferred.
+"""Rated pairs of videos: a prompt, two videos, and which of them a rater preferred.
 
 This file must not import torch or read videos at import, because pairs are checked before anything
 slow is imported.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.csv_files import read_rows
-from hyvideo.data.examples import Example, Examples, check_columns, existing_video, request_of
-from hyvideo.data.files import find_path
-from hyvideo.data.prompts import Request
+from hyvideo.data.examples import Example, Examples, existing_video
+from hyvideo.data.prompts import Request, request_of
 from hyvideo.data.randomness import permutation
-from hyvideo.data.text import quote
+from hyvideo.data.tables import read_table
+from hyvideo.data.text import note, quote
 
-COLUMNS = ("prompt", "first", "second", "answer")
-OPTIONAL_COLUMNS = ("dimension", "ref_image_path")
 TIE = 2
 # answer -> index of the preferred video, or a tie
 OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
@@ -24,43 +22,117 @@ HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 
 
 @dataclass(frozen=True)
+class Form:
+    """Columns of rated pairs, as a project or a data set writes them."""
+
+    first: str
+    second: str
+    # columns of answers -> dimension; empty: a column `dimension` has it, or a JSON object in the
+    # cell has an answer for each dimension
+    answers: Mapping[str, str]
+    # answer -> index of the preferred video, a tie, or None: the answer is left out
+    outcomes: Mapping[str, int | None]
+
+
+OURS = Form("first", "second", {"answer": ""}, OUTCOMES)
+FORMS = (
+    OURS,
+    # VideoAlign and VideoGen-RewardBench
+    Form(
+        "path_A",
+        "path_B",
+        {"VQ": "VQ", "MQ": "MQ", "TA": "TA", "Overall": "Overall"},
+        {"a": 0, "b": 1, "same": TIE, "invalid": None, "": None},
+    ),
+    # GenAI-Bench
+    Form(
+        "left_video",
+        "right_video",
+        {"vote_type": "Overall"},
+        {"leftvote": 0, "rightvote": 1, "tievote": TIE, "bothbad_vote": TIE},
+    ),
+    # MJ-Bench-Video, where "Video 1" is video_0
+    Form(
+        "video_0_path",
+        "video_1_path",
+        {"overall_preference": "Overall", "category_preference": ""},
+        {"video 1 better": 0, "video 2 better": 1, "same": TIE, "hard to judge": None, "": None},
+    ),
+    # HPDv3, where path1 is always preferred, and chosen and rejected samples
+    Form("path1", "path2", {}, OUTCOMES),
+    Form("chosen", "rejected", {}, OUTCOMES),
+)
+
+
+@dataclass(frozen=True)
 class Rating:
-    """One answer of a rater: a row of a pairs CSV."""
+    """One answer of a rater."""
 
     request: Request
     videos: tuple[Path, Path]
-    dimension: str  # of the question; empty without a column `dimension`
+    dimension: str  # of the question; empty without one
     outcome: int  # index of the preferred video, or TIE
     place: str  # row and file, for messages
 
 
 def read_ratings(path: str | Path) -> list[Rating]:
-    """Read the rows of a pairs CSV, with the columns ``COLUMNS`` and perhaps `dimension` and
-    `ref_image_path`.
+    """Read the answers in a table of pairs, in one of the ``FORMS``.
 
-    Video paths are relative to the folder of the CSV. Raises ValueError, naming the row, for a
-    missing prompt or video and an unknown answer.
+    Video paths are relative to the folder of the table or to the working directory. Raises
+    ValueError, naming the row, for a missing prompt or video and an unknown answer.
     """
-    path = find_path(path)
+    what = "pairs_csv"
+    table = read_table(path, what)
+    columns = {column.casefold() for column in table.columns}
+    form = next((form for form in FORMS if form.first.casefold() in columns), OURS)
+    needed = ["prompt", form.first, form.second]
+    if form is OURS:
+        needed += form.answers
+    optional = [*form.answers, "dimension", "ref_image_path", "discard"]
+    rows = table.select(what, needed, [name for name in optional if name not in needed])
     ratings = []
-    rows = read_rows(path, "a pairs CSV", (*COLUMNS, *OPTIONAL_COLUMNS))
+    left_out = 0
     for number, row in enumerate(rows, start=1):
-        place = f"row {number} of {path}"
-        check_columns(row, COLUMNS, "a pairs CSV", path)
-        request = request_of(row, path, "a pairs CSV", place)
-        answer = row["answer"].strip().casefold()
-        if answer not in OUTCOMES:
-            raise ValueError(
-                f"the answer must be one of {', '.join(OUTCOMES)}, which are all that a rater can "
-                f"give, got {quote(answer)} in {place}; correct it or remove the row"
-            )
-        videos = (
-            existing_video(path, row["first"], "first", place),
-            existing_video(path, row["second"], "second", place),
+        place = f"row {number} of {table.path}"
+        if row.get("discard") == "true":  # of MJ-Bench-Video
+            left_out += 1
+            continue
+        request = request_of(row, table, what, place)
+        videos = tuple(
+            existing_video(table, row[column], column, place)
+            for column in (form.first, form.second)
         )
-        dimension = row.get("dimension", "").strip()
-        ratings.append(Rating(request, videos, dimension, OUTCOMES[answer], place))
+        for dimension, answer in _answers(row, form):
+            folded = answer.strip().casefold()
+            if folded not in form.outcomes:
+                raise ValueError(
+                    f"the answer must be one of {', '.join(filter(None, form.outcomes))}, got "
+                    f"{quote(answer)} in {place}; correct it or remove the row"
+                )
+            outcome = form.outcomes[folded]
+            if outcome is None:
+                left_out += 1
+            else:
+                ratings.append(Rating(request, videos, dimension, outcome, place))
+    if left_out:
+        note(f"{table.path}: {left_out} answers without a preference or a tie are left out")
     return ratings
+
+
+def _answers(row: Mapping[str, str], form: Form) -> list[tuple[str, str]]:
+    """Return the dimensions and answers of a row."""
+    if not form.answers:
+        return [("Overall", "first")]
+    answers: list[tuple[str, str]] = []
+    for column, dimension in form.answers.items():
+        cell = row.get(column)
+        if cell is None:
+            continue
+        if cell.startswith("{"):
+            answers += json.loads(cell).items()
+        else:
+            answers.append((dimension or row.get("dimension", "").strip(), cell))
+    return answers
 
 
 def select_preferences(

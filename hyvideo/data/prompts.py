@@ -1,20 +1,19 @@
-"""Prompts from CSV files, and the prompts of each training iteration, which depend only on its
+"""Prompts from files, and the prompts of each training iteration, which depend only on its
 number and the seed.
 """
 
-import functools
 import hashlib
 import json
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hyvideo.data.csv_files import csv_text, read_rows
 from hyvideo.data.files import find_path, publish
 from hyvideo.data.images import read_image
 from hyvideo.data.randomness import permutation
+from hyvideo.data.tables import Table, csv_text, find_file, read_table
 from hyvideo.data.text import quote
 
 COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
@@ -46,18 +45,18 @@ class Request:
 
 
 def read_requests(*paths: str | Path) -> list[Request]:
-    """Read the rows of CSV files in order: column ``prompt`` and, optionally, the others of
-    ``COLUMNS``.
+    """Read the prompts of files or folders, as `read_table` does, in order: column ``prompt`` and,
+    optionally, the others of ``COLUMNS``.
 
-    An image path is relative to the folder of the CSV or to the working directory; a row without an
-    image is text-to-video. Raises ValueError for a file without prompts, an invalid prompt or seed,
-    or a missing image.
+    An image path is relative to the folder of its file or to the working directory; a row without
+    an image is text-to-video. Raises ValueError for a file without prompts, an invalid prompt or
+    seed, or a missing image.
     """
     return PromptFiles().read(paths)
 
 
 class PromptFiles:
-    """Prompts CSVs of a run.
+    """Prompt files of a run.
 
     Each file is read once, so that all parts of the run see the same prompts.
     """
@@ -74,49 +73,50 @@ class PromptFiles:
         for path in map(find_path, paths):
             file = os.path.abspath(path)
             if file not in self._requests:
-                self._requests[file] = _read_csv(path)
+                self._requests[file] = _read_prompts(path)
             requests += self._requests[file]
         return requests
 
 
-def _read_csv(path: Path) -> list[Request]:
-    rows = read_rows(path, "a prompts CSV", COLUMNS)
+def _read_prompts(path: Path) -> list[Request]:
+    what = "a prompts file"
+    table = read_table(path, what)
+    rows = table.select(what, COLUMNS[:1], COLUMNS[1:])
     if not rows:
-        raise ValueError(f"a prompts CSV must have at least one row, got none in {quote(path)}")
-    # many rows may share an image
-    find_picture = functools.cache(functools.partial(find_image, path))
+        raise ValueError(f"{what} must have at least one prompt, got none in {quote(path)}")
     requests = []
     for number, row in enumerate(rows, start=1):
-        prompt, image, seed, *others = (row.get(column, "").strip() for column in COLUMNS)
-        if not prompt:
-            raise ValueError(
-                f"every row of a prompts CSV needs a prompt, row {number} of {path} has none"
-            )
+        place = f"row {number} of {table.path}"
         # programs for tables write integers in a column with gaps as 1.0
-        seed = seed.removesuffix(".0")
+        seed = row.get("seed", "").strip().removesuffix(".0")
         if seed and not (re.fullmatch(r"-?\d{1,20}", seed) and -(2**63) <= int(seed) < 2**64):
-            raise ValueError(
-                f"seed must be an integer (64 bits), got {quote(seed, 40)} in row {number} of "
-                f"{path}"
-            )
-        try:
-            picture = find_picture(image) if image else None
-        except ValueError as error:
-            raise ValueError(
-                f"ref_image_path in row {number} of {path} must be an image file, {error}"
-            ) from error
-        original, checks = others
+            raise ValueError(f"seed must be an integer (64 bits), got {quote(seed, 40)} in {place}")
         requests.append(
-            Request(
-                prompt,
-                picture,
-                int(seed) if seed else None,
-                original_prompt=original or None,
-                checks=checks or None,
-                place=f"row {number} of {path}",
+            replace(
+                request_of(row, table, what, place),
+                seed=int(seed) if seed else None,
+                original_prompt=row.get("original_prompt", "").strip() or None,
+                checks=row.get("checks", "").strip() or None,
             )
         )
     return requests
+
+
+def request_of(row: dict[str, str], table: Table, what: str, place: str) -> Request:
+    """Return the prompt of a row and its first frame. Raises ValueError, naming the ``place``."""
+    prompt = row["prompt"].strip()
+    if not prompt:
+        raise ValueError(
+            f"every row of {what} needs a prompt, {place} has none; add it or remove the row"
+        )
+    image = row.get("ref_image_path", "").strip()
+    picture = find_file(table.folder, image)
+    if image and not picture:
+        raise ValueError(
+            f"ref_image_path must be an image file, relative to {table.folder} or to the working "
+            f"directory, got {quote(image)} in {place}; correct the path or remove the row"
+        )
+    return Request(prompt, str(picture.resolve()) if picture else None, place=place)
 
 
 def write_requests(path: Path, requests: Sequence[Request]) -> None:
@@ -149,17 +149,6 @@ def hash_requests(requests: Sequence[Request]) -> str:
         row += [value for value in (request.seed, request.checks) if value is not None]
         rows.append(row)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
-
-
-def find_image(csv_path: Path, name: str) -> str:
-    """Return the path of an image, relative to the folder of a CSV or to the working directory."""
-    tried = [csv_path.parent / name, Path(name)]
-    for path in tried:
-        if os.path.isfile(path):  # Path.is_file raises for a name that is too long
-            return str(path.resolve())
-    raise ValueError(
-        "looked for " + " and ".join(dict.fromkeys(f"{quote(path)[1:-1]}" for path in tried))
-    )
 
 
 def check_images(requests: Iterable[Request]) -> None:

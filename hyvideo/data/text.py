@@ -3,6 +3,9 @@ in them.
 """
 
 import difflib
+import functools
+import os
+import sys
 from collections.abc import Iterable, Sequence
 
 Row = tuple[str, str]  # label and text; an empty label continues the row above
@@ -41,6 +44,13 @@ def quote(text: object, longest: int = 200) -> str:
     if len(text) > longest:
         text = f"{text[:longest]}..."
     return repr(text)
+
+
+@functools.cache
+def note(message: str) -> None:
+    """Print a message once, on the first rank only."""
+    if os.environ.get("RANK", "0") == "0":
+        print(message, file=sys.stderr, flush=True)
 
 
 def shorten(message: str, longest: int = 4_000) -> str:

@@ -68,8 +68,8 @@ _DOTTED_WRAPPER = re.compile(rf"(?:(?<=\.)|^)(?:{_WRAPPERS})\.")
 _FLAT_WRAPPER = re.compile(rf"(?<=_)(?:{_WRAPPERS})_")
 _PEFT_PREFIX = "base_model.model."
 _MERGE = (
-    "Merge it into its base model with peft (PeftModel.from_pretrained(...).merge_and_unload()), "
-    "and use the whole model"
+    "Merge it into its base model with the program that made it, in peft with "
+    "PeftModel.from_pretrained(...).merge_and_unload(), and use the whole model"
 )
 
 
@@ -174,9 +174,15 @@ def _find_file(path: Path) -> Path:
     for name in (*LORA_FILES, *of_experts, f"lora/{DIFFUSERS_FILE}"):
         if (path / name).is_file():
             return path / name
-    hint = "" if path.exists() else "; this path does not exist"
+    others = sorted(path.glob("*.safetensors"))
+    if len(others) == 1:
+        return others[0]
+    hint = "it does not exist"
+    if path.exists():
+        hint = f"it has {', '.join(truncate([file.name for file in others])) or 'none'}"
     raise ValueError(
-        f"LoRA: {path} must be a safetensors file, or a folder with {' or '.join(LORA_FILES)}{hint}"
+        f"LoRA: {path} must be a safetensors file, or a folder with {', '.join(LORA_FILES)} or a "
+        f"single safetensors file; {hint}"
     )
 
 
@@ -245,21 +251,23 @@ def _place(parts: Sequence[_Part]) -> tuple[Family | None, list[_Placed]]:
     has_other_families = any(each.lora_names is None for each in families())
     if family is None or (None in names and has_other_families):
         return None, [_placed_by_prefix(part) for part in parts]
-    placed, problems = [], []
+    placed, problems = [], {}  # one sentence for all tensors with the same problem
     for part, found in zip(parts, names):
         if found is None:
-            problems.append(f"{part.name} belongs to {_owner(part, family)}")
+            module = part.parameter.rpartition(".")[0]
+            problems.setdefault(module, f"{part.name} belongs to {_owner(part, family)}")
             continue
         known = _KNOWN_FLAT if part.is_flat else _KNOWN_DOTTED
         if not known.fullmatch(found.before):
             before = found.before.rstrip("._")
-            problems.append(
+            problems.setdefault(
+                before,
                 f"{quote(before)} before {found.parameter.rpartition('.')[0]} in {part.name} is not "
-                f"known ({', '.join(_WORDS + _TABLE['flat'])} are); remove it from the names"
+                f"known ({', '.join(_WORDS + _TABLE['flat'])} are); remove it from the names",
             )
         placed.append(_Placed(part, found, _expert_in(part.name)))
     if problems:
-        raise ValueError("\n  ".join(truncate(problems)))
+        raise ValueError("\n  ".join(truncate(list(problems.values()))))
     return family, placed
 
 

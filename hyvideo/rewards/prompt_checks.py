@@ -1,28 +1,42 @@
-"""Checks of prompts: yes/no questions in a prompts CSV, which a VLM judge asks about each video."""
+"""Checks of prompts: yes/no questions in a file of prompts, which a VLM judge asks about each video."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from hyvideo.data.prompts import read_requests
+from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.text import quote
 
 MAX_CHECKS = 10
 LIST = TypeAdapter(list[str])
 
 
-def read_checks(path: str | Path) -> dict[str, list[str]]:
-    """Return the checks of each prompt in a prompts CSV with a column ``checks``.
+def read_checks(paths: Sequence[str | Path]) -> dict[str, list[str]]:
+    """Return the checks of each prompt in prompt files with a column ``checks``.
 
-    Raises ValueError for any other.
+    Raises ValueError, naming the row, for any other, and for rows of one prompt with different
+    checks, because a scorer sees only the prompt.
     """
-    return {
-        r.prompt: parse_checks(r.checks or "", f"for {quote(r.prompt, 60)}")
-        for r in read_requests(path)
-    }
+    found: dict[str, list[str]] = {}
+    rows: dict[str, str] = {}
+    for request in read_requests(*paths):
+        checks = parse_checks(request.checks or "", request.described)
+        first = rows.setdefault(request.prompt, request.place)
+        if found.setdefault(request.prompt, checks) != checks:
+            raise ValueError(
+                f"rows of one prompt must have the same checks: those of {quote(request.prompt, 60)} "
+                f"differ in {first} and {request.place}; ask all questions in both"
+            )
+    return found
 
 
-def parse_checks(text: str, where: str) -> list[str]:
+def has_checks(requests: Iterable[Request]) -> bool:
+    """Return whether some prompts have checks."""
+    return any(request.checks for request in requests)
+
+
+def parse_checks(text: str, described: str) -> list[str]:
     """Return the checks in a JSON list. Raises ValueError for anything but different questions."""
     try:
         checks = LIST.validate_json(text)
@@ -31,7 +45,8 @@ def parse_checks(text: str, where: str) -> list[str]:
     questions = {check for check in checks if check.endswith("?")}
     if not 0 < len(questions) == len(checks) <= MAX_CHECKS:
         raise ValueError(
-            f"checks must be a JSON list of 1 to {MAX_CHECKS} different questions, got "
-            f"{quote(text)} {where}"
+            f"the column checks must have a JSON list of 1 to {MAX_CHECKS} different questions, "
+            f'such as ["Is there a cat?", "Does it jump?"], got {quote(text) if text else "none"} '
+            f"for {described}"
         )
     return checks

@@ -55,7 +55,8 @@ class VlmJudge(Scorer):
         device: object = None,
         rubric: str = "",  # YAML file; default: the preset's
         num_frames: int | None = None,  # default: the number in the YAML file
-        checks: str = "",  # CSV file with the checks of each prompt, if the answers are yes or no
+        # files of prompts with their checks, if the answers are yes or no
+        checks: str | list = "",
         url: str = "",  # this and the following are the options of `ChatEndpoint`
         model: str = "",
         key_env: str = "OPENAI_API_KEY",
@@ -76,7 +77,7 @@ class VlmJudge(Scorer):
         rubric = rubric or str(own)
         if num_frames is not None and num_frames < 1:
             raise ValueError(f"{self.preset}: num_frames must be positive, got {num_frames}")
-        self.checks = read_checks(checks) if checks else {}
+        self.checks = read_checks([checks] if isinstance(checks, str) else checks) if checks else {}
         try:
             self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
             self.dimensions = tuple(self.rubric["dimensions"])

@@ -26,7 +26,7 @@ def data_problems(inputs: RunInputs) -> Problems:
     if source and not getattr(config.objective, source):
         yield f"objective {config.objective.name} needs {source}, the videos to train on, got none"
     if not source and not config.data.prompts_csv:
-        yield "prompts_csv must name a CSV file with a column `prompt`, got none"
+        yield "prompts_csv must name a file or folder of prompts, got none"
     yield from prompts_are_readable(inputs, existing=True)
     yield from pairs_are_usable(inputs, existing=True)
     yield from sizes_fit_the_model(inputs)
@@ -86,7 +86,7 @@ def prompts_are_readable(inputs: RunInputs, *, existing: bool) -> Problems:
     data = inputs.config.data
     trained = [] if inputs.config.objective.videos_from else data.prompts_csv
     for path in dict.fromkeys([*trained, *data.valid_video_csv]):
-        if os.path.isfile(find_path(path)) == existing:
+        if os.path.exists(find_path(path)) == existing:
             yield from problem_of(lambda path: check_images(inputs.files.read([path])), path)
 
 
@@ -99,7 +99,7 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
     paths = getattr(config.objective, config.objective.videos_from or "missing", None)
     if not paths:
         return
-    if all(os.path.isfile(find_path(path)) for path in paths) != existing:
+    if all(os.path.exists(find_path(path)) for path in paths) != existing:
         return
     yield from problem_of(check_pairs, inputs)
 

@@ -14,7 +14,6 @@ from pydantic import create_model, field_validator
 from hyvideo.data.custom_code import load_object
 from hyvideo.data.examples import (
     PAIRS_FILE,
-    VIDEOS_FILE,
     Examples,
     file_in_study,
     read_examples,
@@ -259,8 +258,8 @@ class DPOSettings(GivenVideosSettings):
 
     pairs_csv: list[str] = learning(
         [],
-        "Rated pairs of videos, folders of scripts.rate or CSV files: `prompt`, `first`, `second`, "
-        "`answer`, optionally `dimension`, `ref_image_path`.",
+        "Rated pairs of videos, folders of scripts.rate or tables: `prompt`, `first`, `second`, "
+        "`answer`, optionally `dimension`, `ref_image_path`, or public forms.",
         is_path=True,
     )
     pair_weights: dict[str, float] = learning(
@@ -298,8 +297,8 @@ class SFTSettings(GivenVideosSettings):
 
     videos_csv: list[str] = learning(
         [],
-        "Videos to train on, folders of scripts.rate or CSV files: `prompt`, `video`, optionally "
-        "`ref_image_path`, `keep` (1 or 0), `score`.",
+        "Videos to train on, folders of videos with captions or of scripts.rate, or tables: "
+        "`prompt`, `video`, optionally `ref_image_path`, `keep` (1 or 0), `score`.",
         is_path=True,
     )
     keep_fraction: float = learning(
@@ -309,11 +308,6 @@ class SFTSettings(GivenVideosSettings):
         le=1,
     )
     nft_levels: int = learning(1, "Noise levels that are trained per video.", ge=1)
-
-    @field_validator("videos_csv")
-    @classmethod
-    def _are_files(cls, paths: list[str]) -> list[str]:
-        return [file_in_study(path, VIDEOS_FILE, "videos_csv") for path in paths]
 
     def read_videos(self, seed: int) -> Examples:
         return Examples(read_examples(self.videos_csv, self.keep_fraction))

@@ -243,11 +243,12 @@ class DataSettings(Section):
 
     prompts_csv: list[str] = learning(
         ["assets/prompts/train.csv"],
-        "CSV files: `prompt`, optionally `ref_image_path`.",
+        "Files or folders of prompts: one in each line, or tables with `prompt`, optionally "
+        "`ref_image_path`.",
         is_path=True,
     )
     valid_video_csv: list[str] = records(
-        [], "Validation prompts, with the same columns; default: none.", is_path=True
+        [], "Validation prompts, in the same forms; default: none.", is_path=True
     )
     negative_prompt: str | None = learning(
         None,

@@ -13,11 +13,13 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects, first_reason, merge_rows
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.grpo.advantages import group_advantages, normalized_rewards
 from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.rewards.identity import files_hash
+from hyvideo.rewards.prompt_checks import has_checks
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
 from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer, PendingBatch
 from hyvideo.rewards.trial import trial_videos, try_scorer
@@ -168,7 +170,10 @@ def make_async_scorer(
 
     Raises ValueError for invalid options.
     """
-    settings, options = config.reward, reward_options(config.reward)
+    settings = config.reward
+    options = reward_options(settings)
+    if "yes_no" in options and "checks" not in options["yes_no"]:
+        options["yes_no"]["checks"] = _files_with_checks(config.data)
     make = partial(
         AsyncScorer,
         num_threads=config.model.num_threads,
@@ -188,6 +193,15 @@ def make_async_scorer(
         )
     weights = given_reward_weights(config.reward)
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
+
+
+def _files_with_checks(data: DataSettings) -> list[str]:
+    """Return the files of a run's prompts that have questions for the yes/no judge."""
+    return [
+        path
+        for path in dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
+        if has_checks(read_requests(path))
+    ]
 
 
 def reward_digests(config: Config) -> dict[str, str]:

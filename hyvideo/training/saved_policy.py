@@ -83,9 +83,10 @@ def read_saved_lora(
     Raises ValueError as `verify`, `check_expert` and `read_lora` do.
     """
     verify(path)
+    lora = read_lora(path, expert)
     if not ignore_expert:
         check_expert(path, expert, setting=setting)
-    return read_lora(path, expert)
+    return lora
 
 
 def check_is_policy(folder: Path) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.csv_files import csv_text
 from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request, are_seen
+from hyvideo.data.tables import csv_text
 from hyvideo.data.text import align_columns, describe_error
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.run_files import write_json, write_text

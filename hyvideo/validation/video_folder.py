@@ -1,9 +1,11 @@
-"""Folders of mp4 files with their prompts: written by generate.py or a run, or in the order of a
-prompts CSV.
+"""Folders of videos with their prompts: written by generate.py or a run, with captions, or in the
+order of a prompts file.
 """
 
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,16 +13,17 @@ from typing import Any
 
 from torch import Tensor
 
-from hyvideo.data.csv_files import csv_text
-from hyvideo.data.examples import COLUMNS
+from hyvideo.data.examples import COLUMNS, read_examples
 from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import Request
-from hyvideo.data.text import quote
+from hyvideo.data.tables import csv_text, has_captions, videos_in
+from hyvideo.data.text import note, quote
 from hyvideo.data.videos import at_original_size, read_header, read_video
 from hyvideo.records.run_files import write_text
 from hyvideo.validation import parts
 
 SCORES_FILE = "scores.json"
+CUT_NAME = 20  # characters of a name that is the start of a prompt, at least
 # Entries in the JSON files of generate.py that all videos of a call have in common, and that change
 # the videos.
 COMMON_SETTINGS = (
@@ -62,19 +65,18 @@ class Clip:
 
 
 def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
-    """List the mp4 files of a folder with their prompts, from a run's scores.json or from JSON
-    files beside them.
+    """List the videos of a folder with their prompts, from a run's scores.json, from JSON files
+    beside them, or from their captions (`read_table`).
 
-    Without either, the files belong to ``requests`` in order, equally many to each. Raises
-    ValueError for unknown prompts, for a corrupted scores.json, and for videos of several policies
-    or settings.
+    Without these, the names of the files say which of the ``requests`` they show, or the numbers in
+    their names give the order of the requests, equally many for each; the first and the last pair
+    are printed. Raises ValueError for unknown prompts, for a corrupted scores.json, and for videos
+    of several policies or settings.
     """
-    paths = sorted(folder.glob("*.mp4"))
+    paths = videos_in(folder)
     if not paths:
-        problem = folder_problem(folder) or "it contains no mp4 file"
-        raise ValueError(
-            f"--videos must be a folder with mp4 files, got {quote(folder)}: {problem}"
-        )
+        problem = folder_problem(folder) or "it contains no video"
+        raise ValueError(f"--videos must be a folder with videos, got {quote(folder)}: {problem}")
     recorded = _recorded(folder)
     if recorded:
         return recorded
@@ -93,19 +95,101 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
             prompt = record["prompt"]
             clips.append(Clip(path, prompt, places[prompt], seed, record.get("image")))
         return clips
-    if not requests or len(paths) % len(requests):
-        raise ValueError(
-            "the number of videos without JSON files must be a multiple of the rows of "
-            f"valid_video_csv, because videos of a row follow one another, got {len(paths)} videos "
-            f"in {folder} and {len(requests)} rows; add the missing videos, or the JSON files that "
-            "name their prompts"
-        )
-    each = len(paths) // len(requests)
-    owners = [requests[i // each] for i in range(len(paths))]
+    if has_captions(folder):
+        return _captioned(folder)
+    places = _places_by_name(paths, requests)
+    how = "by their names"
+    if places is None:
+        if not requests or len(paths) % len(requests):
+            raise ValueError(
+                "the number of videos without captions must be a multiple of the rows of "
+                f"valid_video_csv, because videos of a row follow one another, got {len(paths)} "
+                f"videos in {folder} and {len(requests)} rows; add the missing videos, or a text "
+                "file with the prompt beside each video"
+            )
+        paths = _by_row(paths, len(requests))
+        places = [number * len(requests) // len(paths) for number in range(len(paths))]
+        how = "in the order of the numbers in their names"
+    owners = [requests[place] for place in places]
+    note(
+        f"{folder}: {len(paths)} videos have the prompts of valid_video_csv {how}: "
+        f"{paths[0].name} {quote(owners[0].prompt, 60)} to {paths[-1].name} "
+        f"{quote(owners[-1].prompt, 60)}"
+    )
     return [
-        Clip(path, owner.prompt, i // each, owner.seed, owner.image)
-        for i, (path, owner) in enumerate(zip(paths, owners))
+        Clip(path, owner.prompt, place, owner.seed, owner.image)
+        for path, place, owner in zip(paths, places, owners)
     ]
+
+
+def _captioned(folder: Path) -> list[Clip]:
+    """Return the videos of a folder that has their captions."""
+    examples = read_examples([str(folder)], keep_fraction=1)
+    places = {
+        request: place for place, request in enumerate(dict.fromkeys(e.request for e in examples))
+    }
+    return [
+        Clip(
+            example.videos[0],
+            example.request.prompt,
+            places[example.request],
+            None,
+            example.request.image,
+        )
+        for example in examples
+    ]
+
+
+def _places_by_name(paths: Sequence[Path], requests: Sequence[Request]) -> list[int] | None:
+    """Return the number of the request whose prompt is the name of each video, perhaps cut or with
+    a number before or behind it; None if no video has such a name.
+
+    Raises ValueError if only some have one.
+    """
+    prompts = {" ".join(_words(request.prompt)): n for n, request in enumerate(requests)}
+    if len(prompts) < len(requests):  # names do not say which row of equal prompts it is
+        return None
+    places = [_place_of(_words(path.stem), prompts) for path in paths]
+    unnamed = [path for path, place in zip(paths, places) if place is None]
+    if len(unnamed) == len(paths):
+        return None
+    if unnamed:
+        raise ValueError(
+            f"the names of some videos in {unnamed[0].parent} are prompts of valid_video_csv, but "
+            f"that of {quote(unnamed[0].name)} is none; rename it, or add its prompt"
+        )
+    return places
+
+
+def _place_of(words: list[str], prompts: dict[str, int]) -> int | None:
+    first = int(bool(words) and words[0].isdigit())
+    last = len(words) - int(bool(words) and words[-1].isdigit())
+    for named in (words, words[:last], words[first:], words[first:last]):
+        name = " ".join(named)
+        if name in prompts:
+            return prompts[name]
+        longer = [place for prompt, place in prompts.items() if prompt.startswith(name)]
+        if len(name) >= CUT_NAME and len(longer) == 1:
+            return longer[0]
+    return None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\W_]+", text.casefold())
+
+
+def _by_row(paths: list[Path], num_rows: int) -> list[Path]:
+    """Return the videos row by row, if one of the numbers in their names is that of the row: it has
+    one value for each row, equally often. Otherwise they stay in order.
+    """
+    numbers = [[int(number) for number in re.findall(r"\d+", path.stem)] for path in paths]
+    each = len(paths) // num_rows
+    for place in range(min(map(len, numbers))):
+        counts = Counter(found[place] for found in numbers)
+        if len(counts) == num_rows and set(counts.values()) == {each}:
+            order = sorted(range(len(paths)), key=lambda number: numbers[number][place])
+            return [paths[number] for number in order]
+    return paths
 
 
 def write_videos_csv(

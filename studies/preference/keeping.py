@@ -9,15 +9,14 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, StrictBool, ValidationError
 
-from hyvideo.data.csv_files import csv_text, read_rows
 from hyvideo.data.examples import (
     COLUMNS,
     OPTIONAL_COLUMNS,
-    check_columns,
     existing_video,
     parse_keep,
 )
 from hyvideo.data.files import publish
+from hyvideo.data.tables import csv_text, read_table
 from hyvideo.data.templates import fill
 from studies.preference.rating import store_answer
 
@@ -38,14 +37,15 @@ class Keeping:
 
     def __init__(self, path: Path):
         self.path = path
-        self.rows = read_rows(path, "videos_csv", (*COLUMNS, *OPTIONAL_COLUMNS))
+        table = read_table(path, "videos_csv")
+        optional = [name for name in OPTIONAL_COLUMNS if name != "keep"]
+        self.rows = table.select("videos_csv", (*COLUMNS, "keep"), optional)
         self.videos: list[Path] = []
         self.answers: list[bool | None] = []
         self._lock = threading.Lock()
         for number, row in enumerate(self.rows, start=1):
             place = f"row {number} of {path}"
-            check_columns(row, (*COLUMNS, "keep"), "videos_csv", path)
-            self.videos.append(existing_video(path, row["video"], "video", place))
+            self.videos.append(existing_video(table, row["video"], "video", place))
             answer = parse_keep(row["keep"], place) if row["keep"].strip() else None
             self.answers.append(answer)
 

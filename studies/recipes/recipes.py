@@ -26,6 +26,7 @@ import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from hyvideo.data.files import find_path
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.settings.config import Config
@@ -65,7 +66,7 @@ class Budget(NamedTuple):
 def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     """Read base config, common flags and recipes from a file.
 
-    Raises ValueError for a file of another form.
+    Raises ValueError for a file of another form, and for a config that does not exist.
     """
     content = read_yaml(path)
     if "recipes" not in content:
@@ -81,6 +82,8 @@ def read_recipes(path: str) -> tuple[str, list[str], list[Recipe]]:
     recipes = []
     for name, settings in content["recipes"].items():
         settings = dict(settings or {})
+        if "config" in settings and not find_path(settings["config"]).is_file():
+            raise ValueError(f"{path}, recipe {name}: file not found: {settings['config']}")
         has_control = settings.pop("control", False)
         words = tuple(_flags(settings))
         recipes.append(Recipe(str(name), words))
@@ -162,12 +165,11 @@ def limit_to_budget(budget: Budget, study: RecipeStudy, recipes: list[Recipe]) -
                 f"recipe {recipe.name} must have the same {', '.join(others)} as the first recipe, "
                 "so that their metrics can be compared; set it in common"
             )
-        each = {"rollouts": 1, "forwards": forwards_per_rollout(run)}.get(budget.axis)
-        steps = (
-            int(budget.amount // (run.plan.rollouts * each))
-            if each
-            else run.config.optimizer.max_steps
-        )
+        steps = run.config.optimizer.max_steps
+        if budget.axis == "rollouts":
+            steps = int(budget.amount // run.plan.rollouts)
+        elif budget.axis == "forwards":
+            steps = int(budget.amount // (run.plan.rollouts * forwards_per_rollout(run)))
         if not steps:
             raise ValueError(
                 f"a budget of {budget.amount:,} {budget.axis} is less than one iteration of "

@@ -58,7 +58,7 @@ def test_the_number_that_is_kept_is_not_raised_by_rounding(write):
 
 
 def test_videos_that_a_person_did_not_keep_are_dropped(write):
-    assert kept(write("one,a.mp4,,1", "one,b.mp4,,0", "two,c.mp4,,yes", "two,d.mp4,,")) == [
+    assert kept(write("one,a.mp4,,1", "one,b.mp4,,0.0", "two,c.mp4,,1.0", "two,d.mp4,,")) == [
         "a",
         "c",
     ]
@@ -89,13 +89,11 @@ def test_a_fraction_needs_scores_and_a_file_its_columns(write):
         kept(write("one,a.mp4", columns="prompt,file"))
 
 
-@pytest.mark.parametrize(
-    "objective, setting, name",
-    [("dpo", "pairs_csv", "pairs.csv"), ("sft", "videos_csv", "videos.csv")],
-)
-def test_the_folder_of_a_study_stands_for_its_answers(tmp_path, objective, setting, name):
-    with pytest.raises(ValueError, match=f"{setting} .*{name}.*scripts.rate"):
-        Config.from_flat({"objective": objective, setting: [str(tmp_path)]})
-    (tmp_path / name).touch()
-    config = Config.from_flat({"objective": objective, setting: [str(tmp_path)]})
-    assert getattr(config.objective, setting) == [str(tmp_path / name)]
+def test_the_folder_of_a_study_stands_for_its_answers(tmp_path, write):
+    with pytest.raises(ValueError, match="pairs_csv .*pairs.csv.*scripts.rate"):
+        Config.from_flat({"objective": "dpo", "pairs_csv": [str(tmp_path)]})
+    (tmp_path / "pairs.csv").touch()
+    config = Config.from_flat({"objective": "dpo", "pairs_csv": [str(tmp_path)]})
+    assert config.objective.pairs_csv == [str(tmp_path / "pairs.csv")]
+    write("one,a.mp4,1,1")
+    assert kept([str(tmp_path)]) == ["a"]

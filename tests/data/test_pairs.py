@@ -1,11 +1,12 @@
 """Rated pairs: reading, selection, the split by prompt, and messages that name the row."""
 
+import json
 import shutil
 
 import pytest
 
 from hyvideo.data.examples import Example, check_videos
-from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
+from hyvideo.data.pairs import TIE, read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.prompts import Request, check_images
 from tests.forked import ROOT
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
@@ -71,7 +72,7 @@ def test_weights_select_and_weigh_the_dimensions(videos):
         ),
         (
             (PROMPT, "0a.mp4", "0b.mp4", "left"),
-            "must be one of first, second, tie, both_bad, .* got 'left' in row 1 of .*; correct it",
+            "must be one of first, second, tie, both_bad, got 'left' in row 1 of .*; correct it",
         ),
         ((PROMPT, "0a.mp4", "wide.mp4", "second"), "got 5 of 256 x 512 in '.*wide.mp4', row 1 of"),
     ],
@@ -104,3 +105,65 @@ def test_fifteen_percent_of_the_prompts_are_held_out_with_all_their_pairs(tmp_pa
     assert split == split_by_prompt(pairs, seed=0) != split_by_prompt(pairs, seed=1)
     assert not split_by_prompt(pairs[:1], seed=0).held_out
     assert len(split_by_prompt(pairs[:2], seed=0).held_out) == 1
+
+
+MJ = {
+    "caption": PROMPT,
+    "video_0_path": "0a.mp4",
+    "video_1_path": "0b.mp4",
+    "overall_preference": "Video 2 Better",
+    "category_preference": {"Alignment": "Video 1 better", "Bias": "Hard to judge"},
+    "discard": False,
+}
+FORMS = {
+    "VideoAlign": (
+        "path_A,path_B,A_model,prompt,VQ,MQ,TA,fps_A\n"
+        f"0a.mp4,0b.mp4,m1,{PROMPT},A,same,invalid,24.0\n0a.mp4,0b.mp4,m1,{PROMPT},B,A,,24.0\n",
+        [("VQ", 0), ("MQ", TIE), ("VQ", 1), ("MQ", 0)],
+    ),
+    "VideoGen-RewardBench": (
+        f"path_A,path_B,prompt,VQ,MQ,TA,Overall\n0a.mp4,0b.mp4,{PROMPT},A,B,B,B\n",
+        [("VQ", 0), ("MQ", 1), ("TA", 1), ("Overall", 1)],
+    ),
+    "GenAI-Bench": (
+        "prompt,left_model,left_video,right_model,right_video,vote_type\n"
+        + "".join(
+            f"{PROMPT},m1,0a.mp4,m2,0b.mp4,{vote}\n"
+            for vote in ("leftvote", "rightvote", "tievote", "bothbad_vote")
+        ),
+        [("Overall", 0), ("Overall", 1), ("Overall", TIE), ("Overall", TIE)],
+    ),
+    "MJ-Bench-Video": (
+        json.dumps([MJ, MJ | {"overall_preference": "Same", "category_preference": {}}])[:-1]
+        + f", {json.dumps(MJ | {'discard': True})}]",
+        [("Overall", 1), ("Alignment", 0), ("Overall", TIE)],
+    ),
+    "HPDv3": (
+        json.dumps([{"prompt": PROMPT, "path1": "0a.mp4", "path2": "0b.mp4", "confidence": 0.98}]),
+        [("Overall", 0)],
+    ),
+    "chosen and rejected": (
+        json.dumps({"prompt": PROMPT, "chosen": "0a.mp4", "rejected": "0b.mp4"}),
+        [("Overall", 0)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_public_forms_of_pairs_are_read_in_their_own_columns(videos, name):
+    content, answers = FORMS[name]
+    path = videos / ("public.json" if content[0] in "[{" else "public.csv")
+    path.write_text(content)
+    found = read_ratings(path)
+    assert [(each.dimension, each.outcome) for each in found] == answers
+    assert {each.videos for each in found} == {(videos / "0a.mp4", videos / "0b.mp4")}
+    assert {each.request.prompt for each in found} == {PROMPT}
+
+
+def test_an_unknown_answer_of_a_public_form_is_named(videos):
+    path = videos / "public.csv"
+    path.write_text(
+        f"path_A,path_B,prompt,VQ\n0a.mp4,0b.mp4,{PROMPT},A\n0a.mp4,0b.mp4,{PROMPT},C\n"
+    )
+    with pytest.raises(ValueError, match="one of a, b, same, invalid, got 'C' in row 2 of"):
+        read_ratings(path)

@@ -239,6 +239,64 @@ def test_without_json_files_prompts_are_the_rows_in_order(folder):
         find_clips(folder, [Request("x")])
 
 
+def touch(folder, names):
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def pairs_of(folder, prompts):
+    return {c.path.name: c.prompt for c in find_clips(folder, [Request(each) for each in prompts])}
+
+
+def test_numbered_videos_have_the_prompts_of_their_numbers(tmp_path, capfd):
+    """10.mp4 was scored with the prompt of 2.mp4; the first and the last pair are printed."""
+    prompts = [f"prompt {number}" for number in range(1, 12)]
+    touch(tmp_path, [f"{number}.mp4" for number in range(1, 12)])
+    assert pairs_of(tmp_path, prompts) == {f"{n}.mp4": f"prompt {n}" for n in range(1, 12)}
+    printed = capfd.readouterr().err
+    assert "1.mp4 'prompt 1' to 11.mp4 'prompt 11'" in printed
+
+
+@pytest.mark.parametrize(
+    "form", ["{row}_{sample}.mp4", "sample{sample}_prompt{row}.mov", "{row}-seed{sample}.webm"]
+)
+def test_one_number_in_the_names_is_that_of_the_row(tmp_path, form):
+    rows, samples = (9, 10, 11), (1, 2)
+    names = {form.format(row=r, sample=s): f"row {r}" for r in rows for s in samples}
+    touch(tmp_path, names)
+    assert pairs_of(tmp_path, [f"row {row}" for row in rows]) == names
+
+
+def test_videos_whose_names_are_prompts_have_these_in_any_order(tmp_path):
+    """VBench's names, numbers before or behind, and names that are cut."""
+    long = "a very long prompt, in which a red kite flies over a beach at dawn"
+    names = {
+        "zebra-0.mp4": "zebra",
+        "zebra-1.mp4": "zebra",
+        "A cat jumps, twice_10.mp4": "a cat jumps, twice",
+        "003_a_very_long_prompt_in_which_a_red.mp4": long,
+    }
+    touch(tmp_path, names)
+    assert pairs_of(tmp_path, ["zebra", long, "a cat jumps, twice"]) == names
+    touch(tmp_path, ["other.mp4"])
+    with pytest.raises(ValueError, match="other.mp4"):
+        pairs_of(tmp_path, ["zebra", long, "a cat jumps, twice"])
+
+
+def test_captions_of_a_folder_are_the_prompts_of_its_videos(tmp_path):
+    """scripts.evaluate and scripts.rate read what objective sft reads."""
+    touch(tmp_path, ["b.mp4", "a.mp4", "c.mp4"])
+    for name, caption in {"a": "one", "b": "two", "c": "one"}.items():
+        (tmp_path / f"{name}.txt").write_text(caption)
+    clips = find_clips(tmp_path, [Request("other")])
+    assert [(c.path.name, c.prompt, c.group) for c in clips] == [
+        ("a.mp4", "one", 0),
+        ("b.mp4", "two", 1),
+        ("c.mp4", "one", 0),
+    ]
+
+
 @pytest.mark.parametrize(
     "name, values",
     {

@@ -13,6 +13,7 @@ from hyvideo.models.hunyuan_video15.names import transformer_to_original
 from hyvideo.models.lora import Difference, LoraPair, add_lora, check_lora, pairs_of, with_lora
 from hyvideo.models.lora_files import check_expert, expert_of, read_lora
 from hyvideo.models.lora_saving import save_lora
+from hyvideo.training.saved_policy import read_saved_lora
 from tests.models.test_lora import change_of
 from tests.models.wan.tiny import inputs, installed, tiny
 
@@ -417,6 +418,33 @@ def test_a_file_that_says_the_other_expert_is_refused(tmp_path, name, module, he
             with pytest.raises(ValueError, match="(?s)base_lora_path.*ignore_lora_expert"):
                 check_expert(file, expert, setting="base_lora_path")
     check_expert(file, None)  # a model of a single transformer
+
+
+def test_a_damaged_file_is_one_sentence_for_each_expert(tmp_path):
+    """Before anything asks its header for the expert."""
+    (tmp_path / "my_low_noise.safetensors").write_bytes(b"12345678")
+    for expert in ("high", "low", None):
+        with pytest.raises(ValueError, match="truncated"):
+            read_saved_lora(tmp_path / "my_low_noise.safetensors", expert)
+
+
+@pytest.mark.parametrize("ignore", [False, True])
+def test_a_lora_of_the_other_expert_is_read_if_the_setting_says_so(tmp_path, ignore):
+    save_file(pair(DOTTED), tmp_path / "my_low_noise.safetensors", {"lora_alpha": "8"})
+    if ignore:
+        lora = read_saved_lora(tmp_path / "my_low_noise.safetensors", "high", ignore_expert=True)
+        assert strength(lora) == 2.0
+        return
+    with pytest.raises(ValueError, match="ignore_lora_expert"):
+        read_saved_lora(tmp_path / "my_low_noise.safetensors", "high")
+
+
+def test_a_folder_with_a_single_file_of_any_name_is_read(tmp_path):
+    save_file(pair(DOTTED), tmp_path / "style.safetensors")
+    assert strength(read_lora(tmp_path)) == 1.0
+    save_file(pair(DOTTED), tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="other.safetensors, style.safetensors"):
+        read_lora(tmp_path)
 
 
 def test_the_name_of_a_file_does_not_decide_its_expert(tmp_path):

@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 
 from hyvideo.rewards.rewards import make_scorer
+from hyvideo.settings.config import Config
+from hyvideo.training.rewards import make_async_scorer
 from tests.rewards.chat_server import completion
 
 CLIP = torch.arange(33).view(33, 1, 1, 1).expand(33, 3, 16, 24).mul(7).to(torch.uint8)
@@ -150,3 +152,24 @@ def test_a_prompt_without_checks_is_rejected_before_a_run_if_there_is_a_file(end
     preset("yes_no", server).check_prompts(["a cat"])
     score("yes_no", server, prompt="a cat")
     assert 'Does the video show all of the following? "a cat"' in content(server.requests[0])[1]
+
+
+def test_a_run_asks_the_checks_of_its_own_prompts(endpoint, checks, tmp_path):
+    """A run with a column `checks`, but without the option, asked one general question."""
+    server = endpoint(yes(1.0))
+    options = {"yes_no": {"url": server.url, "model": "m", "key_env": ""}}
+    config = Config.from_flat(
+        {
+            "prompts_csv": [checks],
+            "valid_video_csv": [],
+            "reward_model": ["yes_no"],
+            "reward_config": json.dumps(options),
+        }
+    )
+    scorer = make_async_scorer(config, torch.device("cpu"))
+    assert scorer.scorers["yes_no"].checks == {"a red circle": CHECKS}
+    (tmp_path / "without.csv").write_text("prompt\na cat\n")
+    config = config.with_settings(valid_video_csv=[str(tmp_path / "without.csv")])
+    scorer = make_async_scorer(config, torch.device("cpu"))
+    with pytest.raises(ValueError, match="a cat"):
+        scorer.check_prompts(["a red circle"], validated=["a cat"])

@@ -12,13 +12,13 @@ from hyvideo.settings.rules import check
 def files_read(monkeypatch):
     """Names of the CSV files in the order in which they are opened."""
     names = []
-    read = prompts.read_rows
+    read = prompts.read_table
 
     def count(path, *others):
         names.append(path.name)
         return read(path, *others)
 
-    monkeypatch.setattr(prompts, "read_rows", count)
+    monkeypatch.setattr(prompts, "read_table", count)
     return names
 
 

@@ -41,7 +41,6 @@ WRONG = [
     ("--reward_model {folder}/broken.py:reward", "broken.py"),
     # files
     ("--prompts_csv {folder}/header.csv", "header.csv"),
-    ("--prompts_csv {folder}/semicolons.csv", "semicolons.csv"),
     ("--prompts_csv {folder}/seed.csv", "seed.csv"),
 ]
 
@@ -50,6 +49,7 @@ ODD = [
     "--height 16 --height 24",  # the last one counts
     "--valid_video_csv= --reward_weights A",
     "--prompts_csv {folder}/spreadsheet.csv",  # a byte order mark, blank rows, seeds as 1.0
+    "--prompts_csv {folder}/semicolons.csv",
     "--prompts_csv '{folder}/folder with blanks/train.csv' --output_dir '{folder}/ä b'",
     "--max_steps 1 --save_interval 100 --validation_interval 100",
     "--cfg_scale 1 --guidance_interval 0.1:0.2",  # without guidance nothing is left out

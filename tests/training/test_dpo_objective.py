@@ -260,7 +260,7 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"pairs_csv": ["none.csv"]}, "a pairs CSV: file not found: none.csv"),
+        ({"pairs_csv": ["none.csv"]}, "pairs_csv: file not found: none.csv"),
         (
             {"num_generations": 4},
             "objective dpo needs num_generations 2",

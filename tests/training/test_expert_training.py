@@ -23,7 +23,7 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
-from hyvideo.training.model_setup import load_encoder, load_pipeline
+from hyvideo.training.model_setup import base_loras, load_encoder, load_pipeline
 from scripts import export
 from tests.distributed.launch import launch
 from tests.models.wan.test_lora import lightx2v_file
@@ -428,6 +428,32 @@ def test_exported_loras_load_into_their_expert_in_diffusers_and_here(
     other = config.with_settings(**{setting: str(file)})
     with pytest.raises(ValueError, match=f"correct {setting}"):
         check_adapter(other.model, other.optimizer)
+    other = other.with_settings(ignore_lora_expert=True)
+    (given,) = base_loras(other.model, OTHER_EXPERT[expert])
+    assert given.keys() == lora.keys()
+
+
+def test_both_experts_take_their_halves_of_one_file(config, root, tmp_path):
+    """As diffusers saves the LoRAs of a pipeline with two transformers."""
+    name = "blocks.1.attn1.to_q"
+    out, into = load_transformer(root, None, expert="low").get_submodule(name).weight.shape
+    tensors, header = {}, {}
+    for number, component in enumerate(("transformer", "transformer_2"), start=1):
+        tensors[f"{component}.{name}.lora_A.weight"] = torch.randn(2, into)
+        tensors[f"{component}.{name}.lora_B.weight"] = torch.randn(out, 2)
+        header |= {f"{component}.r": 2, f"{component}.lora_alpha": 4 * number}
+    file = tmp_path / "both.safetensors"
+    save_file(tensors, file, metadata={"lora_adapter_metadata": json.dumps(header)})
+    settings = {"base_lora_path": str(file), "low_noise_base_lora_path": str(file)}
+    model = config.with_settings(**settings).model
+    for expert, component, factor in (("high", "transformer", 2), ("low", "transformer_2", 4)):
+        (lora,) = base_loras(model, expert)
+        a, b = (tensors[f"{component}.{name}.lora_{side}.weight"] for side in "AB")
+        plain = load_transformer(root, None, expert=expert).state_dict()
+        merged = load_transformer(root, None, expert=expert, loras=[lora]).state_dict()
+        changed = [each for each in plain if not torch.equal(plain[each], merged[each])]
+        assert changed == [f"{name}.weight"]
+        torch.testing.assert_close(merged[changed[0]] - plain[changed[0]], factor * b @ a)
 
 
 def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(

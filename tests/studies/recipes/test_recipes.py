@@ -243,6 +243,7 @@ def test_two_lines_compare_two_configs_in_the_validation_of_the_first(file, tmp_
     "text, message",
     [
         ("a: 3", "NAME: CONFIG.yaml"),
+        ("a: configs/smoke.yaml\nb: configs/nope.yaml", "recipe b: .*configs/nope.yaml"),
         (
             "recipes: {b: {config: configs/smoke.yaml, validation_steps: 3}}\n",
             "base: FILE.yaml",

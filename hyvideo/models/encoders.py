@@ -77,8 +77,7 @@ def load_model(
     model = model.to(place).requires_grad_(False).eval()
     _round_rotary(model, rotary_dtype)
     if group_offload:
-        # Groups of one layer, because the caller may remove the last layers.
-        return offload_in_groups(model, device, blocks_per_group=1, overlap=False)
+        return offload_in_groups(model, device, overlap=False)
     return model
 
 

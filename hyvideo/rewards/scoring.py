@@ -240,7 +240,7 @@ class AsyncScorer:
         for name, scorer in self.scorers.items():
             try:
                 found[name] = self.call(name, partial(method, scorer, videos, prompts))
-            except (Exception, SystemExit) as error:  # a scorer may raise anything
+            except Exception as error:  # a scorer may raise anything
                 add_place(error, scorer.__module__)
                 found[name] = describe_error(error)
         if self.held_out_scorers:
@@ -388,20 +388,14 @@ def score_safely(
 
 def try_score(
     scorer: Scorer, videos: list[Tensor], prompts: list[str], *, fps: float
-) -> list[ScoreResult] | BaseException:
+) -> list[ScoreResult] | Exception:
     """Return the result of each video, or the error if the scorer raised one or returned something
     unusable.
     """
-    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run,
-    # even SystemExit.
+    # Any exception of a scorer becomes the reason for a missing reward and does not stop the run.
     try:
         return contract.score(scorer, videos, prompts, fps=fps)
-    except BaseException as error:
-        if (
-            isinstance(error, KeyboardInterrupt)
-            and threading.current_thread() is threading.main_thread()
-        ):
-            raise
+    except Exception as error:
         add_place(error, scorer.__module__)
         # the traceback's frames hold memory that the next attempt may need
         return error.with_traceback(None)

@@ -72,7 +72,17 @@ def make_optimizers(
         if settings.optimizer != "adamw" and _is_for_muon(settings, name, p, hidden)
     }
     others = [parameter for name, parameter in trained.items() if name not in matrices]
-    optimizers = [_adam(settings, others)] if others else []
+    optimizers = []
+    if others:
+        adam = torch.optim.AdamW(
+            others,
+            lr=settings.learning_rate,
+            betas=tuple(settings.betas),
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+            fused=others[0].device.type == "cuda",
+        )
+        optimizers.append(adam)
     if matrices:
         muon = Muon(
             list(matrices.values()),
@@ -100,14 +110,3 @@ def _is_for_muon(
         return True
     # low-rank factors should not be orthogonalized
     return ".lora_" not in name and re.fullmatch(hidden, name) is not None
-
-
-def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=tuple(settings.betas),
-        eps=settings.adam_epsilon,
-        weight_decay=settings.weight_decay,
-        fused=parameters[0].device.type == "cuda",
-    )

@@ -134,7 +134,6 @@ class Policy:
             if not saved_policy.is_checkpoint(path):
                 adapter = self._fitting_lora(path)
             else:
-                self._check_kind(path)
                 saved_policy.check_trained_expert(path, self.config.trained_expert)
                 if self.is_lora:
                     self._check_differences(saved_policy.read_saved_lora(path), path)
@@ -181,20 +180,6 @@ class Policy:
             )
         self._check_differences(read, path)
         return read
-
-    def _check_kind(self, path: Path) -> None:
-        """Raise ValueError if a checkpoint is of a LoRA and this run of all weights, or the other
-        way round.
-        """
-        if saved_policy.is_lora(path) == self.is_lora:
-            return
-        found, needed = "all weights", "a LoRA (lora_rank above 0)"
-        if not self.is_lora:
-            found, needed = "a LoRA", "all weights (lora_rank 0)"
-        raise ValueError(
-            "anchor_path must be a checkpoint with the trained parameters of this run, got "
-            f"{path} of {found} in a run of {needed}; set lora_rank as in the run of the checkpoint"
-        )
 
     def _check_differences(self, lora: Lora, path: Path) -> None:
         """Raise ValueError unless a LoRA changes the same whole parameters as the LoRA that this run

@@ -134,16 +134,9 @@ def test_invalid_results_are_missing_rewards(scorer_of, result, reason):
     assert reward.is_missing and math.isnan(reward.total) and reason in reward.reason
 
 
-@pytest.mark.parametrize(
-    "error, reason",
-    [
-        (SystemExit(0), "SystemExit: 0"),
-        (RuntimeError("x" * 1_000_000), "RuntimeError: xxx"),
-    ],
-)
-def test_any_exception_of_a_scorer_is_a_missing_reward_with_a_reason_that_can_be_recorded(
-    scorer_of, error, reason
-):
+def test_an_exception_of_a_scorer_is_a_missing_reward_with_a_short_reason(scorer_of):
+    reason = "RuntimeError: xxx"
+    error = RuntimeError("x" * 1_000_000)
     scorer = Brightness(accepts=lambda video: video.max() > 0, error=error)
     bad, good = scorer_of(scorer).measure(videos(0, 51), ["a", "b"], fps=8)
     assert bad.is_missing and reason in bad.reason and not good.is_missing
@@ -157,11 +150,6 @@ def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
     )
     assert reward.total == 2.25 and reward.scores == {"VQ": 0.5, "TA": 2.0}
     assert {type(score) for score in reward.scores.values()} == {float}
-
-
-def test_ctrl_c_while_a_scorer_is_tried_is_no_score():
-    with pytest.raises(KeyboardInterrupt):
-        score_safely(Brightness(lambda video: False, KeyboardInterrupt()), videos(0), ["a"], fps=8)
 
 
 def test_a_dimension_without_weight_may_be_missing(scorer_of):

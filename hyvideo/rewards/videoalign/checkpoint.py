@@ -20,7 +20,7 @@ from torch import Tensor
 from hyvideo.data.files import publish, read_json
 from hyvideo.data.text import quote
 from hyvideo.models.weight_files import read_pickle, read_safetensors
-from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES, is_finite
+from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES
 from hyvideo.rewards.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.rewards.videoalign.prompt import TEMPLATES
 
@@ -212,9 +212,6 @@ def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
             f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}"
         )
     constants = config.get("inference_config") or {}
-    dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim in {path}")
-    if constants:
-        _check_constants(constants, dimensions, path)
     # Missing settings get the original's defaults.
     rank = lora.get("lora_r", 16)
     divisor = math.sqrt(rank) if lora.get("use_rslora") else rank
@@ -227,25 +224,9 @@ def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
         has_lora=lora.get("lora_enable", False),
         lora_rank=rank,
         lora_scale=lora.get("lora_alpha", 32) / divisor,
-        dimensions=dimensions,
+        dimensions=tuple(data.get("eval_dim", DIMENSIONS)),
         normalisation=constants or None,
     )
-
-
-def _check_constants(constants: Mapping[str, Any], dimensions: Sequence[str], path: Path) -> None:
-    """Raise ValueError for a dimension without a finite mean and a positive standard deviation."""
-    bad = []
-    for dimension in dimensions:
-        mean = f"{dimension}_mean"
-        std = f"{dimension}_std"
-        if not is_finite(constants, mean):
-            bad.append(mean)
-        if not is_finite(constants, std) or constants[std] <= 0:
-            bad.append(std)
-    if bad:
-        raise ValueError(
-            f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again"
-        )
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:

@@ -732,7 +732,7 @@ def test_a_video_of_an_image_that_has_changed_is_made_again(make, tmp_path):
 def test_a_process_that_hangs_reports_its_stage_and_video(make, tmp_path, monkeypatch):
     write = video_sampler.write_video
     monkeypatch.setattr(video_sampler, "write_video", lambda *args: time.sleep(1.0) or write(*args))
-    (tmp_path / "run.yaml").write_text("watchdog_seconds: 0.5\n")
+    (tmp_path / "run.yaml").write_text("timeout: 1\n")
     flags = ["--transformer_version", "480p_t2v", "--config", tmp_path / "run.yaml", *SMALL]
     code, _, output = make(*flags, "--prompt", "one")
     assert code == 0, output.err

@@ -238,7 +238,7 @@ def adapter_config(
     Raises ValueError if they do not fit the transformer.
     """
     rank, targets = optimizer.lora_rank, optimizer.lora_target_modules
-    alpha = optimizer.lora_alpha or float(rank)
+    alpha = optimizer.lora_alpha or 2.0 * rank
     return training_config(transformer, rank=rank, alpha=alpha, targets=targets, start=start)
 
 

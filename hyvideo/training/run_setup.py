@@ -337,9 +337,8 @@ def _checkpoint_writer(config: Config, mesh: Mesh, lease: Lease, run_id: str) ->
         Path(settings.output_dir),
         mesh,
         keep=settings.save_total_limit,
-        keep_every=settings.keep_every,
         is_asynchronous=settings.save_asynchronously,
-        timeout=config.distributed.collective_timeout,
+        timeout=config.distributed.timeout,
         check_owner=lease.check,
         run=run_id,
     )

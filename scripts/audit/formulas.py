@@ -149,7 +149,6 @@ class Coefficient:
         self.smallest = settings.get("kl_min_coef", self.largest)
         self.first = settings.get("kl_coef", self.smallest)
         self.warmup = warmup
-        self.rises = settings.get("kl_feedback", "paper") != "paper"
         self.window = settings.get("kl_window", 10)
         self.gain = settings.get("kl_gain", 0.1)
         self.target = settings.get("kl_target") or self.largest
@@ -177,7 +176,7 @@ class Coefficient:
             self.value = start + (self.largest - start) * share
             return
         error = (fmean(self.seen) - self.target) / self.target
-        change = self.gain * error * (1 if self.rises else -1)
+        change = -self.gain * error
         self.value = self._after(self.value * min(2.0, max(0.5, 1 + change)))
 
 

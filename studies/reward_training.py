@@ -32,7 +32,6 @@ from hyvideo.rewards.videoalign.checkpoint import (
     save_weights,
 )
 from hyvideo.rewards.videoalign.model import without_cudnn_attention
-from hyvideo.rewards.videoalign.prompt import check_prompt
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 CHECKPOINT = "checkpoint-1"  # folder of the weights
@@ -112,7 +111,6 @@ def read_pairs(path: Path, names: Sequence[str]) -> list[RatedPair]:
         raise ValueError(f"the pairs of a reward model need a column dimension; {path} lacks it")
     answers: dict[tuple, list] = {}
     for rating in ratings:
-        check_prompt(rating.request.prompt)
         first, second = rating.videos
         if rating.dimension in names and first != second:
             pair = (rating.request.prompt, rating.videos)

@@ -359,7 +359,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
 OUTPUTS = ("--output_dir", "--output_path")
 LARGE = re.compile(
     r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
-    r"|--(resolution|remote_reward_url|rewrite_url|url|gradients)$"
+    r"|--(resolution|remote_reward_url|rewrite|url|gradients)$"
 )
 
 

@@ -21,6 +21,7 @@ from hyvideo.models.hunyuan_video15.settings import (
     vae_config_to_diffusers,
 )
 from hyvideo.models.versions import version_defaults
+from tests import super_resolution_files
 
 TRANSFORMER = {
     "patch_size": [1, 1, 1],
@@ -79,7 +80,7 @@ VISION = {
 
 def settings() -> tiny.TinySettings:
     """Return the settings of all models; tests may change the dictionaries of this file."""
-    return tiny.TinySettings(transformer=TRANSFORMER, vae=VAE, vision=VISION, upsamplers=UPSAMPLERS)
+    return tiny.TinySettings(transformer=TRANSFORMER, vae=VAE, vision=VISION)
 
 
 def write_original(root: Path, versions: tuple[str, ...] = ("480p_t2v",), *, seed: int = 0) -> Path:
@@ -95,7 +96,9 @@ def write_super_resolution(root: Path, name: str = "720p_sr_distilled", *, seed:
     """Add a super-resolution model with random weights, its transformer and its upsampler, to a
     folder.
     """
-    tiny.write_super_resolution(root, name, settings(), seed=seed)
+    super_resolution_files.write_super_resolution(
+        root, name, TRANSFORMER, UPSAMPLERS[name], seed=seed
+    )
     return root
 
 

@@ -66,10 +66,7 @@ def forward(
     tokens = self.sequence.split(tokens, 1)
     layout = _layout(tables, lengths, num_tokens)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    skipped = 0
-    if self.step_cache:  # in generate.py (docs/add_a_model.md, rule 5)
-        skipped, tokens, text = self.step_cache.start(tokens, text)
-    for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
+    for block in self.transformer_blocks:
         # diffusers' block passes the last two arguments to `attention`, as mask and rotary tables.
         if recompute:
             tokens, text = self._gradient_checkpointing_func(
@@ -80,8 +77,6 @@ def forward(
         if self.detaches_blocks:
             tokens = detached(tokens)
             text = detached(text)
-        if self.step_cache:
-            self.step_cache.keep(num_run, tokens, text)
     patches = self.sequence.join(self.proj_out(self.norm_out(tokens, time)), num_tokens)
     return -unpatchify(patches, (frames, rows, columns), (1, side, side), "pf ph pw c")
 

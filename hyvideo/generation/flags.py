@@ -1,12 +1,10 @@
 """Flags of generate.py: their sections, and the rules between them."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Literal
 
 from hyvideo.data.cli import Parser
-from hyvideo.data.text import quote
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import add_section, flag_options
 from hyvideo.settings.config import LEAVES, Config, read_sections
@@ -119,15 +117,14 @@ class MemoryFlags(Section):
     On a CPU, where it was tested, offloading does not change the videos.
     """
 
-    offloading: bool | None = start(None, "Keep models on the CPU except while they compute.")
-    group_offloading: bool | None = start(
-        None,
-        "Copy the blocks of transformer and text encoder to the GPU in groups; needs --offloading.",
+    offloading: Literal["auto", "none", "model", "group", "true", "false"] = start(
+        "auto",
+        "Where models are while they do not compute. none: on the GPU; model: on the CPU; group: "
+        "blocks are copied to the GPU one after another. true is model, and false is none.",
     )
+    group_offloading: bool | None = start(None, "Flag of the original: true is --offloading group.")
     overlap_group_offloading: bool | None = start(
-        None,
-        "Copy a block while the previous one computes (default); false: groups of four blocks, "
-        "without overlap.",
+        None, "Flag of the original, without effect: the next block is always copied meanwhile."
     )
     print_memory: str | None = start(
         None,
@@ -138,21 +135,10 @@ class MemoryFlags(Section):
 class RewritingFlags(Section):
     """Prompt rewriting."""
 
-    rewrite: bool = start(False, "Rewrite the prompts by a language model; the JSON has both.")
-    rewrite_url: str = start("", "OpenAI-compatible endpoint, such as http://localhost:8000/v1.")
-    rewrite_model: str = start("", "Model of the endpoint.")
-    rewrite_key_env: str = start(
-        "OPENAI_API_KEY", 'Environment variable of the API key; "" sends none.'
-    )
-    rewrite_prompt_file: str | None = start(
-        None, "Text file with the instruction for the model; default: our own."
-    )
-    rewrite_fallback: bool = start(
-        False, "Use a prompt as it is if it cannot be rewritten; otherwise that is an error."
-    )
-    rewritten_csv: Path | None = start(
-        None,
-        "Write the prompts to this CSV and exit, for training; the same command resumes.",
+    rewrite: str = start(
+        "false",
+        "Rewrite the prompts by a language model: its options, as a YAML file or JSON with url and "
+        "model (docs/generate.md#prompt-rewriting).",
     )
 
 
@@ -239,8 +225,6 @@ def check(options: argparse.Namespace) -> None:
     """Raise ValueError for flags that are out of range or contradict one another."""
     if not options.prompt and not options.valid_video_csv:
         raise ValueError("no prompts: give --prompt or --valid_video_csv")
-    if options.image_path == "":
-        raise ValueError("--image_path must be an image file, got an empty path; remove the flag")
     if options.image_path and not options.prompt:
         raise ValueError(
             "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
@@ -249,25 +233,19 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             f"--height and --width must be given together, got {options.height} and {options.width}"
         )
-    if options.keep_latents and options.sr:
-        raise ValueError(
-            "--keep_latents cannot be used with --sr, whose videos have other latents; remove one "
-            "of them"
-        )
     if options.eta is not None and not options.stochastic:
         raise ValueError("--eta needs --stochastic: the ODE adds no noise")
     check_best_of(options)
-    check_rewriting(options)
+    if options.rewrite != "false" and processes.world_size() > 1:
+        raise ValueError(
+            "--rewrite must run in one process: rewrite the prompts with python generate.py and the "
+            "option csv first, and use torchrun with --valid_video_csv"
+        )
     Config.from_flat({setting: getattr(options, flag) for setting, flag in options.flags.items()})
 
 
 def check_best_of(options: argparse.Namespace) -> None:
-    """Raise ValueError for flags that contradict --best_of, or need it."""
-    given = [name for name in REWARD_SETTINGS if getattr(options, name) is not None]
-    if given and options.best_of == 1:
-        raise ValueError(
-            f"--{given[0]} needs --best_of above 1, because only candidates are scored, got 1"
-        )
+    """Raise ValueError for flags that contradict --best_of."""
     if options.best_of > 1 and options.sp_size > 1:
         raise ValueError(
             "--best_of needs --sp_size 1, because each process scores its own videos, got sp_size "
@@ -277,25 +255,6 @@ def check_best_of(options: argparse.Namespace) -> None:
         raise ValueError(
             "--best_of needs --initial_noise default, because the candidates of a seed have "
             f"different noise, got {options.initial_noise}"
-        )
-
-
-def check_rewriting(options: argparse.Namespace) -> None:
-    """Raise ValueError for flags that contradict --rewrite, or need it."""
-    for name, leaf in leaves_of(RewritingFlags).items():
-        if getattr(options, name) != leaf.default and not options.rewrite:
-            raise ValueError(f"--{name} needs --rewrite true")
-    csvs = [os.path.realpath(csv) for csv in options.valid_video_csv]
-    if options.rewritten_csv and os.path.realpath(options.rewritten_csv) in csvs:
-        raise ValueError(
-            "--rewritten_csv must be another file than --valid_video_csv, whose other columns it "
-            f"would lose, got {quote(options.rewritten_csv)}"
-        )
-    if options.rewrite and processes.world_size() > 1:
-        raise ValueError(
-            "--rewrite must run in one process: rewrite the prompts with python generate.py "
-            "--rewrite true --rewritten_csv prompts.csv first, and use torchrun with "
-            "--valid_video_csv prompts.csv"
         )
 
 
@@ -311,6 +270,10 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
         print_ignored(unused, "--valid_video_csv names the prompts")
         options.prompt, options.image_path = [], None
+    words = {"true": "model", "false": "none"}
+    options.offloading = words.get(options.offloading, options.offloading)
+    if options.group_offloading:
+        options.offloading = "group"
     if options.save_pre_sr_video and not options.sr:
         print_ignored(["save_pre_sr_video"], "without --sr there is no super-resolution")
     ignored = [name for name in IGNORED_BY_GENERATE if getattr(options, name) is not None]

@@ -78,9 +78,8 @@ class Source:
             return self
         return replace(self, lora=Path(lora_path))
 
-    def check(self, model: ModelSettings, negative_requests: list[Request]) -> None:
-        """Raise ValueError for files that do not fit the model, or a checkpoint trained with
-        another negative prompt.
+    def check(self, model: ModelSettings) -> None:
+        """Raise ValueError for files that do not fit the model.
 
         The files of a checkpoint are compared with its digests (`saved_policy.verify`).
         """
@@ -88,15 +87,6 @@ class Source:
         version = model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint, model.trained_expert)
-            trained = saved_policy.negative_prompt(self.checkpoint)
-            for request in negative_requests:
-                if trained in (None, request.prompt):
-                    continue
-                raise ValueError(
-                    f"checkpoint {self.checkpoint} was trained with negative_prompt "
-                    f"{quote(trained)}, got {quote(request.prompt)}; set --negative_prompt "
-                    f"{quote(trained)}, or export it (scripts.export) first"
-                )
         if self.lora and self.checkpoint and saved_policy.is_lora(self.checkpoint):
             rule = f"--lora_path cannot be added to the LoRA of the checkpoint {self.checkpoint}"
             raise ValueError(

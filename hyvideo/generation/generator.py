@@ -10,9 +10,8 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,21 +25,22 @@ from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.generation import Source
-from hyvideo.generation.offloading import place, resolve
+from hyvideo.generation.offloading import automatic, place
+from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler, is_complete
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.sizes import read_architecture
-from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.models.versions import version_defaults
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import base_loras_of
 from hyvideo.settings.layout import rank_problems
-from hyvideo.settings.offloading import AUTO, Offloading
+from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
@@ -59,7 +59,7 @@ class GenerationSettings:
     sampling: Sampling  # the size is that of each video
     source: Source  # the policy
     seed: int  # of requests without one
-    offloading: Offloading = AUTO
+    offloading: Offloading | None = None  # None: the memory of the GPU decides
     initial_noise: str = "default"  # or "reference", or "validation"
     num_videos: int = 1  # of each prompt
     sp_size: int = 1  # processes of torchrun that share each video
@@ -73,49 +73,61 @@ class GenerationSettings:
         """Return what the JSON file of a video has of the settings: everything needed to reproduce
         the video.
         """
-        config = self.config
+        model = self.config.model
         sampling = self.sampling
         source = self.source
         request = video.request
-        is_stochastic = sampling.sampler != ODE
-        return {
+        prompt = {
             "prompt": request.prompt,
             "original_prompt": request.original_prompt,
             "image": request.image,
             "image_hash": digest_file(request.image) if request.image else None,
             "seed": request.seed_or(self.seed),
             "number": video.number,
-            "model": config.model.pretrained_model_root,
-            "version": config.model.transformer_version,
-            "expert": config.model.trained_expert,
-            "base_lora": config.model.base_lora_path or None,
-            "low_noise_base_lora": config.model.low_noise_base_lora_path or None,
-            "checkpoint": str(source.checkpoint) if source.checkpoint else None,
-            "lora": str(source.lora) if source.lora else None,
-            "lora_scale": source.lora_scale if source.lora else None,
+        }
+        policy = {
+            "model": model.pretrained_model_root,
+            "version": model.transformer_version,
+            "expert": model.trained_expert,
+            "base_lora": model.base_lora_path or None,
+            "low_noise_base_lora": model.low_noise_base_lora_path or None,
+            "checkpoint": None,
+            "lora": None,
+            "lora_scale": None,
             "policy_hash": source.policy_hash,
+            "dtype": model.dtype,
+            "vae_dtype": model.vae_dtype,
+            "use_sageattn": model.attention_kernel == "sage",
+            "enable_torch_compile": self.config.distributed.enable_compile == "true",
+        }
+        if source.checkpoint:
+            policy["checkpoint"] = str(source.checkpoint)
+        if source.lora:
+            policy |= {"lora": str(source.lora), "lora_scale": source.lora_scale}
+        sampled = {
             "steps": sampling.steps,
             "shift": sampling.shift,
             "sigmas": sampling.sigmas,
             "guidance_scale": sampling.guidance_scale,
-            "low_noise_guidance_scale": (
-                None if sampling.boundary is None else sampling.low_noise_guidance_scale
-            ),
+            "low_noise_guidance_scale": None,
             "guidance_interval": sampling.guidance_interval,
-            "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
-            "sde_type": sampling.sampler if is_stochastic else None,
-            "eta": sampling.eta if is_stochastic else 0.0,
+            "negative_prompt": None,
+            "sde_type": None,
+            "eta": 0.0,
             "frames": sampling.frames,
             "height": video.height,
             "width": video.width,
             "fps": sampling.fps,
-            "dtype": config.model.dtype,
-            "use_sageattn": config.model.attention_kernel == "sage",
-            "enable_torch_compile": config.distributed.enable_compile == "true",
-            "vae_dtype": config.model.vae_dtype,
             "initial_noise": self.initial_noise,
             "step_caching": asdict(self.caching) if self.caching else None,
         }
+        if sampling.boundary is not None:
+            sampled["low_noise_guidance_scale"] = sampling.low_noise_guidance_scale
+        if sampling.is_guided:
+            sampled["negative_prompt"] = sampling.negative_prompt
+        if sampling.sampler != ODE:
+            sampled |= {"sde_type": sampling.sampler, "eta": sampling.eta}
+        return prompt | policy | sampled
 
 
 class Generator:
@@ -141,11 +153,10 @@ class Generator:
         self.refiner = None
         if settings.sr:
             self.refiner = Refiner(config.model, config.distributed, videos)
-        self.new_cache = None
         if settings.caching:
-            self.new_cache = _checked_cache(settings, settings.caching)
+            _check_cache(settings, settings.caching)
         self.schedule = self.sampling.schedule()
-        source.check(config.model, self.sampling.negative_requests)
+        source.check(config.model)
         self.device = _check_machine(config.model, config.distributed)
         self.mesh = ranks.Mesh(processes.rank(), processes.world_size(), settings.sp_size)
         # with best of n, all end together, because torchrun stops the others once one has failed
@@ -162,8 +173,8 @@ class Generator:
         if mesh.is_main:
             for line in lines_of(generation_notes(self.config.model, self.sampling)):
                 print(line, file=sys.stderr)
-        self.offloading = resolve(self.settings.offloading, self.device)
-        self.config = self.config.with_settings(vae_offload=self.offloading.offloading)
+        self.offloading = self.settings.offloading or automatic(self.device)
+        self.config = self.config.with_settings(vae_offload=self.offloading != "none")
         model = self.config.model
         base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
@@ -218,7 +229,7 @@ class Generator:
                 self.settings.best_of,
                 self.videos,  # all processes try the same prompt
                 self.device,
-                offload=bool(self.offloading.offloading),
+                offload=self.offloading != "none",
             )
         watchdog = Watchdog(self.mesh, self.config.distributed.report_after, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
@@ -244,10 +255,8 @@ class Generator:
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
         config = self.config
-        offloading = self.offloading
-        self.encoder, vae = model_setup.load_encoder(
-            config, self.device, group_offload=offloading.group_offloading
-        )
+        in_groups = self.offloading == "group"
+        self.encoder, vae = model_setup.load_encoder(config, self.device, group_offload=in_groups)
         for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
             on_stage("encoding", video.number)
             self._conditions(video)
@@ -256,7 +265,7 @@ class Generator:
         self.encoder(self.sampling.negative_requests)
         self.encoder.release()
         on_stage("loading")
-        home = torch.device("cpu") if offloading.group_offloading else self.device
+        home = torch.device("cpu") if in_groups else self.device
         self.pipeline = self.settings.source.load(
             config,
             self.device,
@@ -267,14 +276,7 @@ class Generator:
             sampling=self.sampling,
         )
         for transformer in self.pipeline.transformers:
-            place(
-                transformer,
-                self.mesh,
-                self.device,
-                config.distributed,
-                offloading,
-                self.settings.caching is not None,
-            )
+            place(transformer, self.mesh, self.device, config.distributed, self.offloading)
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
@@ -297,7 +299,7 @@ class Generator:
             settings = self._settings_of(video)
             settings |= {"settings_hash": digest_of(settings), "problem": sampled.problem}
             # these change at most the rounding, so a repeated command may have others
-            settings |= {"sp_size": self.settings.sp_size} | asdict(self.offloading)
+            settings |= {"sp_size": self.settings.sp_size, "offloading": self.offloading}
             if self.best_of:
                 settings["best_of"] = settings["best_of"] | sampled.record
             if sampled.problem:
@@ -347,12 +349,21 @@ class Generator:
             # candidate 0 has the noise that the video has without candidates
             stage = (f"candidate {number}",) if number else ()
             return self.sampler.sample(
-                self.pipeline, self.schedule, video, conditions, *stage, new_cache=self.new_cache
+                self.pipeline, self.schedule, video, conditions, *stage, within=self._cached
             )
 
         if self.best_of is None:
             return Sampled(candidate(0))
         return self.best_of.choose(candidate, self.pipeline, video.request.prompt)
+
+    def _cached(self, pipeline: GRPOPipeline) -> AbstractContextManager:
+        """Return the context in which steps are cached, if they are."""
+        caching = self.settings.caching
+        if caching is None:
+            return nullcontext()
+        sampling = pipeline.sampling
+        num_rows = 1 if sampling.batched_forward else sampling.guidance.num_branches(1.0)
+        return step_cache(pipeline.transformer, caching, num_rows)
 
     def _conditions(self, video: Video) -> Conditions:
         return self.encoder([video.request], (self.sampling.frames, video.height, video.width))
@@ -384,11 +395,8 @@ def _check_machine(model: ModelSettings, distributed: DistributedSettings) -> to
     return device
 
 
-def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callable[[], StepCache]:
-    """Return the constructor of a video's step cache.
-
-    Raises ValueError if it cannot be used with these settings.
-    """
+def _check_cache(settings: GenerationSettings, caching: StepCaching) -> None:
+    """Raise ValueError if steps cannot be cached with these settings."""
     model = settings.config.model
     kind = version_defaults(model.transformer_version).kind
     problems = {
@@ -406,4 +414,3 @@ def _checked_cache(settings: GenerationSettings, caching: StepCaching) -> Callab
         model.pretrained_model_root, model.transformer_version
     ).num_layers
     caching.check(settings.sampling.steps, num_blocks)
-    return partial(StepCache, caching, caching.num_skipped(num_blocks))

@@ -15,18 +15,10 @@ from hyvideo.settings.sections import DistributedSettings
 GROUPS_BELOW = 60 * 2**30
 
 
-def resolve(flags: Offloading, device: torch.device) -> Offloading:
-    """Return the flags with True or False for None: offloading on GPUs below ``GROUPS_BELOW``, not
-    on a CPU.
-    """
+def automatic(device: torch.device) -> Offloading:
+    """Return group offloading for GPUs below ``GROUPS_BELOW``, none for larger ones and for a CPU."""
     is_small = device.type == "cuda" and total_bytes(device) < GROUPS_BELOW
-    groups = flags.group_offloading
-    if groups is None:
-        groups = is_small and flags.offloading is not False
-    whole = flags.offloading
-    if whole is None:
-        whole = is_small or groups
-    return Offloading(whole, groups, groups and flags.overlap_group_offloading is not False)
+    return "group" if is_small else "none"
 
 
 def place(
@@ -34,13 +26,10 @@ def place(
     mesh: Mesh,
     device: torch.device,
     run: DistributedSettings,
-    flags: Offloading,
-    is_cached: bool,
+    offloading: Offloading,
 ) -> None:
     """Split, compile and offload a transformer that is on ``device`` or, for group offloading, on
     the CPU.
-
-    With step caching, groups have one block: diffusers copies a group only if its first block runs.
     """
     parallelize(
         transformer,
@@ -49,9 +38,7 @@ def place(
         compile_backend=run.compile_backend,
         is_hooked=True,
     )
-    if flags.group_offloading:
-        size = 1 if is_cached else flags.blocks_per_group
-        overlap = bool(flags.overlap_group_offloading) and device.type == "cuda"
-        offload_in_groups(transformer, device, blocks_per_group=size, overlap=overlap)
-    elif flags.offloading:
+    if offloading == "group":
+        offload_in_groups(transformer, device, overlap=device.type == "cuda")
+    elif offloading == "model":
         offload(transformer)

@@ -99,9 +99,7 @@ class Evaluator:
                 "valid_video_csv must name a CSV with the prompts to evaluate on; it is empty"
             )
         needs = check_checkpoint(config, {"valid_video_csv": self.requests}, [self.size])
-        source.with_initial_lora(config.optimizer.pretrained_lora_path).check(
-            config.model, config.negative_requests
-        )
+        source.with_initial_lora(config.optimizer.pretrained_lora_path).check(config.model)
         return needs
 
     def policy(self, source: Source, store: "LatentStore") -> Evaluation:

@@ -1,6 +1,7 @@
 """Videos of generate.py: from the values of its flags to the files."""
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
@@ -14,17 +15,15 @@ from hyvideo.generation import generation
 from hyvideo.generation.flags import CACHING, SPEED
 from hyvideo.generation.generation import Source, resolve_sampling
 from hyvideo.generation.generator import GenerationSettings, Generator
-from hyvideo.miniature.world import labels_of
+from hyvideo.generation.step_cache import StepCaching
 from hyvideo.models.sizes import family_of_version
-from hyvideo.models.step_cache import StepCaching
 from hyvideo.models.versions import FAMILIES, version_defaults
 from hyvideo.planning.generation import memory_lines
 from hyvideo.report.gallery import PAGE_FILE, write_gallery
-from hyvideo.rewards.prompt_rewriting import INSTRUCTION, Rewriter
+from hyvideo.rewards.prompt_rewriting import read_rewriter
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config
-from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.reference_flags import print_ignored
 from hyvideo.settings.rules import check_evaluation, check_sampling
 from hyvideo.settings.sampling import Sampling
@@ -40,7 +39,7 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     )
     settings = generation_settings(options, has_images=any(request.image for request in requests))
     config = settings.config
-    rewriter = rewriter_of(options) if options.rewrite else None
+    rewriter = read_rewriter(options.rewrite)
     model = config.model
     check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
     output = options.output_path
@@ -49,11 +48,14 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     check_sampling(settings.sampling, root=root, version=model.transformer_version, output=folder)
     if options.best_of > 1:
         check_evaluation(config.reward, root=root, output=folder)
-    if options.rewritten_csv:
-        rewriter.write(requests, options.rewritten_csv)
+    if rewriter and rewriter.csv:
+        if os.path.realpath(rewriter.csv) in map(os.path.realpath, options.valid_video_csv):
+            raise ValueError(
+                "csv of --rewrite must be another file than --valid_video_csv, whose other columns "
+                f"it would lose, got {quote(rewriter.csv)}"
+            )
+        rewriter.write(requests)
         return []
-    if model.transformer_version.startswith("miniature") and processes.rank() == 0:
-        print_unknown_words([request.prompt for request in requests])
     sizes = {request: size_of(options, settings, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
@@ -67,21 +69,11 @@ def make_videos(options: argparse.Namespace) -> list[str]:
         generator = Generator(settings, videos)
     # calls with one named mp4 file may share a folder
     owns_folder = output == folder and processes.rank() == 0
-    if owns_folder:
-        print_other_videos(folder, videos)
     with Lease(folder) if owns_folder else nullcontext():
         problems = generator.make()
     ranks.stop()
     write_page(options, folder, videos)
     return problems
-
-
-def print_unknown_words(prompts: list[str]) -> None:
-    """Print that the miniature does not know the words of a prompt; its video is made anyway."""
-    try:
-        labels_of(prompts)
-    except ValueError as error:
-        print(f"a video does not show its prompt: {error}", file=sys.stderr)
 
 
 def sampling_of(options: argparse.Namespace, has_images: bool) -> tuple[Config, Sampling]:
@@ -136,17 +128,6 @@ def caching_of(options: argparse.Namespace) -> StepCaching | None:
     return None
 
 
-def rewriter_of(options: argparse.Namespace) -> Rewriter:
-    """Return the rewriter of the flags ``--rewrite_*``."""
-    return Rewriter(
-        url=options.rewrite_url,
-        model=options.rewrite_model,
-        key_env=options.rewrite_key_env,
-        prompt_file=options.rewrite_prompt_file or INSTRUCTION,
-        fallback=options.rewrite_fallback,
-    )
-
-
 def check_noise(options: argparse.Namespace, requests: list, root: str, version: str) -> None:
     """Raise ValueError for an initial noise that makes videos identical or that a family lacks."""
     is_reference = options.initial_noise == "reference"
@@ -168,9 +149,6 @@ def check_noise(options: argparse.Namespace, requests: list, root: str, version:
 def generation_settings(options: argparse.Namespace, has_images: bool) -> GenerationSettings:
     """Return how the videos are made."""
     caching = caching_of(options)
-    offloading = Offloading(
-        options.offloading, options.group_offloading, options.overlap_group_offloading
-    )
     source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     config, sampling = sampling_of(options, has_images)
     return GenerationSettings(
@@ -178,7 +156,7 @@ def generation_settings(options: argparse.Namespace, has_images: bool) -> Genera
         sampling,
         source,
         seed=options.seed,
-        offloading=offloading,
+        offloading=None if options.offloading == "auto" else options.offloading,
         initial_noise=options.initial_noise,
         num_videos=options.num_videos,
         sp_size=options.sp_size,
@@ -206,16 +184,3 @@ def write_page(options: argparse.Namespace, folder: Path, videos: list) -> None:
     has_video = place == 0 and replica < len(videos)
     if has_video and (len(videos) > 1 or (options.output_path / PAGE_FILE).is_file()):
         write_gallery(folder)
-
-
-def print_other_videos(folder: Path, videos: list) -> None:
-    """Print that the folder has mp4 files that this call does not replace."""
-    others = {path.name for path in folder.glob("*.mp4")}
-    for video in videos:
-        others -= {video.path.name, f"{video.path.stem}_before_sr.mp4"}
-    if others:
-        print(
-            f"{quote(folder)} also has {len(others)} other mp4 files, such as {min(others)}: they "
-            "are kept, and index.html and scripts.evaluate --videos include them",
-            file=sys.stderr,
-        )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,6 @@ from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.offload import on_device
-from hyvideo.models.step_cache import StepCache
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
@@ -125,14 +124,13 @@ class VideoSampler:
         video: Video,
         conditions: Conditions,
         *stage: str,
-        new_cache: Callable[[], StepCache] | None = None,
+        within: Callable[[GRPOPipeline], AbstractContextManager] = nullcontext,
     ) -> Tensor:
         """Return the final latents of a video. Shape: (1, channels, frames, height, width).
 
-        A further ``stage`` has separate noise; ``new_cache`` makes a step cache.
+        A further ``stage`` has separate noise; ``within`` returns the context of the sampling.
         """
         pipeline.with_progress = self.reported("sampling", video, "step")
-        pipeline.transformer.step_cache = new_cache and new_cache()
 
         def noise(*step: int) -> Tensor:
             return self.noise(pipeline, video, *stage, *step)
@@ -141,12 +139,10 @@ class VideoSampler:
         with ExitStack() as stack:
             for transformer in pipeline.transformers:
                 stack.enter_context(on_device(transformer))
+            stack.enter_context(within(pipeline))
             if schedule.stochastic_steps:
-                latents = pipeline.sample(conditions, noise(), schedule, noise).final
-            else:
-                latents = pipeline.sample_ode(conditions, noise(), schedule)
-        pipeline.transformer.step_cache = None  # frees its tokens
-        return latents
+                return pipeline.sample(conditions, noise(), schedule, noise).final
+            return pipeline.sample_ode(conditions, noise(), schedule)
 
     def noise(self, pipeline: GRPOPipeline, video: Video, *key: int | str) -> Tensor:
         """Return the initial noise of a stage, or the noise of a step; a request's own seed is all

@@ -54,8 +54,6 @@ class Condition:
     glyph: Tensor | None = None  # (tokens, dim), quoted text, if the prompt has any
     # image features and first-frame latents; image-to-video only
     image: ImageCondition | None = None
-    # (channels, frames, height, width), float32; super-resolution only
-    low_resolution: Tensor | None = None
 
     @staticmethod
     def from_parts(parts: Mapping[str, dict[str, Tensor]]) -> "Condition":
@@ -79,7 +77,6 @@ class Condition:
             to_device(self.text, device),
             _to_device_or_none(self.glyph, device),
             self.image and self.image.to(device),
-            _to_device_or_none(self.low_resolution, device),
         )
 
 

@@ -21,6 +21,11 @@ _SEGMENTS = 8  # that such a block is divided into
 _WINDOW = 16  # first values of a segment; the segment is read only if they are zero
 # Single projections are zero before training, rarely two in a row.
 _MAX_ZERO_MATRICES = 2
+# Without them a model is blind: prompts, or videos, would not differ.
+_EMBEDDING = re.compile(
+    r"(^|\.)(shared|embed_tokens|token_embedding|word_embeddings|wte|patch_embedding|img_in)\b"
+    r".*\.weight$"
+)
 # The second matrix of a LoRA is zero before training, and many LoRA files list parameters that they
 # do not change.
 _OFTEN_ZERO = re.compile(r"\.lora_(B|up)\b|\.(diff|diff_b|diff_m|difference)$")
@@ -29,8 +34,8 @@ _OFTEN_ZERO = re.compile(r"\.lora_(B|up)\b|\.(diff|diff_b|diff_m|difference)$")
 class DamageCheck:
     """Looks at the tensors of a weight file one by one, in the order of the file.
 
-    A tensor may be zero as a whole. Refused are a block of zeros in a matrix, three matrices of
-    zeros in a row, a file of zeros, and values that are not finite.
+    A tensor may be zero as a whole. Refused are an embedding of zeros, a block of zeros in a
+    matrix, three matrices of zeros in a row, a file of zeros, and values that are not finite.
     """
 
     def __init__(self, label: str, file: Path | str):
@@ -57,6 +62,8 @@ class DamageCheck:
             self._look_for_block(name, tensor)
         elif tensor.ndim > 1 and not _OFTEN_ZERO.search(name):
             self._zero_matrices.append(name)
+            if _EMBEDDING.search(name):
+                self.problems.append(f"tensor {name!r} in {self.file}, an embedding, is zero")
             if len(self._zero_matrices) == _MAX_ZERO_MATRICES + 1:
                 self.problems.append(
                     f"tensors {self._zero_matrices[0]!r} to {name!r} in {self.file} are zero"

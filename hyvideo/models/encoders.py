@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hyvideo.data.files import read_json
 from hyvideo.data.text import quote
 from hyvideo.models import weight_files
-from hyvideo.models.damage import check_values
 from hyvideo.models.offload import offload_in_groups
 from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
 
@@ -28,25 +27,31 @@ def class_problems(
     *,
     rename: Callable[[str], str] = str,
 ) -> list[str]:
-    """Return the problems that prevent a class from loading a folder; ``rename`` normalizes
-    published tensor names.
+    """Return the problems that prevent a class from loading a folder.
+
+    ``rename`` normalizes published tensor names; "" stands for a tensor that the class does not
+    read, such as one of a decoder.
     """
     config = read_config(class_name, folder)
     if not weights_needed:
         return []
+    return with_label(folder, _read(class_name, config, folder, rename)[1])
+
+
+def _read(
+    class_name: str, config: Any, folder: Folder, rename: Callable[[str], str]
+) -> tuple[Weights, list[str], dict[str, str]]:
+    """Return the headers of a folder's files, their problems, and the names of the class's tensors
+    by normalized name.
+    """
     with torch.device("meta"):
-        expected = {
-            rename(name): shape
-            for name, shape in shapes_of(_class(class_name)(config).state_dict()).items()
-        }
-    header = weight_files.read_header(folder, "model")
-    shapes = {
-        rename(name): shape for name, shape in header.shapes.items() if rename(name) in expected
-    }
-    files = {rename(name): path for name, path in header.files.items()}
-    return with_label(
-        folder, weight_files.tensor_problems(folder, expected, Weights(shapes, files, drawn={}))
-    )
+        shapes = shapes_of(_class(class_name)(config).state_dict())
+    own: dict[str, str] = {}
+    for name in shapes:
+        own.setdefault(rename(name), name)
+    header = weight_files.read_header(folder, "model", rename)
+    expected = {normalized: shapes[name] for normalized, name in own.items()}
+    return header, weight_files.tensor_problems(folder, expected, header), own
 
 
 def load_model(
@@ -69,39 +74,48 @@ def load_model(
     """
     place = "cpu" if group_offload else device
     if random_weights_seed is None:
-        weight_files.raise_problems(folder, class_problems(class_name, folder, rename=rename))
-        model = _pretrained(class_name, folder, dtype, place)
+        model = _pretrained(class_name, folder, dtype, place, rename)
     else:
         model = _random(class_name, folder, random_weights_seed, dtype, place)
     # Not to(dtype), which would round the rotary frequencies to the dtype of the weights.
     model = model.to(place).requires_grad_(False).eval()
     _round_rotary(model, rotary_dtype)
     if group_offload:
-        # Groups of one layer, because the caller may remove the last layers.
-        return offload_in_groups(model, device, blocks_per_group=1, overlap=False)
+        return offload_in_groups(model, device, overlap=False)
     return model
 
 
 def _pretrained(
-    class_name: str, folder: Folder, dtype: torch.dtype, device: str | torch.device
+    class_name: str,
+    folder: Folder,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    rename: Callable[[str], str],
 ) -> nn.Module:
-    """Load the checked files with ``from_pretrained``, which also handles the tensor names of old
-    checkpoints.
+    """Check the files, read their tensors one by one, and build the model of them with
+    ``from_pretrained``, which ties weights and computes buffers.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # it would interrupt the progress bar of this project
+    config = read_config(class_name, folder)
+    header, problems, own = _read(class_name, config, folder, rename)
+    weight_files.raise_problems(folder, problems)
+    # transformers keeps some modules in float32 if the model is in float16
+    target = None if dtype == torch.float16 else dtype
     model, report = _class(class_name).from_pretrained(
-        folder.path,
-        dtype=dtype,
+        None,
+        config=config,
         # straight to the GPU, because the processes share host memory
+        state_dict={
+            own[name]: tensor.to(device=device, dtype=target)
+            for name, tensor in weight_files.stream_tensors(header, {}, label=folder.label)
+        },
+        dtype=dtype,
         device_map={"": torch.device(device)},
-        use_safetensors=True,
-        local_files_only=True,
         output_loading_info=True,
     )
     assert not report["missing_keys"], report["missing_keys"]
-    check_values(model.state_dict(), folder.label, folder.path)
     return model
 
 
@@ -155,6 +169,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer, model: nn.Module):
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+        _check_vocabulary(len(tokenizer), model.get_input_embeddings().num_embeddings)
         self.tokenizer = tokenizer
         self.model = model
 
@@ -183,6 +198,20 @@ class PromptEncoder:
         warn_of_truncation("a prompt", num_tokens, limit, text)
 
 
+def _check_vocabulary(num_tokens: int, num_rows: int) -> None:
+    """Raise ValueError for a tokenizer of another model.
+
+    Embeddings may be padded: by less than 1 %, or to a multiple of 64 with less than 128 rows more.
+    """
+    padding = num_rows - num_tokens
+    is_padded = padding < 0.01 * num_rows or (num_rows % 64 == 0 and padding < 128)
+    if padding < 0 or not is_padded:
+        raise ValueError(
+            f"the tokenizer has {num_tokens:,} tokens, but the text encoder's embedding has "
+            f"{num_rows:,} rows, so it belongs to another model; download the tokenizer again"
+        )
+
+
 def warn_of_truncation(what: str, num_tokens: int, limit: int, dropped: str) -> None:
     """Warn that an encoder does not read ``dropped``, the end of a text."""
     rest = quote(dropped.strip())
@@ -195,8 +224,10 @@ def warn_of_truncation(what: str, num_tokens: int, limit: int, dropped: str) -> 
 
 def rename_t5(name: str) -> str:
     """Return one name for T5's token embedding, which files store under either of two names or
-    under both.
+    under both, and "" for the decoder.
     """
+    if name.startswith(("decoder.", "lm_head.")):
+        return ""
     return "shared.weight" if name == "encoder.embed_tokens.weight" else name
 
 

@@ -33,8 +33,6 @@ class Component(NamedTuple):
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
-    # builds the model if it has no class in diffusers
-    build: Callable[..., nn.Module] | None = None
 
 
 class License(NamedTuple):
@@ -138,8 +136,6 @@ class Family:
     # (transformer) -> cache of the outputs of its frozen modulation layers, or None; see
     # `ModulationCache`
     cache_modulation: Callable[[nn.Module], Any] = lambda transformer: None
-    # has a method condition(latents, noise), the input of super-resolution
-    upsampler: Component | None = None
     # fp16 encoders of the original have rotary frequencies in fp16, too
     rounds_rotary: bool = False
     # (root) -> problems: a layout that is not read
@@ -179,7 +175,6 @@ class Family:
         # later, activation checkpointing may wrap a block's forward
         is_first = not hasattr(transformer, "sequence")
         transformer.is_flow_map = self.is_flow_map(transformer.config)
-        transformer.step_cache = None  # a `StepCache` in generate.py
         transformer.detaches_blocks = False  # see `gradient_mode`
         transformer.modulation_cache = None  # a cache of `cache_modulation` under a LoRA on a GPU
         sequence = sequence or WholeSequence()
@@ -216,11 +211,11 @@ def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
     return model
 
 
-def model_class(component: Component) -> Callable[..., nn.Module]:
-    """Return diffusers' class of a component, or the function that builds its model."""
+def model_class(component: Component) -> type[nn.Module]:
+    """Return diffusers' class of a component."""
     import diffusers
 
-    return component.build or getattr(diffusers, component.class_name)
+    return getattr(diffusers, component.class_name)
 
 
 def component_of(model: nn.Module) -> Component:

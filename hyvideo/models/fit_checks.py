@@ -136,29 +136,6 @@ def pipeline_problems(root: Path, version: str | None) -> list[str]:
     ]
 
 
-def super_resolution_problems(
-    root: str | Path, version: str, name: str, *, weights_needed: bool = True
-) -> list[str]:
-    """Return the problems that prevent refining a version's videos with the super-resolution model
-    ``name``.
-    """
-    base = loading.transformer_folder(root, version)
-    upsampler = loading.upsampler_folder(root, name)
-    folder = Folder(Path(root) / "transformer" / name, f"transformer {name!r}")
-    family = loading.read_family(base)
-    check = partial(model_problems, family=family, weights_needed=weights_needed)
-    problems = problems_of(lambda: check(folder)) + problems_of(
-        lambda: check(upsampler, "upsampler")
-    )
-    if problems:
-        return problems
-    known, found = (loading.read_arguments(family.transformer, each)[0] for each in (base, folder))
-    needed = known["in_channels"] + known["out_channels"] + 1  # the upsampled latents and a mask
-    if found["in_channels"] != needed:
-        return [f"{folder.path} needs in_channels {needed}, got {found['in_channels']}"]
-    return []
-
-
 def latent_problems(root: Path, version: str | None, family: Family) -> list[str]:
     """Return a problem if the transformer and the VAE have latents of different channels, from
     their configs.

@@ -124,18 +124,14 @@ def load_vae(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
-    upsampler: str = "",
 ) -> nn.Module:
     """Load the diffusers VAE in eval mode, with support for batches.
 
     `Family.latents` has the scale of its latents.
-
-    With the name of an ``upsampler``, load that instead; it consists of layers of the VAE.
     """
-    folder = upsampler_folder(root, upsampler) if upsampler else vae_folder(root)
-    family = read_family(vae_folder(root))
-    component = family.upsampler if upsampler else family.vae
-    empty, weights = _stream(component, folder, random_weights_seed, device)
+    folder = vae_folder(root)
+    family = read_family(folder)
+    empty, weights = _stream(family.vae, folder, random_weights_seed, device)
     model = _load_weights(empty, weights, dtype, device)
     family.prepare_vae(model)
     if torch.device(device).type == "cuda":
@@ -232,10 +228,6 @@ def transformer_folder(
 
 def vae_folder(root: str | Path) -> Folder:
     return Folder(Path(root) / "vae", "VAE")
-
-
-def upsampler_folder(root: str | Path, version: str) -> Folder:
-    return Folder(Path(root) / "upsampler" / version, f"upsampler {version!r}")
 
 
 def read_family(folder: Folder) -> Family:

@@ -82,14 +82,12 @@ class FrozenWeights:
             setattr(module, name, nn.Parameter(weight, requires_grad=False))
 
 
-def offload_in_groups(
-    model: nn.Module, device: torch.device, *, blocks_per_group: int, overlap: bool
-) -> nn.Module:
-    """Keep a frozen model on the CPU and copy its blocks to ``device`` in groups during the forward
-    pass.
+def offload_in_groups(model: nn.Module, device: torch.device, *, overlap: bool) -> nn.Module:
+    """Keep a frozen model on the CPU and copy its blocks to ``device`` one after another during the
+    forward pass.
 
-    With ``overlap``, a group is copied from pinned memory while the previous one computes; this
-    needs a GPU and groups of one block. Call it last: adapters added later would not be copied.
+    With ``overlap``, which needs a GPU, a block is copied from pinned memory while the previous one
+    computes. Call it last: adapters added later would not be copied.
     """
     from diffusers.hooks import apply_group_offloading
 
@@ -101,7 +99,7 @@ def offload_in_groups(
     apply_group_offloading(
         model.to("cpu"),
         onload_device=device,
-        num_blocks_per_group=blocks_per_group,
+        num_blocks_per_group=1,
         use_stream=overlap,
         # diffusers looks for lists of blocks only in these modules
         block_modules=next(parents).split("."),

@@ -9,8 +9,10 @@ import hashlib
 import json
 import math
 import pickle
+import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +30,14 @@ _NUM_PROBLEMS_SHOWN = 10
 # what download programs append to the name of a file of which parts are missing
 UNFINISHED = (".aria2", ".incomplete")
 _LARGE = 2**27  # parameters of a model
+# Words that torch's wrappers add to names, and tensors that a model computes itself.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_COMPUTED = re.compile(r"(^|\.)(inv_freq|position_ids)$")
+# Files of 8-bit numbers have the scale of ``X.weight`` under one of two names, ComfyUI's and vLLM's,
+# and often marks and scales of activations, which are not needed to restore the weights.
+_SCALES = ("scale_weight", "weight_scale")
+_SCALED = ("F8_E4M3", "F8_E5M2")
+_BESIDE_SCALES = re.compile(r"(^|\.)(scaled_fp8|scale_input|input_scale|comfy_quant)$")
 # safetensors' names of dtypes
 _DTYPES = {
     "F64": torch.float64,
@@ -45,28 +55,42 @@ class Folder(NamedTuple):
     label: str
 
 
-class Weights(NamedTuple):
-    """Headers of a folder's weight files."""
+@dataclass(frozen=True)
+class Weights:
+    """Headers of a folder's weight files, by the names of tensors in the model."""
 
     shapes: Shapes
     files: dict[str, Path]  # tensor name -> file that contains it
-    drawn: dict[str, int]  # prefix of tensor names -> seed
+    drawn: dict[str, int] = field(default_factory=dict)  # prefix of tensor names -> seed
+    names: dict[str, str] = field(default_factory=dict)  # tensor name -> name in the file
+    dtypes: dict[str, str] = field(default_factory=dict)  # safetensors' names
+    scales: dict[str, tuple[Path, str]] = field(default_factory=dict)  # of tensors in 8 bits
 
 
-def read_header(folder: Folder, stem: str) -> Weights:
+def read_header(folder: Folder, stem: str, rename: Callable[[str], str] = str) -> Weights:
     """Return the names and shapes of a folder's tensors.
 
-    Raises ValueError for a missing or corrupted file.
+    ``rename`` returns a tensor's name in the model, or "" for one that the model does not read;
+    before it, the names of torch's wrappers are removed. Raises ValueError for a missing or
+    corrupted file, and for two tensors of one name whose values differ.
     """
-    found = Weights({}, {}, {})
+    found = Weights({}, {})
+    twins: list[tuple[tuple[Path, str], tuple[Path, str]]] = []
     for path in weight_paths(folder, stem):
         try:
             with safe_open(path, framework="pt", backend="pread") as file:
-                names = file.keys()
-                found.shapes.update(
-                    (name, tuple(file.get_slice(name).get_shape())) for name in names
-                )
-                found.files.update(dict.fromkeys(names, path))
+                for stored in file.keys():
+                    plain = without_wrappers(stored)
+                    name = "" if _COMPUTED.search(plain) else rename(plain)
+                    if not name:
+                        continue
+                    if name in found.files:
+                        twins.append(((found.files[name], found.names[name]), (path, stored)))
+                    header = file.get_slice(stored)
+                    found.shapes[name] = tuple(header.get_shape())
+                    found.dtypes[name] = header.get_dtype()
+                    found.files[name] = path
+                    found.names[name] = stored
                 drawn = json.loads((file.metadata() or {}).get("drawn", "{}"))
                 found.drawn.update((prefix, int(seed)) for prefix, seed in drawn.items())
         except (
@@ -81,13 +105,49 @@ def read_header(folder: Folder, stem: str) -> Weights:
                 f"{folder.label}: {path} is truncated, a git-lfs pointer or not a safetensors file "
                 f"({error}); download it again"
             ) from error
+    for first, second in twins:
+        if not torch.equal(_read_tensor(*first), _read_tensor(*second)):
+            raise ValueError(
+                f"{folder.label}: {first[1]!r} in {first[0]} and {second[1]!r} in {second[0]} are "
+                "one tensor of the model, but their values differ; use files that have only one"
+            )
+    _match_scales(found)
     return found
 
 
-def weight_paths(folder: Folder, stem: str) -> list[Path]:
-    """Return a folder's weight files: ``<stem>.safetensors``, or the files in its index.
+def without_wrappers(name: str) -> str:
+    """Return a tensor's name without the words that DDP, FSDP, compilation and activation
+    checkpointing add.
+    """
+    return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
 
-    ValueError if missing or not downloaded to the end.
+
+def _read_tensor(path: Path, stored: str) -> Tensor:
+    with safe_open(path, framework="pt", backend="pread") as file:
+        return file.get_tensor(stored)
+
+
+def _match_scales(found: Weights) -> None:
+    """Move the scales of 8-bit weights, one number or one per row, from ``shapes`` to ``scales``."""
+    for name in [name for name, dtype in found.dtypes.items() if dtype in _SCALED]:
+        module, _, last = name.rpartition(".")
+        shape = found.shapes[name]
+        for scale in (f"{module}.{each}" for each in _SCALES if last == "weight" and shape):
+            size = found.shapes.get(scale)
+            if size is not None and math.prod(size) in (1, shape[0]) and len(size) <= len(shape):
+                found.scales[name] = (found.files[scale], found.names[scale])
+                del found.shapes[scale]
+                break
+    if found.scales:
+        for name in [name for name in found.shapes if _BESIDE_SCALES.search(name)]:
+            del found.shapes[name]
+
+
+def weight_paths(folder: Folder, stem: str) -> list[Path]:
+    """Return a folder's weight files: ``<stem>.safetensors``, or its parts, with or without an
+    index.
+
+    ValueError if missing, not downloaded to the end, or if there are both.
     """
     paths = _weight_paths(folder, stem)
     for path in paths:
@@ -111,18 +171,41 @@ def check_finished(path: Path, label: str) -> None:
 def _weight_paths(folder: Folder, stem: str) -> list[Path]:
     whole = folder.path / f"{stem}.safetensors"
     index = folder.path / f"{stem}.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
-    if not index.is_file():
-        raise ValueError(
-            f"{folder.label}: neither {whole.name} nor {index.name} exists in {folder.path}"
-        )
-    names = read_json(index, folder.label)["weight_map"].values()
+    parts = sorted(folder.path.glob(f"{stem}-*-of-*.safetensors"))
+    if index.is_file():
+        names = read_json(index, folder.label)["weight_map"].values()
+        listed_in = index.name
+    else:
+        counts = {path.stem.rpartition("-")[2] for path in parts}
+        names = [
+            f"{stem}-{number:0{len(count)}}-of-{count}.safetensors"
+            for count in counts
+            if count.isdecimal()
+            for number in range(1, int(count) + 1)
+        ]
+        listed_in = "the name of a part"
     paths = [folder.path / name for name in sorted(set(names))]
+    if whole.is_file() and paths in ([], [whole]):
+        return [whole]
     missing = [path.name for path in paths if not path.is_file()]
+    if whole.is_file() and missing == [path.name for path in paths]:
+        return [whole]
+    if whole.is_file():
+        raise ValueError(
+            f"{folder.label}: {folder.path} has {whole.name} and the parts of {listed_in}, and "
+            "programs differ in which of them they read; delete the older of the two"
+        )
+    if not paths:
+        there = sorted(path.name for path in folder.path.iterdir()) if folder.path.is_dir() else []
+        listed = ", ".join(there[:_NUM_PROBLEMS_SHOWN]) or "nothing"
+        raise ValueError(
+            f"{folder.label}: {folder.path} has neither {whole.name} nor {index.name}; there is "
+            f"{listed}. Download the first, or the second and its parts; a variant such as "
+            f"{stem}.fp16.safetensors may be renamed"
+        )
     if missing:
         raise ValueError(
-            f"{folder.label}: {index.name} lists {missing}, which are missing from {folder.path}"
+            f"{folder.label}: {listed_in} lists {missing}, which are missing from {folder.path}"
         )
     return paths
 
@@ -131,7 +214,7 @@ def stream_tensors(
     weights: Weights, expected: Shapes, *, label: str, read: bool = True
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor) pairs on the CPU: those in the files, then the expected ones that the
-    files omit, generated.
+    files omit, generated. Numbers of 8 bits are multiplied by their scales, in float32.
 
     ``read=False`` yields meta tensors in the same order, for ranks that receive the values from
     another rank. Raises ValueError, beginning with ``label``, for a damaged file, after the last
@@ -141,20 +224,23 @@ def stream_tensors(
     for path in sorted(set(weights.files.values())):
         check = DamageCheck(label, path)
         checks.append(check)
+        names = {
+            weights.names[name]: name for name in weights.shapes if weights.files[name] == path
+        }
         with safe_open(path, framework="pt", backend="pread") as file:
-            for name in file.offset_keys():  # in file order
-                header = file.get_slice(name)
-                dtype = header.get_dtype()
-                if dtype not in _DTYPES:
-                    raise ValueError(
-                        f"tensor {name!r} in {path} must have dtype {', '.join(_DTYPES)}, got "
-                        f"{dtype}"
-                    )
+            for stored in file.offset_keys():  # in file order
+                if stored not in names:
+                    continue
+                name = names[stored]
                 if read:
-                    tensor = file.get_tensor(name)
+                    tensor = file.get_tensor(stored)
+                    if name in weights.scales:
+                        scale = _read_tensor(*weights.scales[name]).float()
+                        tensor = tensor.float() * scale.reshape(-1, *[1] * (tensor.ndim - 1))
                 else:
-                    tensor = torch.empty(header.get_shape(), dtype=_DTYPES[dtype], device="meta")
-                check.add(name, tensor)
+                    dtype = _DTYPES.get(weights.dtypes[name], torch.float32)
+                    tensor = torch.empty(weights.shapes[name], dtype=dtype, device="meta")
+                check.add(stored, tensor)
                 yield name, tensor
     device = "cpu" if read else "meta"
     for name, shape in expected.items():
@@ -188,6 +274,13 @@ def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[
             )
         elif shape not in (None, needed):
             problems.append(f"{tensor} has shape {shape}, but the model needs {needed}")
+        dtype = weights.dtypes.get(name, "F32")
+        if needed is not None and dtype not in _DTYPES and name not in weights.scales:
+            problems.append(
+                f"{tensor} has dtype {dtype}, of which only {' and '.join(_SCALED)} can be read, "
+                f"with a scale named {' or '.join(_SCALES)}, one number or one per row; use the "
+                "model in bfloat16"
+            )
     return problems
 
 
@@ -290,9 +383,20 @@ def read_pickle(path: Path, label: str, *, device: str | torch.device = "cpu") -
             f"({error})"
         ) from error
     if isinstance(content, dict) and all(isinstance(tensor, Tensor) for tensor in content.values()):
+        check_dtypes(content, label, path)
         check_values(content, label, path)
         return content
     raise ValueError(f"{label}: {path} must contain only a dictionary of tensors")
+
+
+def check_dtypes(tensors: Mapping[str, Tensor], label: str, path: Path) -> None:
+    """Raise ValueError for a tensor of 8-bit numbers, whose scales are not known."""
+    for name, tensor in tensors.items():
+        if tensor.element_size() == 1 and tensor.dtype != torch.bool:
+            raise ValueError(
+                f"{label}: tensor {name!r} in {path} has dtype {tensor.dtype}; quantized weights "
+                "are not read here, use the model in bfloat16"
+            )
 
 
 def problems_of(check: Callable[[], Iterable[str]]) -> list[str]:

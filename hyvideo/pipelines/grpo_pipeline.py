@@ -95,11 +95,6 @@ class GRPOPipeline:
         compute_dtype: torch.dtype = torch.float32,
         partner: Partner | None = None,
     ):
-        if sampling.guidance.largest > 1 and negative is None:
-            raise ValueError(
-                f"guidance scale {sampling.guidance.largest} needs the condition of a negative "
-                "prompt"
-            )
         self.transformer = transformer
         self.partner = partner
         # of the transformer, which may leave the device while it is not used
@@ -195,8 +190,6 @@ class GRPOPipeline:
         latents = noise.float()
         self.prepare_schedule(schedule)
         for index in self.with_progress(range(len(schedule.transitions))):
-            if self.transformer.step_cache:
-                self.transformer.step_cache.step = index
             velocity = self.velocity_at_steps(latents, schedule, [index] * len(latents), conditions)
             new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
             step = schedule.step(velocity, latents, index, new_noise)
@@ -345,18 +338,14 @@ class GRPOPipeline:
         rows = range(len(latents))
         return torch.cat(
             [
-                self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]), i)
+                self._forward(latents[i : i + 1], times[i : i + 1], conditions.select([i]))
                 for i in rows
             ]
         )
 
-    def _forward(
-        self, latents: Tensor, times: Times, conditions: Conditions, row: int = 0
-    ) -> Tensor:
+    def _forward(self, latents: Tensor, times: Times, conditions: Conditions) -> Tensor:
         """Return the velocities of one forward pass of a transformer."""
         transformer = self._transformer_at(times)
-        if transformer.step_cache:
-            transformer.step_cache.row = row
         timestep = filled([start for start, _ in times], latents.device)
         ends = None
         if self.transformer.is_flow_map:
@@ -375,19 +364,11 @@ class GRPOPipeline:
         return velocity.detach().float() if is_sampling else velocity.float()
 
     def _transformer_at(self, times: Times) -> nn.Module:
-        """Return the transformer that predicts at these times.
-
-        Raises ValueError if they belong to both experts: a forward pass has one.
-        """
+        """Return the transformer that predicts at these times, which are of one expert."""
         if self.partner is None:
             return self.transformer
         experts = {expert_at(start / 1000, self.partner.boundary) for start, _ in times}
-        if len(experts) > 1:
-            timesteps = ", ".join(f"{start:g}" for start, _ in times)
-            raise ValueError(
-                "the samples of a forward pass must have timesteps of one expert, below "
-                f"{1000 * self.partner.boundary:g} or from it, got {timesteps}"
-            )
+        assert len(experts) == 1, f"the times of a forward pass are of both experts: {times}"
         return self.partner.transformer if self.partner.expert in experts else self.transformer
 
     def _autocast(self, device: torch.device) -> AbstractContextManager:

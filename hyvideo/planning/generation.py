@@ -2,9 +2,9 @@
 
     encode -> sample -> decode
 
-With ``offloading`` each phase holds only the models that it uses. With ``group_offloading`` the
-blocks of the transformer come one after another: that in use and the next one
-(``overlap_group_offloading``), or four at a time. The language model then has one layer on the GPU.
+With offloading ``model`` each phase holds only the models that it uses. With ``group`` the blocks of
+the transformer come one after another: that in use and the next one. The language model then has one
+layer on the GPU.
 """
 
 from hyvideo.data.text import lines_of
@@ -17,7 +17,7 @@ from hyvideo.planning.planned_run import BYTES, PlannedRun
 from hyvideo.settings.config import Config
 from hyvideo.settings.offloading import Offloading
 
-WAYS = Offloading(False, False), Offloading(True, False), Offloading(True, True, True)
+WAYS: tuple[Offloading, ...] = ("none", "model", "group")
 
 
 def memory_lines(config: Config, gpu: str) -> list[str]:
@@ -34,7 +34,7 @@ def memory_lines(config: Config, gpu: str) -> list[str]:
     for way in WAYS:
         needed = generation_memory(run, way).needed_gib
         fits = "fits" if needed <= hardware.gpu_memory else "too large"
-        rows.append((str(way), f"{needed:.1f} of {hardware.gpu_memory:g} GiB, {fits}"))
+        rows.append((f"offloading {way}", f"{needed:.1f} of {hardware.gpu_memory:g} GiB, {fits}"))
     return lines_of(rows)
 
 
@@ -42,20 +42,18 @@ def generation_memory(run: PlannedRun, way: Offloading) -> Memory:
     """Return the bytes by phase for one video of the size of the run's rollouts."""
     counted, settings = run.parameters, run.settings
     parameters = counted.total
-    if way.group_offloading:
-        # with overlap, the next block too
-        blocks = 2 if way.overlap_group_offloading else way.blocks_per_group
-        parameters = counted.root + blocks * counted.block
+    if way == "group":  # the block that computes, and the next one
+        parameters = counted.root + 2 * counted.block
     vae = {"VAE": counted.vae * BYTES[settings.vae_dtype]}
     transformer = {"transformer": parameters * run.compute_bytes}
     phases = {
-        "encode": {"encoders": states.encoder_bytes(run, in_groups=way.group_offloading)},
+        "encode": {"encoders": states.encoder_bytes(run, in_groups=way == "group")},
         "sample": transformer | {"activations": activations.inference_bytes(run, 1)},
         "decode": vae | {"decoding": states.decoding_bytes(run)},
     }
     if run.has_images:
         phases["encode"] |= vae
-    if not way.offloading:
+    if way == "none":
         phases = {phase: items | vae for phase, items in phases.items()}
         phases["decode"] |= transformer
     return Memory(phases, CONTEXT_GIB)

@@ -28,6 +28,7 @@ from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_histor
 from hyvideo.validation.reward_hacking.rule import MetricShift, ValidationStats
 from hyvideo.validation.scores_file import mean_by_prompt
 
+AUDIT_FILE = "audit.json"  # of scripts.audit
 CONFIG_FILE = "config.yaml"  # marks the output_dir of a run
 MAX_POINTS = 500  # of a curve
 NOTES_FILES = ("notes.txt", "notes.md")  # of the user; a run neither writes nor removes them
@@ -54,6 +55,7 @@ class RunContents:
     checkpoints: list[int]
     timeline: dict | None  # contents of timeline.json
     notes: str  # of the user, from a text file in the folder; empty without one
+    audit: list[dict]  # statements of scripts.audit; empty unless it was run
 
     @property
     def last_iteration(self) -> int:
@@ -184,6 +186,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
         if found:
             hacking = rule.describe(history, found)
     timeline = folder / TIMELINE_FILE
+    audit = folder / AUDIT_FILE
     return RunContents(
         folder=folder,
         config=config,
@@ -201,6 +204,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
         checkpoints=[int(path.name) for path in complete(folder)],
         timeline=read_json(timeline, "timeline") if timeline.is_file() else None,
         notes=read_notes(folder),
+        audit=read_json(audit, "audit") if audit.is_file() else [],
     )
 
 

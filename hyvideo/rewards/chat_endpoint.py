@@ -3,11 +3,7 @@ out.
 """
 
 import asyncio
-import json
 import os
-import re
-import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -19,14 +15,11 @@ from hyvideo.rewards.service.client import is_address
 
 T = TypeVar("T")
 
-# endpoints on this machine
-LOCAL = re.compile(r"https?://(localhost|127(\.[0-9]+){3}|\[::1\])(:[0-9]+)?(/|$)")
 # raised for malformed answers
 # of answers in another form; a model that repeats [ without an end makes JSON too deep
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
 MAX_CONNECT_S = 10.0
-SECRET_LENGTH = 6  # of an API key
 
 
 def answer_text(choice: dict) -> str:
@@ -62,40 +55,16 @@ class ChatEndpoint:
         timeout: int | float,
         retries: int,  # if there is no answer, or a status in ``RETRIED``
     ):
-        if not model or not is_address(url) or set("@?#") & set(url):
+        if not model or not is_address(url):
             raise ValueError(
-                f"{user} needs a model and a url (https://HOST/v1, no key or query), got "
-                f"{(model, url)}"
-            )
-        if not (0 < parallel <= 100 and min(timeout, retries + 1) > 0):
-            raise ValueError(
-                f"{user}: timeout must be positive, retries 0 or more, parallel 1 to 100, got "
-                f"timeout {timeout}, retries {retries} and parallel {parallel}"
-            )
-        key = os.environ.get(key_env, "")
-        is_safe = LOCAL.match(url) or not key_env or (key and url.startswith("https:"))
-        if not is_safe or not re.fullmatch("[!-~]*", key):
-            raise ValueError(
-                f"{user} needs https and an ASCII key in environment variable {key_env}, or "
-                f"key_env '' to send no key, got {quote(url)}"
+                f"{user} needs a model and a url (http://HOST:PORT/v1, no key), got {(model, url)}"
             )
         self.url = f"{url.rstrip('/')}/chat/completions"
         self.model = model
-        self._key = key
+        self._key = os.environ.get(key_env, "")
         self.parallel = parallel
         self.timeout = timeout
         self.retries = retries
-        self.cost = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-
-        # Printed at process exit, or when the endpoint is no longer used.
-        def write(cost: dict[str, int]) -> None:
-            print(
-                f"{user} {model}:",
-                ", ".join(f"{count:,} {name}" for name, count in cost.items()),
-                file=sys.stderr,
-            )
-
-        weakref.finalize(self, write, self.cost)
 
     def ask(
         self, requests: Sequence[Callable[[], str]], read: Callable[[dict], T]
@@ -116,16 +85,10 @@ class ChatEndpoint:
             try:
                 # for slowly arriving bytes
                 async with slots, asyncio.timeout((self.retries + 1) * 2 * self.timeout):
-                    self.cost["requests"] += 1
                     response = await client.post(self.url, content=request())
-                answer = response.text
-                # An endpoint may repeat the key, and answers are stored. Placeholders such as
-                # EMPTY are shorter, and occur in other words.
-                if len(self._key) >= SECRET_LENGTH:
-                    answer = answer.replace(self._key, "***")
                 if response.status_code != 200:
-                    raise ValueError(f"status {response.status_code}: {answer}")
-                return read(self._choice(json.loads(answer))), ""
+                    raise ValueError(f"status {response.status_code}: {response.text}")
+                return read(self._choice(response.json())), ""
             except (TimeoutError, httpx.HTTPError, *MALFORMED) as error:
                 return None, shorten(f"{self.url}: {describe_error(error)}", 500)
 
@@ -147,13 +110,7 @@ class ChatEndpoint:
             return await asyncio.gather(*map(result, requests))
 
     def _choice(self, answer: dict) -> dict:
-        """Return the first choice of a chat completion, and count its tokens."""
-        usage = answer.get("usage")
-        if isinstance(usage, dict):
-            for name in ("prompt_tokens", "completion_tokens"):
-                count = usage.get(name)
-                if isinstance(count, int):
-                    self.cost[name] += count
+        """Return the first choice of a chat completion. Raises ValueError if it has no end."""
         if "choices" not in answer or answer["choices"][0]["finish_reason"] not in self.ends:
             raise ValueError(
                 f"finish_reason of a chat completion must be {' or '.join(self.ends)}, got "

@@ -19,8 +19,6 @@ from hyvideo.rewards.rewards import Scores
 
 GRADES = {str(k): float(k) for k in range(1, 6)}
 YES_OR_NO = {"no": 0.0, "yes": 1.0}
-MAX_TOTAL = 1.01  # rounding of the probabilities of a token
-MIN_YES_OR_NO = 0.5  # smallest P(yes) + P(no); below it, the model answers something else
 
 
 def grades(choice: dict, dimensions: Sequence[str]) -> Scores:
@@ -70,11 +68,8 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     tokens = (choice.get("logprobs") or {}).get("content")
     if tokens and tokens[0].get("top_logprobs"):
         mean, total = _expected(tokens[0], YES_OR_NO)
-        if not total >= MIN_YES_OR_NO:
-            raise ValueError(
-                f"the probabilities of yes and no must add up to at least {MIN_YES_OR_NO}, got "
-                f"{total:.3f} for {tokens[0]['token']!r}"
-            )
+        if not total > 0:
+            raise ValueError(f"an answer must be yes or no, got {tokens[0]['token']!r}")
         return {name: mean}
     stated = answer_text(choice).strip(" \n.").lower()
     if stated not in YES_OR_NO:
@@ -88,8 +83,6 @@ ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
 def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:
     """Return the mean value of a token's alternatives, ignoring case and white space, and their
     probability.
-
-    Raises ValueError if the probabilities add up to more than 1.
     """
     found = [
         (each["token"].strip().lower(), math.exp(each["logprob"]))
@@ -97,8 +90,6 @@ def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:
     ]
     known = [(values[word], share) for word, share in found if word in values]
     total = sum(share for _, share in known)
-    if total > MAX_TOTAL:
-        raise ValueError(f"the probabilities of a token must add up to at most 1, got {total:.3g}")
     if not total > 0:
         return math.nan, total
     return sum(value * share for value, share in known) / total, total

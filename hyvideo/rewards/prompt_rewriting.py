@@ -15,6 +15,7 @@ from hyvideo.data.files import make_folder, read_text, write_problem
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, read_requests, write_requests
 from hyvideo.data.text import quote
+from hyvideo.data.yaml_files import read_yaml
 from hyvideo.rewards.chat_endpoint import ChatEndpoint, answer_text
 
 INSTRUCTION = Path(__file__).with_suffix(".txt")
@@ -23,6 +24,25 @@ MAX_SIDE = 1024  # pixels of the image that is sent
 # a reasoning model may be silent for minutes
 LIMITS = {"parallel": 8, "timeout": 300, "retries": 4}
 ROWS_PER_WRITE = 32
+
+
+def read_rewriter(text: str) -> "Rewriter | None":
+    """Return the rewriter of the flag ``--rewrite``, a YAML file or JSON with the options of
+    `Rewriter`; None for ``false``.
+    """
+    if text == "false":
+        return None
+    options = {}  # true: the flag of the original
+    if text.startswith("{"):
+        options = json.loads(text)
+    elif text != "true":
+        options = read_yaml(text)
+    try:
+        return Rewriter(**options)
+    except TypeError as error:
+        raise ValueError(
+            f"--rewrite needs a YAML file or JSON with url and model, got {quote(text)}: {error}"
+        ) from error
 
 
 class Rewriter:
@@ -34,20 +54,25 @@ class Rewriter:
     def __init__(
         self,
         *,
+        url: str,  # and the next two: options of `ChatEndpoint`
+        model: str,
+        key_env: str = "OPENAI_API_KEY",
         prompt_file: str | Path = INSTRUCTION,
-        fallback: bool,  # whether prompts may stay as they are after a failure
-        **endpoint: str,
+        fallback: bool = False,  # whether prompts may stay as they are after a failure
+        csv: str | Path = "",  # file to which the prompts are written, part by part
     ):
         self.instruction = read_text(prompt_file)
-        self.endpoint = ChatEndpoint("--rewrite", **endpoint, **LIMITS)
+        self.endpoint = ChatEndpoint("--rewrite", url=url, model=model, key_env=key_env, **LIMITS)
         self.fallback = fallback
+        self.csv = Path(csv) if csv else None
 
-    def write(self, requests: list[Request], path: Path | None = None) -> list[Request]:
+    def write(self, requests: list[Request]) -> list[Request]:
         """Return the requests with rewritten prompts. Raises ValueError for an unusable file or a
         failure.
 
-        With ``path``, they are also written to this CSV, part by part, and the same call resumes.
+        With ``csv``, they are also written to this file, part by part, and the same call resumes.
         """
+        path = self.csv
         done = list(requests)
         if path:
             done = _started(path, requests)
@@ -74,7 +99,7 @@ class Rewriter:
         if problems and not self.fallback:
             raise ValueError(
                 f"{len(problems)} of {len(done)} prompts failed: {problems[0]}; start the same "
-                "command again, or add --rewrite_fallback to use such prompts as they are"
+                "command again, or set the option fallback to use such prompts as they are"
             )
         for problem in problems:
             print(problem, file=sys.stderr)
@@ -116,7 +141,7 @@ def _started(path: Path, requests: list[Request]) -> list[Request]:
     problem = write_problem(path.parent)
     if problem:
         raise ValueError(
-            f"--rewritten_csv must be a file in a writable folder, got {quote(path)}: {problem}"
+            f"csv of --rewrite must be a file in a writable folder, got {quote(path)}: {problem}"
         )
     if not path.exists():
         make_folder(path.parent)
@@ -124,7 +149,7 @@ def _started(path: Path, requests: list[Request]) -> list[Request]:
     done = read_requests(path)
     if [_given(request) for request in done] != [_given(request) for request in requests]:
         raise ValueError(
-            "--rewritten_csv must be a new file or have the same prompts, images and seeds, got "
+            "csv of --rewrite must be a new file or have the same prompts, images and seeds, got "
             f"{quote(path)}"
         )
     return done

@@ -8,7 +8,6 @@ not import torch, because the rules between settings import it first.
 import inspect
 import math
 import pkgutil
-import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +73,6 @@ SCORERS = {
     "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), dimensions=("checks",)),
 }
 
-RESERVED = ("name", "root", "device")
 MAX_SCORE = 1e30  # larger scores overflow in statistics
 SERVICE_ATTEMPTS = 3  # requests to each reward service before the rewards count as missing
 
@@ -131,11 +129,6 @@ class FunctionScorer(Scorer):
             answer = answer.tolist()
         if isinstance(answer, tuple):
             answer = list(answer)
-        if not isinstance(answer, list):
-            raise ValueError(
-                f"the function must return a list with one number per video ({len(videos)}), got "
-                f"{type(answer).__name__}"
-            )
         return [row if isinstance(row, dict) else {self.name: row} for row in answer]
 
 
@@ -205,8 +198,7 @@ def scorer_class(name: str) -> Callable:
     """Return the class of a scorer, or the function of a reward: a name in ``SCORERS``, or
     ``FILE.py:NAME`` or ``module:NAME``, which is imported.
 
-    Raises ValueError for an unknown name, for code that cannot be imported, and for anything else
-    than a class with the methods of a scorer or a function.
+    Raises ValueError for an unknown name, and for code that cannot be imported.
     """
     if name in SCORERS:
         return pkgutil.resolve_name(SCORERS[name].class_path)
@@ -214,20 +206,7 @@ def scorer_class(name: str) -> Callable:
         raise ValueError(
             f"reward_model must be one of {', '.join(SCORERS)}, or FILE.py:NAME, got {name!r}"
         )
-    found = load_object(name, "reward_model")
-    if not callable(found):
-        raise ValueError(
-            f"reward_model {name} must be a function (videos, prompts, fps) or a class that "
-            f"inherits from {__name__}.Scorer, got {found!r:.80}"
-        )
-    methods = ("score", "check_prompts", "held_out") if isinstance(found, type) else ()
-    missing = [method for method in methods if not hasattr(found, method)]
-    if missing:
-        raise ValueError(
-            f"reward_model {name} must be a class with all methods of a scorer, got a class "
-            f"without {', '.join(missing)}; inherit from {__name__}.Scorer and define score"
-        )
-    return found
+    return load_object(name, "reward_model")
 
 
 def known_dimensions(name: str, options: Mapping[str, object]) -> tuple[str, ...] | None:
@@ -250,65 +229,24 @@ def make_scorer(
     in the option path.
 
     A custom class or function receives ``root`` and ``device`` if it has these parameters. Raises
-    ValueError like `scorer_class`, for unknown, missing or mistyped options, and for files that
-    cannot be used.
+    ValueError like `scorer_class`, for unknown or missing options, and for files that cannot be
+    used.
     """
     cls = scorer_class(name)
-    is_function = not isinstance(cls, type)
-    parameters = dict(inspect.signature(cls).parameters)
-    if is_function:
-        parameters = dict(list(parameters.items())[3:])  # without videos, prompts and fps
-    known = {
-        key
-        for key, parameter in parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    }
-    known -= set(RESERVED)
-    if name in SCORERS:
-        known.add("path")
-    unknown = sorted(set(options) - known)
-    if unknown:
-        raise ValueError(
-            f"reward model {name} has no option {', '.join(unknown)}; it has "
-            f"{', '.join(sorted(known)) or 'none'}"
-        )
-    wrong = [
-        f"{key} {value!r:.60}"
-        for key, value in options.items()
-        if not _fits(value, parameters.get(key))
-    ]
-    if wrong:
-        raise ValueError(
-            f"options of reward model {name} have the wrong type: got {', '.join(wrong)}"
-        )
     if name in SCORERS:
         path = options.pop("path", None) or Path(root) / SCORERS[name].folder
-        with restored_state():
-            return cls(path, device=device, **options)
-    missing = [
-        key for key in known - options.keys() if parameters[key].default is inspect.Parameter.empty
-    ]
-    if missing:
-        raise ValueError(f"reward model {name} needs the option {', '.join(sorted(missing))}")
-    given = {key: value for key, value in (("root", root), ("device", device)) if key in parameters}
-    if is_function:
-        return FunctionScorer(cls, name.rpartition(":")[2], options | given)
+        try:
+            with restored_state():
+                return cls(path, device=device, **options)
+        except TypeError as error:
+            raise ValueError(f"the options of reward model {name}: {error}") from error
     with named_errors(f"reward model {name} cannot be created", cls.__module__):
-        return cls(**options, **given)
-
-
-def _fits(value: object, parameter: inspect.Parameter | None) -> bool:
-    """Return whether an option's value fits the annotation of its parameter; the option path must
-    be a path.
-    """
-    expected = str | Path | None
-    if parameter is not None and parameter.name != "path":
-        expected = parameter.annotation
-    if expected not in (int, float, bool, str) and not isinstance(expected, types.UnionType):
-        return True
-    if isinstance(value, bool) and expected is not bool:  # a bool is also an int
-        return False
-    return isinstance(value, expected)
+        parameters = inspect.signature(cls).parameters
+        given = {"root": root, "device": device}
+        options |= {key: value for key, value in given.items() if key in parameters}
+        if isinstance(cls, type):
+            return cls(**options)
+        return FunctionScorer(cls, name.rpartition(":")[2], options)
 
 
 def weighted_sum(scores: Scores, weights: Mapping[str, float]) -> float:

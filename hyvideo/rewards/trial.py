@@ -1,25 +1,15 @@
-"""The trial of a scorer before a run, on videos of the run's size: its scores are complete, and do
-not depend on the other videos of a batch.
-"""
+"""The trial of a scorer before a run, on videos of the run's size: its scores are complete."""
 
-import json
-import math
-import warnings
 from collections.abc import Collection
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.custom_code import named_errors
-from hyvideo.data.text import describe_error, nearest, quote
+from hyvideo.data.text import describe_error, nearest
 from hyvideo.rewards import contract
-from hyvideo.rewards.rewards import Scorer, Scores, as_score, is_finite
+from hyvideo.rewards.rewards import Scorer, Scores, is_finite
 from hyvideo.rewards.scoring import try_score
-
-EXACT = 1e-4  # rounding differences of float32 between a batch and a single video
-# Smaller differences above EXACT are warnings; the noise of VideoAlign in bf16 is about half of 0.07.
-TOLERANCE = 0.1
 
 
 def trial_videos(num_frames: int, height: int, width: int) -> list[Tensor]:
@@ -46,50 +36,13 @@ def try_scorer(
     fps: float,
     dimensions: Collection[str] | None = None,  # that must be scored; by default the declared ones
 ) -> Scores:
-    """Score two videos together and the second one alone, and return the scores of the first.
+    """Score videos of a prompt once, and return the scores of the first.
 
-    Raises ValueError if the scorer fails, lacks a dimension, or scores a video differently in a
-    batch. Warns of smaller differences, and of equal scores for both videos.
+    Scores may depend on chance, and on the other videos: a judge may rank a batch. Raises
+    ValueError if the scorer fails, or if a dimension of a video has no finite score.
     """
-    dimensions = dimensions or contract.declared_dimensions(scorer)
-    _check_prompt(scorer, name, prompt)
-    first, second = _scores(scorer, name, videos, prompt, fps)
-    (alone,) = _scores(scorer, name, videos[1:], prompt, fps)
-    for scores in (first, second, alone):
-        _check_dimensions(scorer, name, scores, dimensions)
-
-    declared = as_score(getattr(scorer, "noise", 0.0))
-    if declared is None:
-        raise ValueError(f"`noise` of reward {name} must be a number, got {quote(scorer.noise)}")
-    noise = max(TOLERANCE, declared)
-    for dimension in dimensions:
-        together = second[dimension]
-        single = alone[dimension]
-        difference = f"{dimension} of one video is {together:.4g} in a batch and {single:.4g} alone"
-        if not math.isclose(together, single, rel_tol=0.05, abs_tol=noise):
-            raise ValueError(
-                f"reward {name} must not depend on the other videos of a batch, their order or "
-                f"chance, got: {difference}; if this is noise, set `noise` of the class to its size"
-            )
-        if not math.isclose(together, single, rel_tol=EXACT, abs_tol=EXACT):
-            message = f"reward {name}: {difference}; smaller differences are noise"
-            warnings.warn(message, stacklevel=2)
-    if all(first[dimension] == second[dimension] for dimension in dimensions):
-        values = ", ".join(f"{dimension} {first[dimension]:.4g}" for dimension in dimensions)
-        warnings.warn(f"reward {name} is the same for two different videos: {values}", stacklevel=2)
-    return first
-
-
-def _check_prompt(scorer: Scorer, name: str, prompt: str) -> None:
-    with named_errors(f"reward {name} cannot score the prompt {quote(prompt)}", scorer.__module__):
-        contract.check_prompts(scorer, [prompt])
-
-
-def _scores(
-    scorer: Scorer, name: str, videos: list[Tensor], prompt: str, fps: float
-) -> list[Scores]:
     results = try_score(scorer, videos, [prompt] * len(videos), fps=fps)
-    if isinstance(results, BaseException):
+    if isinstance(results, Exception):
         raise ValueError(
             f"reward {name} fails on {len(videos)} videos of the run's size: "
             f"{describe_error(results)}"
@@ -97,24 +50,14 @@ def _scores(
     for result in results:
         if result.reason:
             raise ValueError(f"reward {name} returns no scores: {result.reason}")
-    return [result.scores for result in results]
-
-
-def _check_dimensions(
-    scorer: Scorer, name: str, scores: Scores, dimensions: Collection[str]
-) -> None:
-    absent = [dimension for dimension in dimensions if not is_finite(scores, dimension)]
-    if not absent:
-        return
-    found = [dimension for dimension in scores if is_finite(scores, dimension)]
-    hint = nearest(absent[0], found)
-    declared = getattr(scorer, "dimensions", None)
-    if declared is None or isinstance(declared, str):
-        hint = f"the class needs a tuple `dimensions`: write dimensions = {tuple(found)}"
-    elif found and not hint:
-        weights = json.dumps(dict.fromkeys(found, 1))
-        hint = f"weight what it returns, such as with reward_weights '{weights}'"
-    raise ValueError(
-        f"reward {name} must return a finite number for {', '.join(absent)}, got {scores}; "
-        f"{hint or 'check its code'}"
-    )
+        for dimension in dimensions or contract.declared_dimensions(scorer):
+            if not is_finite(result.scores, dimension):
+                hint = nearest(dimension, result.scores) or (
+                    "declare what it returns in `dimensions` of the class, and weight that in "
+                    "reward_weights"
+                )
+                raise ValueError(
+                    f"reward {name} must return a finite number for {dimension}, got "
+                    f"{result.scores}; {hint}"
+                )
+    return results[0].scores

@@ -49,37 +49,21 @@ def matched_eta(
     high = min(1.0, max_eta)
     while high < max_eta and variance(high) < goal:
         high = min(2 * high, max_eta)
-    tried = {high: variance(high)}  # variance by eta
-    middle = (low + high) / 2
-    while low < middle < high:
-        tried[middle] = variance(middle)
-        if tried[middle] < goal:
+    while low < (middle := (low + high) / 2) < high:
+        if variance(middle) < goal:
             low = middle
         else:
             high = middle
-        middle = (low + high) / 2
     found = min((low, high), key=lambda eta: abs(variance(eta) - goal))
     if goal > 0 and math.isclose(variance(found), goal, rel_tol=1e-9):
         return found
-    where = f"at {describe_levels(num_steps, shift, sigmas)} and last_step {last_step}"
     inside = f" in sde_window {sde_window}" if sde_window else ""
-    noisiest = max(tried, key=tried.__getitem__)
-    if goal == 0:
-        reason = f"{target_type} adds no noise {where}; use more steps, or set eta instead"
-    elif tried[noisiest] == 0:
-        reason = f"{sde_type} adds no noise {where}{inside}; use more steps"
-    elif tried[noisiest] < goal:
-        reason = (
-            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} is at "
-            f"most {tried[noisiest]:.4g}, at eta {noisiest:g}; lower the eta of {target_type}, or "
-            "set eta instead"
-        )
-    else:
-        reason = (
-            f"its variance is {goal:.4g} {where}, and the variance of {sde_type}{inside} jumps "
-            f"past it at eta {found:.4g}; set eta instead"
-        )
-    raise ValueError(f"match_noise {target} cannot be reached: {reason}")
+    raise ValueError(
+        f"match_noise {target} cannot be reached at {describe_levels(num_steps, shift, sigmas)} and "
+        f"last_step {last_step}: its variance is {goal:.4g}, the nearest of {sde_type}{inside} is "
+        f"{variance(found):.4g} at eta {found:.4g}; use more steps, another eta of {target_type}, or "
+        "set eta instead"
+    )
 
 
 def total_variance(

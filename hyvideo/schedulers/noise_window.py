@@ -81,12 +81,6 @@ def parse_window(text: str, num_stochastic: int) -> Window | None:
         window = Window(kind, second, start=first)
     else:
         window = Window(kind, first, stride=second)
-    if window.length < 1 or window.stride < 1:
-        raise ValueError(
-            "sde_window must have LENGTH and STRIDE of at least 1, because only the steps in the "
-            f"window are trained and a sliding window must move, got {text!r}; raise the 0, or "
-            "remove sde_window to train all steps"
-        )
     if window.start + window.length > num_stochastic:
         raise ValueError(
             f"sde_window must fit the {num_stochastic} stochastic steps of the schedule, because "

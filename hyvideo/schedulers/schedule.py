@@ -148,13 +148,11 @@ class Schedule:
         """Return step ``index`` of all samples with this standard normal ``noise``; None takes the
         mean.
 
-        Shapes: velocity after guidance, sample and noise (batch, ...). Raises ValueError if they
-        differ.
+        Shapes: velocity after guidance, sample and noise (batch, ...).
         """
         mean, std = self._moments(velocity, sample, [index] * len(sample))
         if noise is None:
             return self._scored(mean, mean, std)
-        _check_shape("noise", noise, sample)
         return self._scored(mean + std * noise, mean, std)
 
     def replay(
@@ -167,10 +165,8 @@ class Schedule:
         over a sample's elements of ``-(x' - mean)^2 / (2 std^2) - log(sqrt(2 pi) std)``, for cps
         ``-(x' - mean)^2``; x' is detached. ``indices`` has the step of each sample.
 
-        Shapes: velocity after guidance, sample and next_sample (batch, ...). Raises ValueError if they
-        differ.
+        Shapes: velocity after guidance, sample and next_sample (batch, ...).
         """
-        _check_shape("next_sample", next_sample, sample)
         mean, std = self._moments(velocity, sample, indices)
         return self._scored(next_sample.float(), mean, std)
 
@@ -188,11 +184,6 @@ class Schedule:
 
         Shapes: (batch, ...), (batch, 1, ..., 1).
         """
-        _check_shape("velocity", velocity, sample)
-        if len(indices) != len(sample):
-            raise ValueError(
-                f"indices must have one step for each of {len(sample)} samples, got {len(indices)}"
-            )
         steps = [self.transitions[index] for index in indices]
         a = _per_sample([step.a for step in steps], sample)
         b = _per_sample([step.b for step in steps], sample)
@@ -202,16 +193,6 @@ class Schedule:
     def _scored(self, next_sample: Tensor, mean: Tensor, std: Tensor) -> Step:
         log_prob = _log_prob(next_sample.detach(), mean, std, normalised=self.sampler.is_normalised)
         return Step(next_sample, log_prob, mean, std)
-
-
-def _check_shape(name: str, given: Tensor, sample: Tensor) -> None:
-    """Raise ValueError if a tensor does not have the shape of ``sample``, with which it would be
-    broadcast.
-    """
-    if given.shape != sample.shape:
-        raise ValueError(
-            f"{name} must have the shape of sample, {tuple(sample.shape)}, got {tuple(given.shape)}"
-        )
 
 
 def _per_sample(values: list[float], sample: Tensor) -> Tensor:

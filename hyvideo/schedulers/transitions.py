@@ -16,7 +16,7 @@ formulas and their values.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from hyvideo.data.custom_code import load_object
@@ -26,7 +26,6 @@ from hyvideo.data.custom_code import load_object
 # step noticeably (docs/sde.md).
 SAGE_SIGMA_MAX = 0.997
 MAX_ETA = 1000.0  # far above any useful value; its square is still finite
-FLOAT32_MAX, FLOAT32_TINY = 3.4028234663852886e38, 1.1754943508222875e-38
 
 
 @dataclass(frozen=True)
@@ -184,26 +183,18 @@ class Sampler:
     ) -> Transition:
         """Return the step from ``sigma`` to ``sigma_next``.
 
-        Raises ValueError if ``step`` is invalid there.
-
-        ``step`` is called twice, because other ranks and a resumed run must get the same values.
+        Raises ValueError if ``step`` is invalid there: a NaN would spoil the rollouts silently.
         """
-        try:
-            returned, again = (
-                self.step(sigma, sigma_next, eta, sigma_after_first) for _ in range(2)
-            )
-        except BaseException as error:  # a user's code may raise anything, even KeyboardInterrupt
-            raise ValueError(f"it raised {type(error).__name__}: {error}") from error
-        step = _as_transition(returned, sigma, sigma_next)
-        if step is None or step.b == 0 or step.std < 0:
+        returned = self.step(sigma, sigma_next, eta, sigma_after_first)
+        step = returned
+        if not isinstance(returned, Transition):
+            b = (sigma_next - sigma) - returned / 2 * (1 - sigma) / sigma
+            std = math.sqrt(returned) if returned >= 0 else math.nan
+            step = Transition(a=1 - returned / (2 * sigma), b=b, std=std)
+        if not all(map(math.isfinite, (step.a, step.b, step.std))) or step.std < 0:
             raise ValueError(
                 "it must return a finite variance >= 0, or a Transition with finite a, b and std, "
-                f"b != 0 and std >= 0, got {returned!r:.80}"
-            )
-        if _as_transition(again, sigma, sigma_next) != step:
-            raise ValueError(
-                "it must return the same values for the same arguments, got other ones in a second "
-                "call"
+                f"and std >= 0, got {returned!r:.80}"
             )
         return step
 
@@ -222,28 +213,6 @@ class Sampler:
         if self.is_normalised or self.has_gaussian_norm:
             return abs(step.b) / step.std
         return 2 * abs(step.b) * step.std
-
-
-def _as_transition(returned: object, sigma: float, sigma_next: float) -> Transition | None:
-    """Return the transition that a sampler returned or whose variance it returned; None if it is
-    not finite.
-    """
-    if isinstance(returned, Transition):
-        numbers = (returned.a, returned.b, returned.std)
-    else:
-        numbers = (returned,)
-    try:
-        are_finite = all(
-            isinstance(number, int | float) and math.isfinite(number) for number in numbers
-        )
-    except OverflowError:  # an integer of more than 308 digits
-        are_finite = False
-    if not are_finite or (not isinstance(returned, Transition) and returned < 0):
-        return None
-    if isinstance(returned, Transition):
-        return returned
-    b = (sigma_next - sigma) - returned / 2 * (1 - sigma) / sigma
-    return Transition(a=1 - returned / (2 * sigma), b=b, std=math.sqrt(returned))
 
 
 SAMPLERS = {
@@ -275,32 +244,16 @@ def sampler_of(sde_type: str, reference_conventions: bool = False) -> Sampler:
             f"sde_type must be one of {', '.join(SAMPLERS)} or FILE.py:NAME, got {sde_type!r}"
         )
     found = load_object(sde_type, "sde_type")
-    if not callable(found) and not isinstance(found, Sampler):
-        raise ValueError(
-            f"sde_type {sde_type} must name a function or a Sampler in the file, got {found!r:.80}"
-        )
-    if not isinstance(found, Sampler):
-        return Sampler(sde_type.rpartition(":")[2], found)
-    if not isinstance(found.max_eta, int | float) or not isinstance(found.label, str):
-        raise ValueError(
-            f"sde_type {sde_type} needs a string as label and a number as max_eta, got "
-            f"{found!r:.80}"
-        )
-    return found
+    if isinstance(found, Sampler):
+        return found
+    return Sampler(sde_type.rpartition(":")[2], found)
 
 
 def shifted_levels(num_steps: int, shift: float) -> tuple[float, ...]:
     """Return ``shift u / (1 + (shift - 1) u)`` for an even grid u from 1 to 0.
 
     Shape: (num_steps + 1,).
-
-    Raises ValueError without steps, or for a shift that is not a positive, finite number.
     """
-    if num_steps < 1 or not 0 < shift < math.inf:
-        raise ValueError(
-            f"a schedule needs at least 1 step and a positive, finite shift, got {num_steps} steps "
-            f"and shift {shift}"
-        )
     grid = [1 - i / num_steps for i in range(num_steps + 1)]
     # This denominator is exact at both ends. A first level rounded to less than 1 would not be
     # treated as the pole.
@@ -390,27 +343,10 @@ def schedule(
 
     ``last_step`` is ``stochastic``, or ``deterministic`` to end at x0_hat.
 
-    Raises ValueError if the sampler is invalid (`sampler_of`), ``last_step`` is unknown, eta is out
-    of range, or a step is not defined.
+    Raises ValueError if the sampler is invalid (`sampler_of`), eta is out of range, or a step is not
+    defined.
     """
-    if last_step not in ("stochastic", "deterministic"):
-        raise ValueError(f"last_step must be stochastic or deterministic, got {last_step!r}")
     return _schedule(sde_type, sampler_of(sde_type, reference_conventions), levels, eta, last_step)
-
-
-def check_float32(sde_type: str, steps: Sequence[Transition]) -> None:
-    """Raise ValueError for steps that cannot be sampled in float32: noise that vanishes, or numbers
-    that overflow.
-    """
-    for number, step in enumerate(steps, 1):
-        largest = max(abs(step.a), abs(step.b), step.std)
-        if largest > FLOAT32_MAX or 0 < step.std**2 < FLOAT32_TINY:
-            raise ValueError(
-                f"sde_type {sde_type} must have a, b and std of at most {FLOAT32_MAX:.2g}, and a "
-                f"variance of 0 or at least {FLOAT32_TINY:.2g} in each step, which float32 can "
-                f"represent; got a={step.a:.4g}, b={step.b:.4g}, std={step.std:.4g} in step "
-                f"{number} of {len(steps)}; change the sampler or eta"
-            )
 
 
 @functools.lru_cache(maxsize=256)
@@ -424,7 +360,7 @@ def _schedule(
     for sigma, sigma_next in zip(levels, levels[1:]):
         try:
             steps.append(sampler.transition(sigma, sigma_next, eta, second))
-        except ValueError as error:
+        except Exception as error:  # a user's code may raise anything
             given = (
                 f"sigma={sigma:.4g}, sigma_next={sigma_next:.4g}, eta={eta:.4g}, "
                 f"sigma_after_first={second:.4g}"

@@ -11,7 +11,6 @@ from hyvideo.data.prompts import Request
 from hyvideo.models.guidance import Guidance, parse_interval
 from hyvideo.schedulers.transitions import (
     Transition,
-    check_float32,
     describe_levels,
     levels_of_steps,
     ode_transition,
@@ -94,9 +93,7 @@ class Sampling:
         levels = self.levels
         if self.sampler == ODE:
             return tuple(ode_transition(*pair) for pair in zip(levels, levels[1:]))
-        steps = schedule(self.sampler, levels, self.eta, self.last_step, self.reference_conventions)
-        check_float32(self.sampler, steps)
-        return steps
+        return schedule(self.sampler, levels, self.eta, self.last_step, self.reference_conventions)
 
     def stochastic_transitions(self) -> list[Transition]:
         """Return the steps with noise, regardless of an SDE window."""

@@ -26,8 +26,6 @@ class WeightCopy:
         self.model = model
         self.trained = dict(trained)
         self._copies: dict[str, Tensor] = {}
-        # whether the last update of an EMA had the wrong sign, or NaN
-        self._moved_away: Tensor | None = None
         for name, parameter in self.trained.items():
             policy = local_shard(parameter).detach()
             if offload and parameter.device.type != "cpu":
@@ -44,30 +42,14 @@ class WeightCopy:
 
     @torch.no_grad()
     def move_towards(self, weight: float) -> None:
-        """Update ``copy <- copy + weight * (policy - copy)``.
-
-        Before the copy is used or saved, `check_direction` asserts that it moved towards the
-        policy.
-        """
+        """Update ``copy <- copy + weight * (policy - copy)``."""
         for name, parameter in self.trained.items():
             policy = local_shard(parameter)
             # the copy itself if it is not offloaded
             average = self._copies[name].to(policy.device, non_blocking=True)
-            before = policy - average
             average.lerp_(policy, weight)
             if average is not self._copies[name]:
                 self._copies[name].copy_(average, non_blocking=True)
-        # of the last parameter; False for NaN
-        towards = (before * (policy - average - before)).sum() <= 0
-        self._moved_away = ~towards
-
-    def check_direction(self) -> None:
-        """Assert that the last `move_towards` moved the copy towards the policy.
-
-        Waits for the GPU.
-        """
-        if self._moved_away is not None:
-            assert not self._moved_away, "the EMA moved away from the policy, or is NaN"
 
     @contextmanager
     def swapped_in(self) -> Iterator[nn.Module]:
@@ -75,7 +57,6 @@ class WeightCopy:
 
         Do not use between a forward pass and its backward pass.
         """
-        self.check_direction()
         self._exchange()
         try:
             yield self.model
@@ -84,7 +65,6 @@ class WeightCopy:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the copied tensors by name, sharded like the policy."""
-        self.check_direction()
         if torch.cuda.is_available():
             # wait until the last swap has reached CPU memory
             torch.cuda.current_stream().synchronize()

@@ -1,7 +1,6 @@
 """Loading and checking of the models of a run, for training, generation and scripts."""
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
@@ -19,7 +18,7 @@ from hyvideo.models import fit_checks, loading
 from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
-from hyvideo.models.family import Family, prepare
+from hyvideo.models.family import prepare
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
@@ -77,20 +76,24 @@ def load_encoder(
 ) -> tuple[ConditionEncoder, nn.Module]:
     """Return the condition encoder of a run, which loads its models lazily, and the VAE."""
     model = config.model
-    root, dtype = Path(model.pretrained_model_root), DTYPES[model.encoder_dtype]
+    root = Path(model.pretrained_model_root)
     folder = loading.transformer_folder(root, model.transformer_version)
     family = loading.read_family(folder)
     transformer, _ = loading.read_arguments(loading.read_transformer(folder), folder)
     seed = weights_seed(model)
-    if advice := slow_vae_advice(model.vae_dtype, device):
-        warnings.warn(advice, stacklevel=2)
     vae = loading.load_vae(
         root, dtype=DTYPES[model.vae_dtype], device=device, random_weights_seed=seed
     )
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
     if model.vae_offload:
         offload(vae)
-    rotary_dtype = _rotary_dtype(family, model)
+    # fp16 encoders of the original have rotary frequencies in fp16, too
+    rotary_dtype = torch.float32
+    is_rounded = (
+        family.rounds_rotary and not version_defaults(model.transformer_version).float32_rotary
+    )
+    if model.encoder_dtype == "fp16" and is_rounded:
+        rotary_dtype = torch.float16
     default_folder = (
         Path(config.record.output_dir) / "conditions" if model.precompute_conditions else ""
     )
@@ -101,7 +104,7 @@ def load_encoder(
             root,
             transformer=transformer,
             vae=vae,
-            dtype=dtype,
+            dtype=DTYPES[model.encoder_dtype],
             group_offload=group_offload,
             rotary_dtype=rotary_dtype,
             device=device,
@@ -118,38 +121,6 @@ def load_encoder(
         store=PartStore(store) if store else None,
     )
     return encoder, vae
-
-
-def slow_vae_advice(vae_dtype: str, device: torch.device) -> str:
-    """Return advice if the VAE runs on a CPU that has no fast convolutions in fp16, else an empty
-    string.
-    """
-    if device.type != "cpu" or vae_dtype != "fp16" or "fp16" in (fast := fast_cpu_dtypes()):
-        return ""
-    faster = "bf16" if "bf16" in fast else "fp32"
-    return (
-        f"vae_dtype fp16 takes many times as long as {faster} on this CPU; set vae_dtype {faster}"
-    )
-
-
-def fast_cpu_dtypes() -> list[str]:
-    """Return the dtypes for which torch has fast convolutions on this CPU."""
-    mkldnn = torch.ops.mkldnn
-    supported = {
-        "bf16": mkldnn._is_mkldnn_bf16_supported(),
-        "fp16": mkldnn._is_mkldnn_fp16_supported(),
-    }
-    return ["fp32", *(name for name, is_supported in supported.items() if is_supported)]
-
-
-def _rotary_dtype(family: Family, model: ModelSettings) -> torch.dtype:
-    """Return the precision of the encoders' rotary frequencies: float16 where fp16 encoders of the
-    original have it.
-    """
-    is_float32 = (
-        version_defaults(model.transformer_version).float32_rotary or not family.rounds_rotary
-    )
-    return torch.float16 if model.encoder_dtype == "fp16" and not is_float32 else torch.float32
 
 
 def load_pipeline(
@@ -178,35 +149,16 @@ def load_pipeline(
     choose_attention(config.model, device, with_gradient=False)
     requests = sampling.negative_requests if sampling else config.negative_requests
     negative = negative_condition(requests, encoder, device)
-    root, version = config.model.pretrained_model_root, config.model.transformer_version
-
-    def load(expert: Expert | None) -> nn.Module:
-        transformer = loading.load_transformer(
-            root,
-            version,
-            expert=expert,
-            dtype=weights_dtype,
-            device=weights_device,
-            random_weights_seed=weights_seed(config.model, expert),
-            loras=base_loras(config.model, expert),
-        )
-        prepare(transformer.eval(), kinds)
-        return transformer
-
     own = config.trained_expert
-    if is_overwritten:
-        transformer = (
-            loading.transformer_on_meta(root, version, own)
-            .type(weights_dtype)
-            .to_empty(device=weights_device)
-        )
-        prepare(transformer.eval(), kinds)
-    else:
-        transformer = load(own)
+    make = empty_transformer if is_overwritten else loaded_transformer
+    transformer = make(config.model, own, kinds, dtype=weights_dtype, device=weights_device)
     partner = None
     if own is not None:
         other = OTHER_EXPERT[own]
-        partner = Partner(load(other), other, config.version.boundary)
+        second = loaded_transformer(
+            config.model, other, kinds, dtype=weights_dtype, device=weights_device
+        )
+        partner = Partner(second, other, config.version.boundary)
     config = config.resolve_auto(on_gpu=device.type == "cuda")
     return make_pipeline(
         sampling or config.sampling,
@@ -217,6 +169,44 @@ def load_pipeline(
         is_batched=config.rollout.batched_forward == "true",
         partner=partner,
     )
+
+
+def loaded_transformer(
+    model: ModelSettings,
+    expert: Expert | None,
+    kinds: frozenset[str],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> nn.Module:
+    """Return the transformer of an expert, or a single one, with its base LoRAs, in eval mode."""
+    transformer = loading.load_transformer(
+        model.pretrained_model_root,
+        model.transformer_version,
+        expert=expert,
+        dtype=dtype,
+        device=device,
+        random_weights_seed=weights_seed(model, expert),
+        loras=base_loras(model, expert),
+    )
+    prepare(transformer.eval(), kinds)
+    return transformer
+
+
+def empty_transformer(
+    model: ModelSettings,
+    expert: Expert | None,
+    kinds: frozenset[str],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> nn.Module:
+    """Return the transformer with memory for its weights, which the caller sets."""
+    root, version = model.pretrained_model_root, model.transformer_version
+    empty = loading.transformer_on_meta(root, version, expert)
+    transformer = empty.type(dtype).to_empty(device=device)
+    prepare(transformer.eval(), kinds)
+    return transformer
 
 
 def negative_condition(
@@ -248,7 +238,7 @@ def adapter_config(
     Raises ValueError if they do not fit the transformer.
     """
     rank, targets = optimizer.lora_rank, optimizer.lora_target_modules
-    alpha = optimizer.lora_alpha or float(rank)
+    alpha = optimizer.lora_alpha or 2.0 * rank
     return training_config(transformer, rank=rank, alpha=alpha, targets=targets, start=start)
 
 
@@ -386,8 +376,10 @@ def check_checkpoint(
     )
     if problems:
         raise ValueError("\n".join([f"the checkpoints in {root} cannot be used:", *problems]))
-    folder, listed = loading.transformer_folder(root, version), version_defaults(version).family
-    family, architecture = loading.read_family(folder), read_architecture(root, version)
+    folder = loading.transformer_folder(root, version)
+    family = loading.read_family(folder)
+    architecture = read_architecture(root, version)
+    listed = version_defaults(version).family
     if listed and family.name != listed:
         problems.append(
             f"transformer_version {version} belongs to the family {listed}, but {folder.path} "

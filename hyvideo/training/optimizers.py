@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.muon import Muon
 
+MUON_MOMENTUM = 0.95
+
 
 class Optimizers:
     """AdamW and Muon combined into one optimizer."""
@@ -67,16 +69,26 @@ def make_optimizers(
     matrices = {
         name: p
         for name, p in trained.items()
-        if settings.use_muon and _is_for_muon(settings, name, p, hidden)
+        if settings.optimizer != "adamw" and _is_for_muon(settings, name, p, hidden)
     }
     others = [parameter for name, parameter in trained.items() if name not in matrices]
-    optimizers = [_adam(settings, others)] if others else []
+    optimizers = []
+    if others:
+        adam = torch.optim.AdamW(
+            others,
+            lr=settings.learning_rate,
+            betas=tuple(settings.betas),
+            eps=settings.adam_epsilon,
+            weight_decay=settings.weight_decay,
+            fused=others[0].device.type == "cuda",
+        )
+        optimizers.append(adam)
     if matrices:
         muon = Muon(
             list(matrices.values()),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
-            momentum=settings.muon_momentum,
+            momentum=MUON_MOMENTUM,
             dtype=dtype,
         )
         optimizers.append(muon)
@@ -94,17 +106,7 @@ def _is_for_muon(
 ) -> bool:
     if parameter.ndim < 2:
         return False
-    if ".lora_" in name and settings.muon_scope == "hidden":
-        return False  # low-rank factors should not be orthogonalized
-    return settings.muon_scope == "all" or re.fullmatch(hidden, name) is not None
-
-
-def _adam(settings: OptimizerSettings, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(
-        parameters,
-        lr=settings.learning_rate,
-        betas=(settings.adam_beta1, settings.adam_beta2),
-        eps=settings.adam_epsilon,
-        weight_decay=settings.weight_decay,
-        fused=parameters[0].device.type == "cuda",
-    )
+    if settings.optimizer == "muon_all":
+        return True
+    # low-rank factors should not be orthogonalized
+    return ".lora_" not in name and re.fullmatch(hidden, name) is not None

@@ -4,16 +4,16 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import CHECKPOINTS, METRICS, RunRecord
 from hyvideo.data.text import quote
-from hyvideo.distributed.checkpoint_loading import DIGESTS, corruption
+from hyvideo.distributed.checkpoint_loading import DIGESTS, corruption, read_state
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.settings.config import RESUME_WORDS
-from hyvideo.training.run_state import SavedState, read_saved_state
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Start:
     run: str  # identity
     record: RunRecord | None  # of the run that the folder holds
     checkpoint: Path | None  # None: from the base model
-    state: SavedState | None  # of the checkpoint
+    state: dict[str, Any] | None  # of the checkpoint
     recorded: frozenset[int]  # iterations with a line in metrics.jsonl
 
 
@@ -65,7 +65,7 @@ def find_start(output_dir: Path, resume_from: str, mesh: Mesh) -> Start:
                 run=record.run if record else uuid.uuid4().hex[:16],
                 record=record,
                 checkpoint=checkpoint,
-                state=read_saved_state(checkpoint) if checkpoint else None,
+                state=read_state(checkpoint) if checkpoint else None,
                 recorded=_recorded_iterations(output_dir / METRICS),
             )
     return from_main(start, mesh)
@@ -116,13 +116,5 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
         )
     if own:
         return own
-    if named or not record.started_from:
-        return [named] if named else []
-    # The run began with a checkpoint, and has none of its own yet.
-    began_with = Path(record.started_from)
-    if not (began_with / DIGESTS).is_file():
-        raise ValueError(
-            f"output_dir {quote(output_dir)} has a run that began with the checkpoint "
-            f"{quote(began_with)}, which is missing; restore it, or choose another output_dir"
-        )
-    return [began_with]
+    began_with = named or record.started_from  # it has no checkpoint of its own yet
+    return [Path(began_with)] if began_with else []

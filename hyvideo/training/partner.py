@@ -60,5 +60,5 @@ def load_partner(
         fill_shards(transformer, weights, device=place)
     if model.partner_offload:
         is_gpu = device.type == "cuda"
-        transformer = offload_in_groups(transformer, device, blocks_per_group=1, overlap=is_gpu)
+        transformer = offload_in_groups(transformer, device, overlap=is_gpu)
     return Partner(transformer, expert, config.version.boundary)

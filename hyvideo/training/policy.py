@@ -56,8 +56,7 @@ class Policy:
         self.optimizers = make_optimizers(
             config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
         )
-        sync = config.distributed.gradient_sync
-        self._syncs_only_last = sync == "last" or (sync == "auto" and self.is_lora)
+        self._syncs_only_last = self.is_lora
         offload = config.optimizer.reference_mode_offload
         self.anchor: Anchor | None = None
         if config.objective.needs_anchor:
@@ -96,7 +95,7 @@ class Policy:
             ],
         )
         # Frozen weights need only the precision of the computation.
-        transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
+        transformer.type(DTYPES[model.dtype if self.is_lora else "fp32"])
         prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
             if model.base_weight_dtype == "fp8":
@@ -105,9 +104,7 @@ class Policy:
         parallelize(
             transformer,
             self.mesh,
-            recompute=distributed.activation_checkpointing
-            if distributed.enable_gradient_checkpointing
-            else "none",
+            recompute=distributed.activation_checkpointing,
             compile=distributed.enable_compile == "true",
             compile_backend=distributed.compile_backend,
             shard=self.is_sharded,
@@ -137,7 +134,6 @@ class Policy:
             if not saved_policy.is_checkpoint(path):
                 adapter = self._fitting_lora(path)
             else:
-                self._check_kind(path)
                 saved_policy.check_trained_expert(path, self.config.trained_expert)
                 if self.is_lora:
                     self._check_differences(saved_policy.read_saved_lora(path), path)
@@ -184,20 +180,6 @@ class Policy:
             )
         self._check_differences(read, path)
         return read
-
-    def _check_kind(self, path: Path) -> None:
-        """Raise ValueError if a checkpoint is of a LoRA and this run of all weights, or the other
-        way round.
-        """
-        if saved_policy.is_lora(path) == self.is_lora:
-            return
-        found, needed = "all weights", "a LoRA (lora_rank above 0)"
-        if not self.is_lora:
-            found, needed = "a LoRA", "all weights (lora_rank 0)"
-        raise ValueError(
-            "anchor_path must be a checkpoint with the trained parameters of this run, got "
-            f"{path} of {found} in a run of {needed}; set lora_rank as in the run of the checkpoint"
-        )
 
     def _check_differences(self, lora: Lora, path: Path) -> None:
         """Raise ValueError unless a LoRA changes the same whole parameters as the LoRA that this run

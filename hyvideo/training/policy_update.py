@@ -25,12 +25,19 @@ from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import KLCoefficientSettings
-from hyvideo.training.custom_objective import check_terms
 from hyvideo.training.ledger import Ledger
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.objective import Objective
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, forbid_changes
+
+
+class PlannedUpdate(NamedTuple):
+    """One update of an iteration, on this replica."""
+
+    passes: list[Pass]
+    num_rollouts: int  # over all replicas
+    has_signal: bool  # whether an advantage is not 0, if the objective needs one
 
 
 class UpdateWork(NamedTuple):
@@ -88,43 +95,19 @@ class PolicyUpdate:
 
         ``reference`` is the result of `Objective.prepare`.
         """
-        all_rows = [
-            rollouts.rows_of_update(update, self.num_updates) for update in range(self.num_updates)
-        ]
-        num_rollouts = sum_over_replicas(
-            torch.tensor([len(rows) for rows in all_rows]), self.mesh
-        ).tolist()
-        has_advantage = (rollouts.advantages != 0).tolist()
-        local_signals = torch.tensor([sum(has_advantage[row] for row in rows) for rows in all_rows])
-        # rollouts with a nonzero advantage
-        num_signals = sum_over_replicas(local_signals, self.mesh).tolist()
-        all_batches = [chunks(rows, self.config.rows_per_pass) for rows in all_rows]
-        lengths = (
-            gather_replicas(torch.tensor([len(batches) for batches in all_batches]), self.mesh)
-            .amax(0)
-            .tolist()
-        )
-        needs_signal = self.objective.uses_advantages and not self.config.reward.ignore_rewards
         results: list[UpdateResult | None] = []
         without_signal = without_reward = 0
-        for batches, num_batches, count, num_signal in zip(
-            all_batches, lengths, num_rollouts, num_signals
-        ):
-            if count == 0:  # all rewards of the update are missing
-                continue
-            if num_signal == 0 and needs_signal:
+        for planned in self._planned_updates(rollouts):
+            if not planned.has_signal:
                 if not self._kl_has_signal(has_moved=any(result is not None for result in results)):
                     without_signal += 1
                     continue
                 without_reward += 1
-            batches = batches + [[]] * (num_batches - len(batches))
-            passes = [Pass(rows, column) for rows in batches for column in rollouts.columns]
-            num_terms = count * len(rollouts.columns)
             work = UpdateWork(
                 rollouts=rollouts,
                 reference=reference,
-                passes=passes,
-                num_terms=num_terms,
+                passes=planned.passes,
+                num_terms=planned.num_rollouts * len(rollouts.columns),
                 iteration=iteration,
                 is_fresh=not results,
             )
@@ -143,6 +126,32 @@ class PolicyUpdate:
             "update/skipped": float(len(results) - len(applied)),
             "update/without_signal": float(without_signal),
         }
+
+    def _planned_updates(self, rollouts: RolloutBatch) -> list[PlannedUpdate]:
+        """Return the updates of an iteration, without those of which all rewards are missing.
+        Collective.
+        """
+        needs_signal = self.objective.uses_advantages and not self.config.reward.ignore_rewards
+        has_advantage = (rollouts.advantages != 0).tolist()
+        batches_of = []
+        sizes = []
+        for update in range(self.num_updates):
+            rows = rollouts.rows_of_update(update, self.num_updates)
+            batches_of.append(chunks(rows, self.config.rows_per_pass))
+            sizes.append([len(rows), sum(has_advantage[row] for row in rows)])
+        totals = sum_over_replicas(torch.tensor(sizes), self.mesh).tolist()
+        lengths = torch.tensor([len(batches) for batches in batches_of])
+        most = gather_replicas(lengths, self.mesh).amax(0).tolist()
+        planned = []
+        for batches, num_batches, (num_rollouts, num_signals) in zip(batches_of, most, totals):
+            if num_rollouts == 0:
+                continue
+            # replicas with fewer rollouts make empty passes
+            batches = batches + [[]] * (num_batches - len(batches))
+            passes = [Pass(rows, column) for rows in batches for column in rollouts.columns]
+            has_signal = num_signals > 0 or not needs_signal
+            planned.append(PlannedUpdate(passes, num_rollouts, has_signal))
+        return planned
 
     def _kl_has_signal(self, *, has_moved: bool) -> bool:
         """Return whether the KL terms have a gradient that is not only rounding; the same on all
@@ -198,7 +207,7 @@ class PolicyUpdate:
         metrics["lr"] = lr
         metrics[self.objective.deviation_names[0]] = deviation
         metrics["grad/norm"] = grad_norm
-        metrics["grad/spike"] = self.nonfinite.spike(grad_norm, work.iteration)
+        metrics["grad/spike"] = self.nonfinite.spike(grad_norm)
         if self.policy.anchor is None:  # these are not measured
             metrics |= {
                 name: math.nan
@@ -239,7 +248,10 @@ class PolicyUpdate:
                         column,
                         kl_coefficient=self.kl_coefficient.value,
                     )
-                check_terms(terms, objective, rows)
+                each = (terms.loss, terms.kl, terms.deviation, *terms.metrics.values())
+                assert all(value.shape == (len(rows),) for value in each), (
+                    "`terms` of an objective must return one number per row"
+                )
                 self.ledger.add_pass(work.rollouts, rows, column, terms)
                 loss = terms.loss.sum()
                 (loss * self.mesh.num_replicas / work.num_terms).backward()
@@ -296,7 +308,7 @@ class PolicyUpdate:
             self.policy.optimizers.zero_grad()
             self.nonfinite.record_skipped(ranks=ranks, iteration=iteration)
             return None
-        self.nonfinite.record_finite(grad_norm, iteration)
+        self.nonfinite.record_finite()
         self.steps_begun += 1
         self.policy.optimizers.step(lr)
         self.update_count += 1
@@ -331,7 +343,6 @@ def kl_schedule(config: Config) -> KLScheduleSettings:
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
         schedule=settings.kl_schedule,
-        feedback=settings.kl_feedback,
         initial=settings.kl_coef,
         minimum=settings.kl_min_coef,
         maximum=settings.kl_weight,

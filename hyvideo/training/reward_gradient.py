@@ -28,7 +28,7 @@ from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.trial import trial_videos
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.objective import LevelObjective, Objective, Terms
+from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
 
@@ -181,12 +181,6 @@ class WithRewardGradient(LevelObjective):
 
     def __init__(self, inner: LevelObjective, reward_gradient: RewardGradient):
         super().__init__(inner.config, inner.policy, inner.pipeline, inner.progress, inner.cost)
-        if type(inner).collect is not Objective.collect:
-            raise ValueError(
-                f"reward_gradient_weight cannot be added to objective {inner.name}, which has its "
-                f"own `collect`, got {self.config.objective.reward_weight:g}; set "
-                "reward_gradient_weight 0"
-            )
         self.inner = inner
         self.measures = inner.measures
         self.reward_gradient = reward_gradient

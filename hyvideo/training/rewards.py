@@ -21,7 +21,7 @@ from hyvideo.grpo.metrics import reward_metrics
 from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.prompt_checks import has_checks
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
-from hyvideo.rewards.scoring import DEADLINE, NOT_FINITE, AsyncScorer, PendingBatch
+from hyvideo.rewards.scoring import DEADLINE, AsyncScorer, PendingBatch
 from hyvideo.rewards.trial import trial_videos, try_scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.processes import world_size
@@ -94,7 +94,6 @@ class GroupRewards:
             totals = normalized_rewards(
                 scores, scores.new_tensor(list(weights.values())), self.group_size
             )
-        self._report_equal(totals)
         advantages = group_advantages(totals, self.group_size, clip=self.clip) * self.weight
         metrics = reward_metrics(in_order, advantages, self.group_size, dimensions)
         metrics |= overall(
@@ -102,27 +101,14 @@ class GroupRewards:
         )
         return advantages[numbers].float(), metrics
 
-    def _report_equal(self, totals: Tensor) -> None:
-        """Warn if all rewards of the iteration are equal, which a wrong scorer may cause."""
-        scored = totals[totals.isfinite()]
-        if self.mesh.is_main and len(scored) > 1 and (scored == scored[0]).all():
-            print(
-                f"\nall {len(scored)} rewards of the iteration are {scored[0]:g}, so that the policy "
-                "learns nothing from them; if this repeats, check the scorer",
-                file=sys.stderr,
-                flush=True,
-            )
-
     def check_failed_rewards(
         self,
         metrics: dict[str, float],
         rewards: dict[int, Reward],
         iteration: int,
-        *,
-        divergence: str = "",
     ) -> None:
         """Warn of missing rewards, or raise TooManyMissingRewards on all ranks if there are too
-        many. The error includes ``divergence`` if videos contain NaN.
+        many.
         """
         missing = metrics["reward/missing"]
         if not missing:
@@ -136,7 +122,7 @@ class GroupRewards:
             raise TooManyMissingRewards(
                 f"{summary}, more than max_missing_fraction {self.max_missing_fraction} allows; "
                 "the policy was not changed. First reason: "
-                f"{reason}{f'. {divergence}' if reason == NOT_FINITE else ''}"
+                f"{reason}"
             )
         if self.mesh.is_main:
             print(f"\n{summary}; first reason: {reason}", file=sys.stderr, flush=True)
@@ -176,8 +162,6 @@ def make_async_scorer(
         options["yes_no"]["checks"] = _files_with_checks(config.data)
     make = partial(
         AsyncScorer,
-        retries=settings.reward_retries,
-        through_file=settings.reward_video == "file",
         num_threads=config.model.num_threads,
         device=device,
         deadline=config.distributed.reward_deadline if world_size() > 1 else DEADLINE,
@@ -256,18 +240,3 @@ def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
         raise ValueError(
             f"reward_weights must name scores of the scorers, {got}, got {', '.join(absent)}"
         )
-
-
-def try_held_out(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:
-    """Call the held-out methods of all scorers as a validation does.
-
-    Raises ValueError if one cannot be used.
-    """
-    videos = trial_videos(data.sample_n_frames, data.height, data.width)
-    for method in (scorer.held_out_each, scorer.held_out):
-        for name, found in method(videos, [prompt] * len(videos)).items():
-            if isinstance(found, str):
-                raise ValueError(f"{method.__name__} of reward {name} failed its trial: {found}")
-            if isinstance(found, dict):
-                for measure in found.values():
-                    measure.of_set(measure.rows.double())

@@ -64,8 +64,7 @@ def rollouts_with_rewards(objective: "Objective", run: "Run", iteration: int) ->
     with run.progress.timed("record"):
         missing = metrics["reward/missing"]
         run.recorder.record(rollouts, pending.videos, iteration, num_missing=missing)
-    divergence = run.update.nonfinite.divergence(iteration)
-    run.rewards.check_failed_rewards(metrics, rewards, iteration, divergence=divergence)
+    run.rewards.check_failed_rewards(metrics, rewards, iteration)
     return Collected(rollouts, reference, metrics)
 
 

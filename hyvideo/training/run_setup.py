@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.data.custom_code import named_errors
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
@@ -26,12 +27,10 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import BUILT_IN, objective_class
+from hyvideo.settings.objectives import objective_class
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.sampling import Sampling
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
-from hyvideo.training.custom_objective import new_objective, try_objective
 from hyvideo.training.given_videos import GivenVideos
 from hyvideo.training.input_digests import digest_inputs
 from hyvideo.training.model_setup import (
@@ -56,7 +55,6 @@ from hyvideo.training.rewards import (
     GroupRewards,
     make_async_scorer,
     reward_digests,
-    try_held_out,
     try_scorers,
 )
 from hyvideo.training.rollout_records import RolloutRecorder
@@ -175,7 +173,6 @@ def load_inputs(config: Config, mesh: Mesh, device: torch.device) -> LoadedInput
     machine, before models are loaded. Collective.
     """
     inputs = RunInputs(config, mesh.world_size)
-    agree_on_sampler(config.sampling, mesh)
     objective_class(config.objective.name)
     sources = {
         config.objective.videos_from or "prompts_csv": inputs.prompts,
@@ -235,7 +232,9 @@ def load_rewards(
             [request.prompt for request in requests], [request.prompt for request in validated]
         )
         if config.reward.check_reward and given is None and is_scored:
-            _try_rewards(scorer, config, loaded.inputs.requests, validated)
+            try_scorers(scorer, config.data, loaded.inputs.requests[0].prompt)
+            if scorer.held_out_scorers:
+                try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)
     return GroupRewards(
         config.reward,
         scorer,
@@ -298,22 +297,11 @@ def make_objective(
     models: Models,
     scorer: AsyncScorer,
 ) -> Objective:
-    """Return the objective, after a trial of a custom one and of scorers with a gradient."""
+    """Return the objective, after a trial of scorers with a gradient."""
     cost = Cost(loaded.planned_run, counts_flops=models.pipeline.device.type == "cuda")
     cls = objective_class(config.objective.name)
-    objective = new_objective(cls, config, models.policy, models.pipeline, progress, cost)
-    request = loaded.inputs.requests[0]
-    if config.objective.name not in BUILT_IN:
-        progress.enter("load", "the objective")
-        condition = models.encoder([request], config.sampling.size)
-        with raise_on_all_ranks(objective.mesh):
-            try_objective(
-                objective,
-                config.sampling.schedule(),
-                condition.to(models.pipeline.device),
-                num_columns=loaded.inputs.plan.num_trained_steps,
-                dimensions=scorer.weights,
-            )
+    with named_errors(f"objective {config.objective.name} cannot be created", cls.__module__):
+        objective = cls(config, models.policy, models.pipeline, progress, cost)
     if not config.objective.reward_weight:
         return objective
     reward_gradient = RewardGradient(
@@ -323,17 +311,8 @@ def make_objective(
         batch_size=config.rollout.decode_batch_size,
     )
     if not config.reward.ignore_rewards:
-        try_gradient(reward_gradient, config.data, request.prompt)
+        try_gradient(reward_gradient, config.data, loaded.inputs.requests[0].prompt)
     return WithRewardGradient(objective, reward_gradient)
-
-
-def agree_on_sampler(sampling: Sampling, mesh: Mesh) -> None:
-    """Raise ValueError if ranks have other steps of a custom sampler, such as of a function that
-    reads the rank. Collective.
-    """
-    if ".py:" in sampling.sampler:
-        steps = dict(enumerate(sampling.transitions(), 1))
-        agree(f"sde_type {sampling.sampler} in step", steps, mesh)
 
 
 def _probe_compiled_blocks(
@@ -361,20 +340,8 @@ def _checkpoint_writer(config: Config, mesh: Mesh, lease: Lease, run_id: str) ->
         Path(settings.output_dir),
         mesh,
         keep=settings.save_total_limit,
-        keep_every=settings.keep_every,
         is_asynchronous=settings.save_asynchronously,
-        timeout=config.distributed.collective_timeout,
+        timeout=config.distributed.timeout,
         check_owner=lease.check,
         run=run_id,
     )
-
-
-def _try_rewards(
-    scorer: AsyncScorer, config: Config, requests: list[Request], validated: list[Request]
-) -> None:
-    """Check the scorers, also of held-out metrics, on a video of the run's size."""
-    try_scorers(scorer, config.data, requests[0].prompt)
-    if scorer.held_out_scorers:
-        try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)
-    if validated:
-        try_held_out(scorer, config.data, validated[0].prompt)

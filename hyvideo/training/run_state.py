@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-
-from hyvideo.distributed import checkpoint_loading
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.models.lora_saving import save_lora
@@ -23,37 +20,6 @@ from hyvideo.training.progress import Progress
 from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
 
 ALL = "all"  # in allow_changed_settings
-
-
-class KLState(BaseModel):
-    """State of the coefficient of the KL penalty."""
-
-    value: float
-    num_updates: int
-    recent: list[float]  # KL values of its window
-
-
-class HealthState(BaseModel):
-    """State of the guard against NaN and spikes."""
-
-    bad_in_a_row: int
-    norms: list[float]  # recent gradient norms
-    last_outlier: int  # iteration
-
-
-class SavedState(BaseModel):
-    """Contents of state.json: what a run needs besides its tensors to continue."""
-
-    run: str  # identity of the run
-    iteration: int  # last finished one
-    update: int  # optimizer updates so far
-    anchor_age: int  # updates since the anchor was refreshed
-    kl_coefficient: KLState  # value, number of updates, recent KL values
-    health: HealthState  # recent gradient norms and skipped updates
-    metrics: dict[str, Any]  # of the iteration, without those of its validation
-    rollouts: int  # per iteration, over all replicas
-    settings: dict[str, Any]  # all settings by name
-    inputs: dict[str, str]  # digests of what the run read, by setting
 
 
 class RunState:
@@ -114,14 +80,15 @@ class RunState:
         Collective.
         """
         self.progress.enter("save", "a checkpoint")
-        state = SavedState(
-            run=self.checkpoints.run,
-            metrics=self.metrics,
-            rollouts=self.num_rollouts,
-            settings=self.config.flat(),
-            inputs=self.inputs,
+        # all that a run needs besides its tensors to continue
+        state = {
+            "run": self.checkpoints.run,
+            "metrics": self.metrics,  # of the iteration, without those of its validation
+            "rollouts": self.num_rollouts,
+            "settings": self.config.flat(),
+            "inputs": self.inputs,
             **(counters or self._counters()),
-        )
+        }
         lora = None
         if self.policy.is_lora:
             with self.policy.with_ema_weights():
@@ -134,7 +101,7 @@ class RunState:
 
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(
-            self.progress.iteration, self.policy.tensors(), state.model_dump(), write_files
+            self.progress.iteration, self.policy.tensors(), state, write_files
         )
 
     def save_last_finished(self) -> int | None:
@@ -155,40 +122,29 @@ class RunState:
         self.checkpoints.wait()
         return self.progress.iteration
 
-    def resume(self, folder: Path, state: SavedState) -> None:
+    def resume(self, folder: Path, state: Mapping[str, Any]) -> None:
         """Load a checkpoint with its ``state``, which all ranks have read from the same file.
 
         Raises ValueError if it does not fit the settings or inputs. Collective.
         """
         settings = self.config.flat()
         self.changed_settings = check_changes(
-            state.settings,
-            state.inputs,
+            state["settings"],
+            state["inputs"],
             settings,
             self.inputs,
-            same_rollouts=state.rollouts == self.num_rollouts,
+            same_rollouts=state["rollouts"] == self.num_rollouts,
         )
         # only if the change was accepted: otherwise the checkpoint has the anchor of anchor_path
-        replaces_anchor = state.settings.get("anchor_path", "") != settings["anchor_path"]
-        replaces_anchor |= state.inputs.get("anchor_path") != self.inputs.get("anchor_path")
-        self.policy.load(folder, state.anchor_age, replaces_anchor=replaces_anchor)
-        self.update.kl_coefficient.load_state_dict(state.kl_coefficient.model_dump())
-        self.update.nonfinite.load_state_dict(state.health.model_dump())
-        self.progress.iteration = state.iteration
-        self.saved_iteration = state.iteration
-        self.update.update_count = state.update
-        self.mark_finished(state.metrics)
-
-
-def read_saved_state(folder: Path) -> SavedState:
-    """Return the state of a checkpoint. Raises ValueError if it is not complete."""
-    try:
-        return SavedState.model_validate(checkpoint_loading.read_state(folder))
-    except ValidationError as error:
-        names = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
-        raise ValueError(
-            f"{folder} is not a checkpoint of a run: state.json has no valid {names}; use another one"
-        ) from error
+        replaces_anchor = state["settings"].get("anchor_path", "") != settings["anchor_path"]
+        replaces_anchor |= state["inputs"].get("anchor_path") != self.inputs.get("anchor_path")
+        self.policy.load(folder, state["anchor_age"], replaces_anchor=replaces_anchor)
+        self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
+        self.update.nonfinite.load_state_dict(state["health"])
+        self.progress.iteration = state["iteration"]
+        self.saved_iteration = state["iteration"]
+        self.update.update_count = state["update"]
+        self.mark_finished(state["metrics"])
 
 
 def check_changes(
@@ -207,8 +163,9 @@ def check_changes(
     changes = changed_settings(saved_settings, settings, same_rollouts=same_rollouts)
     affecting = dict(changes.affecting_learning)
     for name in changed_inputs(saved_inputs, inputs):
-        path = settings.get(name.partition("/")[0], "")
-        affecting[name] = f"the contents of {name} have changed ({_shown(path)})"
+        value = settings.get(name.partition("/")[0], "")
+        path = ", ".join(value) if isinstance(value, list) else value
+        affecting[name] = f"the contents of {name} have changed ({path})"
     allowed = settings["allow_changed_settings"]
     refused = [name for name in affecting if name not in allowed and ALL not in allowed]
     if refused:
@@ -220,7 +177,3 @@ def check_changes(
             + " ".join(refused)
         )
     return [*changes.free.values(), *affecting.values()]
-
-
-def _shown(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -15,10 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.files import read_json
 from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.distributed.checkpoint_loading import (
-    DIGESTS,
     TENSORS,
     check_shapes,
     corruption,
@@ -47,26 +45,19 @@ def write_model_file(transformer: nn.Module, folder: Path) -> None:
 
 
 def verify(folder: Path) -> None:
-    """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its
-    digests.
+    """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its digests.
 
     All files are read and hashed, once per process; about 1 GB per second and core. Other folders
     have no digests.
     """
-    owner = folder
-    for parent in folder.absolute().parents[:2]:
-        if not is_checkpoint(owner) and is_checkpoint(parent) and (parent / DIGESTS).is_file():
-            owner = parent
-    if is_checkpoint(owner):
-        found = [(str(path), path.lstat()) for path in sorted(owner.rglob("*"))]
-        _verify_state(
-            owner, tuple((name, status.st_size, status.st_mtime_ns) for name, status in found)
-        )
+    for owner in (folder, *folder.absolute().parents[:2]):
+        if is_checkpoint(owner):
+            _verify_checkpoint(owner)
+            return
 
 
 @lru_cache
-def _verify_state(folder: Path, states: tuple[tuple[str, int, int], ...]) -> None:
-    """Verify a checkpoint whose files have these sizes and times."""
+def _verify_checkpoint(folder: Path) -> None:
     if problem := corruption(folder, Mesh.single()):
         raise ValueError(f"checkpoint {folder} is corrupted: {problem}; use an earlier one")
 
@@ -120,14 +111,6 @@ def check_trained_expert(folder: Path, expert: Expert | None) -> None:
         )
 
 
-def negative_prompt(folder: Path) -> str | None:
-    """Return the negative prompt that the policy was trained with; None if no run wrote the
-    folder.
-    """
-    saved = _settings(folder)
-    return None if saved is None else str(saved.get("negative_prompt", ""))
-
-
 def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run
     wrote it.
@@ -135,10 +118,12 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its
     state.json.
     """
-    if (saved := _settings(folder)) is None:
+    saved = _settings(folder)
+    if saved is None:
         return {}, None
     checkpoints = folder.resolve().parent
-    if checkpoints.name == CHECKPOINTS and (file := checkpoints.parent / "config.yaml").is_file():
+    file = checkpoints.parent / "config.yaml"
+    if checkpoints.name == CHECKPOINTS and file.is_file():
         return read_settings(file), file
     known = {name: value for name, value in saved.items() if name in LEAVES}
     return known, folder / "state.json"
@@ -181,7 +166,6 @@ def load(folder: Path, dtype: torch.dtype, expert: Expert | None = None) -> nn.M
     if not is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder, expert), None, dtype=dtype)
     verify(folder)
-    _check_layers(folder)
     transformer = loading.transformer_from_config(folder / MODEL_FILE)
     transformer.type(dtype).to_empty(device="cpu")
     _fill(transformer, folder)
@@ -209,7 +193,11 @@ def load_merged(
         verify(checkpoint)
         check_trained_expert(checkpoint, expert)
     has_adapter_only = checkpoint is not None and is_lora(checkpoint)
-    paths = [*([checkpoint / LORA_FOLDER] if has_adapter_only else []), *([lora] if lora else [])]
+    paths = []
+    if has_adapter_only:
+        paths.append(checkpoint / LORA_FOLDER)
+    if lora:
+        paths.append(lora)
     loras = [read_saved_lora(path, expert, ignore_expert=ignore_expert) for path in paths]
     if checkpoint is None or has_adapter_only:
         for adapter in loras:  # `with_lora` ignores names that the model does not have
@@ -243,19 +231,6 @@ def _transformer_folder(folder: Path, expert: Expert | None = None) -> Path:
         "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
         f"{folder} {problem}"
     )
-
-
-def _check_layers(folder: Path) -> None:
-    """Raise ValueError for more layers than tensors, which would take minutes to build before the
-    names differ.
-    """
-    num_tensors = len(read_shapes(folder / TENSORS))
-    for name, value in read_json(folder / MODEL_FILE, "transformer").items():
-        if name.endswith("layers") and isinstance(value, int) and value > num_tensors:
-            raise ValueError(
-                f"checkpoint {folder} has {num_tensors} tensors, but {MODEL_FILE} has {name} "
-                f"{value}"
-            )
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:

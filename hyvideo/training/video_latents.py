@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.data.examples import LATENTS_KEY, LATENTS_SUFFIX, VAE_KEY, VIDEO_KEY
 from hyvideo.data.files import make_folder, publish
-from hyvideo.data.text import note, quote
+from hyvideo.data.text import note
 from hyvideo.data.videos import ClipForm, read_clip, read_header
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
@@ -88,8 +88,7 @@ class VideoLatents:
     ) -> None:
         """Encode the videos that have no stored latents, divided among the ranks. Collective.
 
-        Raises ValueError, on all ranks, for a video that cannot be read or has changed since its
-        digest was taken.
+        Raises ValueError, on all ranks, for a video that cannot be read.
         """
         own = list(self.files)[mesh.rank :: mesh.world_size]
         with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
@@ -99,33 +98,12 @@ class VideoLatents:
             for number, video in enumerate(missing, 1):
                 on_stage("pairs", f"video {number}/{len(missing)}")
                 pixels = read_clip(video, self.form)
-                if digest_file(video) != self.digests[video]:
-                    raise ValueError(
-                        f"{quote(video)} has changed since the start of the run; start it again "
-                        "when no program writes its videos"
-                    )
                 metadata = {VIDEO_KEY: self.digests[video]}
                 _save(self.files[video], encode(vae, [pixels])[0], metadata)
 
     def read(self, video: Path) -> Tensor:
-        """Return the latents of a video, on the CPU. Shape: (channels, frames, height, width).
-
-        Raises ValueError for a file that cannot be read, or whose values are not finite.
-        """
-        file = self.files[video]
-        try:
-            latents = load_file(file)[LATENTS_KEY].float()
-        except (SafetensorError, KeyError, FileNotFoundError) as error:
-            raise ValueError(
-                f"{quote(file)} must have the latents of {quote(video)}: {error}; delete the file, "
-                "so that the video is encoded"
-            ) from error
-        if not latents.isfinite().all():
-            raise ValueError(
-                f"the latents of {quote(video)} in {quote(file)} must be finite; delete the file, "
-                "so that the video is encoded"
-            )
-        return latents
+        """Return the latents of a video, on the CPU. Shape: (channels, frames, height, width)."""
+        return load_file(self.files[video])[LATENTS_KEY].float()
 
 
 def _metadata_of(latents: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ A stored evaluation is reused if its identity is the same (`scores_file.read_eva
 It does not cover the models of a reward service or of the hub, this code or installed packages.
 """
 
+import os
 from pathlib import Path
 
 from hyvideo.data.custom_code import code_files
@@ -88,10 +89,6 @@ def _scorer_files(name: str, root: Path, options: dict) -> list[Path]:
     files += [
         Path(value)
         for key, value in options.items()
-        if (key != "path" or not files) and _is_path(value)
+        if (key != "path" or not files) and isinstance(value, str) and os.path.exists(value)
     ]
     return files + code_files([name])
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, str) and len(value) < 1000 and Path(value).exists()

@@ -81,7 +81,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
     if recorded:
         return recorded
     if any(path.with_suffix(".json").is_file() for path in paths):
-        records = [_record_of(path.with_suffix(".json")) for path in paths]
+        records = [read_json(path.with_suffix(".json"), "--videos") for path in paths]
         _check_common_settings(paths, records)
         places = {
             prompt: place
@@ -241,26 +241,11 @@ def _recorded(folder: Path) -> list[Clip]:
                 clips.append(
                     Clip(folder / entry["file"], entry["prompt"], entry["group"], entry.get("seed"))
                 )
-        wrong = [
-            clip for clip in clips if not (isinstance(clip.prompt, str) and type(clip.group) is int)
-        ]
-        if wrong:
-            raise ValueError(
-                f"prompt {quote(wrong[0].prompt, 60)} and group {quote(wrong[0].group, 60)}"
-            )
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(
             f"{path} must be a list of videos with file, prompt and group: {error!r}"
         ) from error
     return clips
-
-
-def _record_of(path: Path) -> dict[str, Any]:
-    """Return the settings of a video, which have its prompt."""
-    record = read_json(path, "--videos")
-    if not isinstance(record.get("prompt"), str):
-        raise ValueError(f"{path} must contain a JSON object with a prompt")
-    return record
 
 
 def _check_common_settings(paths: list[Path], records: list[dict[str, Any]]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from scripts.audit.improvement import PLAN, audit_improvement
 from scripts.audit.outputs import audit_samples, audit_scores
 from scripts.audit.pages import audit_report
+from scripts.audit.recipes import SEEDS, audit_recipes
 from scripts.audit.rewards import audit_advantages, audit_rewards
 from scripts.audit.rollouts import audit_rollouts
 from scripts.audit.run import Run
@@ -32,7 +33,12 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="output_dir of a run")
+    parser.add_argument(
+        "run",
+        type=Path,
+        metavar="RUN",
+        help="output_dir of a run, or folder of scripts.improve or compare_recipes",
+    )
     parser.add_argument(
         "--score",
         action="store_true",
@@ -55,13 +61,15 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def audit_of(folder: Path, *, score: bool = False, sample: bool = False) -> Audit:
-    """Return the statements about the run in a folder, or about the rounds and runs of
-    scripts.improve. Raises ValueError if there is none.
+    """Return the statements about the run in a folder, or about a folder of scripts.improve or
+    scripts.compare_recipes and its runs. Raises ValueError if there is none.
     """
     audit = Audit()
     runs = [folder]
     if (folder / PLAN).is_file():
         runs = audit_improvement(folder, audit)
+    elif (folder / SEEDS).is_file():
+        runs = audit_recipes(folder, audit)
     for path in runs:
         found = audit_run(Run(path), score=score, sample=sample)
         where = f"{path.relative_to(folder)}: " if path != folder else ""

@@ -15,7 +15,7 @@ from scripts.audit.statements import CannotCheck, Inapplicable
 ROOT = Path(__file__).resolve().parents[2]
 ITERATIONS = "metrics.jsonl"
 LEDGER = "audit.jsonl"
-WEIGHTS = {  # of the dimensions of VideoAlign, by name of a setting (Section 4)
+WEIGHTS = {  # of the dimensions of VideoAlign, by name of a setting (arXiv:2603.21872, Section 4)
     "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
     "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
 }

@@ -16,6 +16,7 @@ TOPIC = "Update"
 def audit_updates(run: Run, audit: Audit) -> None:
     _audit_counts(run, audit)
     _audit_rates(run, audit)
+    _audit_mean_rates(run, audit)
     _audit_coefficient(run, audit)
     _audit_anchor(run, audit)
     _audit_weights(run, audit)
@@ -82,6 +83,22 @@ def _audit_rates(run: Run, audit: Audit) -> None:
                 _check_mean(rows, run, line, "lr", weighted, scale=full)
 
 
+def _audit_mean_rates(run: Run, audit: Audit) -> None:
+    """Of a run without audit.jsonl, metrics.jsonl has the mean learning rate of an iteration."""
+    text = "the mean learning rate of an iteration, with its warm-up"
+    with audit.compare(TOPIC, text, "metrics.jsonl, config.yaml", 1e-6) as rows:
+        if run.all_lines:
+            raise Inapplicable
+        warmup = run.get("warmup_steps", 0)
+        total = 0
+        for iteration, made in updates_made(run).items():
+            shares = [min(1.0, (total + i + 1) / warmup) if warmup else 1.0 for i in range(made)]
+            total += made
+            if made:
+                found = run.by_iteration[iteration]["lr"] / run.get("learning_rate", 1e-5)
+                rows.number(f"iteration {iteration}", fmean(shares), found)
+
+
 def _check_mean(rows, run: Run, line: dict, name: str, weighted, *, scale: float = 1.0) -> None:
     """Compare a metric with the mean over the updates of an iteration, weighted by their terms."""
     total = sum(terms for _, terms in weighted)
@@ -132,17 +149,31 @@ def _audit_coefficient(run: Run, audit: Audit) -> None:
 
 def _audit_anchor(run: Run, audit: Audit) -> None:
     text = "the anchor's age: updates since its last refresh, which is between iterations"
-    with audit.compare(TOPIC, text, "audit.jsonl, metrics.jsonl") as rows:
-        first_update(run)
+    with audit.compare(TOPIC, text, "metrics.jsonl, config.yaml") as rows:
         name = strategy(run)
         age = 0
-        for line in run.lines:
+        for iteration, made in updates_made(run).items():
             if name not in ("none", "stepwise"):
-                age += len(applied(line))
+                age += made
             if name.endswith("moving") and age >= run.get("update_ref_model_step", 10):
                 age = 0
-            found = run.by_iteration[line["iteration"]]["anchor/age"]
-            rows.equal(f"iteration {line['iteration']}", age, found)
+            rows.equal(f"iteration {iteration}", age, run.by_iteration[iteration]["anchor/age"])
+
+
+def updates_made(run: Run) -> dict[int, int]:
+    """Return the updates of each iteration. Raises CannotCheck for a run whose metrics do not begin
+    with its first iteration.
+    """
+    made = {}
+    before = 0
+    for iteration, line in run.by_iteration.items():
+        if iteration == 0:
+            continue
+        made[iteration] = line["update"] - before
+        before = line["update"]
+    if 1 not in made:
+        raise CannotCheck("metrics.jsonl does not begin with the first iteration")
+    return made
 
 
 def _audit_weights(run: Run, audit: Audit) -> None:
@@ -252,7 +283,10 @@ def terms_of(run: Run):
 
 
 def kl_weights(run: Run) -> tuple[float, float]:
-    """Return the weights of the KL to the anchor and to the rollout policy (Section 3.2.2)."""
+    """Return the weights of the KL to the anchor and to the rollout policy.
+
+    Source: arXiv:2603.21872, Section 3.2.2.
+    """
     name = strategy(run)
     if name.startswith("dual"):
         return run.get("dual_kl_moving_weight", 1.0), run.get("dual_kl_step_weight", 0.1)
@@ -276,12 +310,11 @@ def _audit_policy_terms(run: Run, audit: Audit) -> None:
                 where = f"iteration {line['iteration']}, update {update['update']}, rollout {term['rollout']}"
                 rows.number(f"{where}, step {term['trained']}", expected, term["loss/policy"])
     text = "ratios are 1 in the first update of an iteration"
-    with audit.compare(TOPIC, text, "audit.jsonl, metrics.jsonl") as rows:
+    with audit.compare(TOPIC, text, "metrics.jsonl") as rows:
         limit = 1e-6 if run.get("dtype", "bf16") == "fp32" else run.get("clip_range", 1e-4)
-        for line in run.lines:
-            found = run.by_iteration[line["iteration"]].get("policy/ratio_first_deviation")
-            if found is not None:
-                rows.small(f"iteration {line['iteration']}", found, limit)
+        for iteration, line in run.by_iteration.items():
+            if line.get("policy/ratio_first_deviation") is not None:
+                rows.small(f"iteration {iteration}", line["policy/ratio_first_deviation"], limit)
 
 
 def _audit_forwards(run: Run, audit: Audit) -> None:

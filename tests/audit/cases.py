@@ -145,7 +145,7 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
         ),
         "two ranks": Case("miniature", grpo + flags(batch_size=3, enable_fsdp="true"), ranks=2),
         "sequence parallel": Case(
-            "miniature", grpo + flags(sp_size=2, enable_gradient_checkpointing="true"), ranks=2
+            "miniature", grpo + flags(sp_size=2, activation_checkpointing="full"), ranks=2
         ),
         "missing rewards": Case(
             "smoke",

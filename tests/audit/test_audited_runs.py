@@ -1,13 +1,17 @@
 """Every kind of run, made short, says in its files what it did: the audit recomputes it."""
 
 import csv
+import json
 import os
 import socket
 import subprocess
+import sys
 
 import pytest
 
-from scripts.audit.__main__ import audit_of
+from scripts import improve
+from scripts.audit import outputs
+from scripts.audit.__main__ import audit_of, main
 from scripts.audit.statements import AGREES, DIFFERS, UNCHECKED
 from tests.audit.cases import ALL, Case, cases, flags
 from tests.forked import ROOT, python
@@ -75,3 +79,86 @@ def test_a_run_did_what_its_settings_say(name, inputs, tmp_path, monkeypatch):
     assert sum(each.verdict == AGREES for each in found) >= 20
     unchecked = [f"{each.text}: {each.because}" for each in found if each.verdict == UNCHECKED]
     assert len(unchecked) == case.unchecked, unchecked
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("name", ["one update", "lora"])
+def test_what_leaves_a_run_is_what_it_validated(name, inputs, tmp_path, monkeypatch):
+    """Saved videos are scored again, and the validation's are made again from the checkpoint and
+    from its export.
+    """
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "executable", python())
+    train(cases(*inputs)[name], tmp_path / "run")
+    found = audit_of(tmp_path / "run", score=True, sample=True).statements
+    made = [each for each in found if each.topic == outputs.TOPIC]
+    assert [each.verdict for each in made] == [AGREES] * 4, made
+
+
+@pytest.mark.system
+def test_rounds_of_improvement_train_on_their_own_best_videos(tmp_path, forked_programs):
+    prompts = tmp_path / "prompts.csv"
+    prompts.write_text("prompt\na red circle moves up\na blue square moves left\n")
+    folder = tmp_path / "improved"
+    words = ["--config", "configs/miniature_sft.yaml", "--prompts_csv", prompts, "--rounds", 2]
+    words += ["--num_videos", 3, "--guidance_scale", 2.5, "--improve_dir", folder, *ALL]
+    words += flags(valid_video_csv="tests/audit/valid.csv", max_steps=2, batch_size=4)
+    assert improve.main(list(map(str, words))) == 0
+    audit = audit_of(folder)
+    assert not audit.differs, audit.as_text()
+    topics = {each.topic for each in audit.statements if each.verdict == AGREES}
+    assert {"Improvement", "round2/run: Given videos", "round1/run: Update"} <= topics
+
+
+@pytest.mark.parametrize(
+    ("line", "change"),
+    [
+        ("rollouts", lambda line: line["rollouts"]["advantage"].reverse()),
+        ("rollouts", lambda line: line["rollouts"]["prompt"].reverse()),
+        ("updates", lambda line: line["updates"][1].update(lr=7e-4)),
+        ("updates", lambda line: line["updates"][1].update(kl_coef=line["updates"][0]["kl_coef"])),
+        ("schedule", lambda line: line["schedule"]["weights"].reverse()),
+    ],
+)
+def test_a_changed_record_differs(line, change, audited, capsys):
+    """An audit that finds nothing would agree with everything."""
+    file = audited / "audit.jsonl"
+    lines = [json.loads(text) for text in file.read_text().splitlines()]
+    before = json.dumps(lines[1][line])
+    change(lines[1])
+    assert json.dumps(lines[1][line]) != before
+    kept = file.read_text()
+    file.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    assert main([str(audited)]) == 1
+    assert "differs" in capsys.readouterr().out
+    assert any(
+        row["verdict"] == DIFFERS for row in json.loads((audited / "audit.json").read_text())
+    )
+    file.write_text(kept)
+
+
+@pytest.fixture(scope="module")
+def audited(inputs, tmp_path_factory):
+    """The folder of a run whose files agree."""
+    folder = tmp_path_factory.mktemp("audited") / "run"
+    train(cases(*inputs)["grpo"], folder)
+    return folder
+
+
+def test_a_run_without_its_record_says_what_cannot_be_checked(audited, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    file = audited / "audit.jsonl"
+    text = file.read_text()
+    file.unlink()
+    found = audit_of(audited).statements
+    file.write_text(text)
+    assert not [each for each in found if each.verdict == DIFFERS]
+    assert sum(each.verdict == AGREES for each in found) >= 8
+    reasons = [each.because for each in found if each.verdict == UNCHECKED]
+    assert reasons and all("audit.jsonl" in reason for reason in reasons if "no " in reason[:12])
+
+
+def test_a_folder_without_a_run_is_named(tmp_path, capsys):
+    with pytest.raises(SystemExit) as error:
+        main([str(tmp_path)])
+    assert error.value.code == 2 and str(tmp_path) in capsys.readouterr().err

@@ -16,6 +16,7 @@ from hyvideo.models.hunyuan_video15 import tiny as tiny_hunyuan
 from hyvideo.models.sizes import tiny_module
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan import tiny as tiny_wan_models
+from tests.super_resolution_files import UPSAMPLERS, refiner_config, write_super_resolution
 
 LAYERS_OF_TEXT = 3  # of the text encoder; HunyuanVideo-1.5 does not use the last two
 HUNYUAN_TRANSFORMER = {
@@ -67,7 +68,7 @@ def write(
     if is_tiny:
         tiny_module(family).write(root, version, num_heads=2, prompts=prompts)
         if sr:
-            tiny_hunyuan.write_super_resolution(root, sr, tiny_hunyuan.TinySettings(), seed=0)
+            write_super_resolution(root, sr, tiny_hunyuan.TinySettings().transformer, seed=0)
     elif family == "wan":
         _write_wan(root, prompts)
     else:
@@ -88,17 +89,8 @@ def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) ->
     )
     _write(root / "vae", dict(settings.vae) | HUNYUAN_VAE)
     if sr:
-        channels = transformer["out_channels"]
-        refiner = transformer | {
-            "in_channels": 3 * channels + 2,
-            "concat_condition": False,
-            "use_meanflow": True,
-        }
-        _write(
-            root / "transformer" / sr,
-            refiner | {"ideal_resolution": sr.split("_")[0], "ideal_task": None},
-        )
-        _write(root / "upsampler" / sr, dict(settings.upsamplers[sr]) | HUNYUAN_UPSAMPLER)
+        _write(root / "transformer" / sr, refiner_config(transformer, sr))
+        _write(root / "upsampler" / sr, UPSAMPLERS[sr] | HUNYUAN_UPSAMPLER)
     text = root / "text_encoder" / "llm"
     shutil.copytree(
         tiny_hunyuan.LANGUAGE_MODEL, text, ignore=shutil.ignore_patterns("*.safetensors")

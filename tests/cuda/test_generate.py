@@ -21,12 +21,12 @@ FRAMES, HEIGHT, WIDTH = (5, 32, 48) if IS_TINY else (33, 352, 624)
 CACHE = ["--enable_cache", "--total_steps", "4", "--cache_start_step", "1", "--cache_end_step", "3"]
 # Overlapping copies need a GPU; the cache needs groups of one block.
 FLAGS = {
-    "on the GPU": ["--offloading", "false"],
-    "group offloading": ["--group_offloading", "true"],
-    "group offloading, cache": ["--group_offloading", "true", *CACHE],
+    "on the GPU": ["--offloading", "none"],
+    "group offloading": ["--offloading", "group"],
+    "group offloading, cache": ["--offloading", "group", *CACHE],
     "super-resolution": [
         "--offloading",
-        "false",
+        "none",
         "--sr",
         "--resolution",
         "480p",

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import io
-import json
 import os
 import pickle
 import re
@@ -22,7 +21,6 @@ from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 from hyvideo.training.output_folder import find_start
-from hyvideo.training.run_state import read_saved_state
 from tests.distributed.launch import launch
 
 ALONE = Mesh.single()
@@ -355,20 +353,9 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
     assert "000004" in names(tmp_path)
 
 
-def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
-    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
-    for iteration in range(2, 11, 2):
-        writer.save(iteration, {"policy": torch.zeros(3)}, {})
-    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == [
-        "000004",
-        "000008",
-        "000010",
-    ]
-
-
 def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
     copy = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
-    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, run=RUN)
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
     assert copy.is_dir() and [path.name for path in checkpoint_loading.complete(tmp_path)] == [
@@ -482,16 +469,6 @@ def test_a_file_missing_or_unreadable_on_one_rank_has_the_same_effect_on_all(tmp
     assert first == second
     assert "Input/output error" in first[0] and "000004/" in first[0] and first[1] == "000002"
     assert names(tmp_path) == ["000002", "000004.corrupted"]
-
-
-def test_an_invalid_state_is_named(tmp_path):
-    folder = save(tmp_path, 2)
-    assert read_saved_state(folder).iteration == 2
-    state = json.loads((folder / "state.json").read_text())
-    del state["update"]
-    (folder / "state.json").write_text(json.dumps(state | {"rollouts": "many"}))
-    with pytest.raises(ValueError, match="state.json has no valid update, rollouts"):
-        read_saved_state(folder)
 
 
 @pytest.mark.parametrize(

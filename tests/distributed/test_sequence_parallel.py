@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from hyvideo.distributed.sequence_parallel import head_shares
+from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.models.conditions import Condition, ImageCondition
-from hyvideo.models.step_cache import StepCache, StepCaching
 from tests.distributed.launch import launch
 
 MODULE = "tests.distributed.test_sequence_parallel"
@@ -91,11 +91,10 @@ def cached_output(model):
     tokens.
     """
     caching = StepCaching("taylorcache", total_steps=5, cache_start_step=2, cache_end_step=5)
-    model.step_cache = StepCache(caching, num_skipped=2)
-    for model.step_cache.step, scale in enumerate((1.0, 1.1, 1.2, 1.3)):
-        arguments = inputs("odd tokens")
-        out = model(**arguments | {"timestep": arguments["timestep"] / scale})
-    model.step_cache = None
+    with step_cache(model, caching):
+        for scale in (1.0, 1.1, 1.2, 1.3):
+            arguments = inputs("odd tokens")
+            out = model(**arguments | {"timestep": arguments["timestep"] / scale})
     return out
 
 

@@ -13,6 +13,7 @@ import gc
 import json
 import os
 import sys
+from contextlib import nullcontext
 
 import torch
 from diffusers import HunyuanVideo15Transformer3DModel
@@ -20,13 +21,12 @@ from transformers import Qwen2_5_VLTextModel
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import place
+from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.offload import offload, offload_in_groups, on_device
-from hyvideo.models.step_cache import StepCache, StepCaching
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
-from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sections import DistributedSettings
 from tests.fake_cuda.checks import autoencoder, empty
 
@@ -50,18 +50,18 @@ def encode():
         model = Qwen2_5_VLTextModel(Qwen2_5_VLTextModel.config_class(**LANGUAGE_MODEL)).eval()
     device.on_device(model, torch.float16, "cpu")
     with device.Count() as count, torch.no_grad():
-        offload_in_groups(model, CUDA, blocks_per_group=1, overlap=False)
+        offload_in_groups(model, CUDA, overlap=False)
         model(input_ids=torch.zeros(1, 308, dtype=torch.long, device=CUDA), use_cache=False)
     return count.peak / 2**30
 
 
-def sample_and_decode(offloading, schedule, *, skips_blocks=False):
+def sample_and_decode(schedule, *, skips_blocks=False):
     with torch.device("meta"):
         model = HunyuanVideo15Transformer3DModel(num_layers=NUM_BLOCKS).eval().requires_grad_(False)
         prepare(model, ("text",))
     device.on_device(model, torch.bfloat16, "cpu")
     with device.Count() as count:
-        place(model, Mesh.single(), CUDA, DistributedSettings(), offloading, skips_blocks)
+        place(model, Mesh.single(), CUDA, DistributedSettings(), "group")
         vae = autoencoder()
         offload(vae)
         text = Condition(empty(200, 3584), empty(12, 1472))
@@ -71,17 +71,20 @@ def sample_and_decode(offloading, schedule, *, skips_blocks=False):
         )
         latents = empty(1, 32, *GRID, dtype=torch.float32)
         count.clear()
-        with on_device(model), torch.no_grad():
-            model.step_cache = (
-                StepCache(StepCaching(cache_start_step=0), NUM_BLOCKS - 2) if skips_blocks else None
-            )
+        # all blocks but the last two are skipped at three of four steps
+        caching = StepCaching(
+            cache_start_step=0, no_cache_block_id=(NUM_BLOCKS - 2, NUM_BLOCKS - 1)
+        )
+        with (
+            on_device(model),
+            torch.no_grad(),
+            step_cache(model, caching) if skips_blocks else nullcontext(),
+        ):
             # the first finds the order of the groups
-            for step in (0, 4, 5, 6) if skips_blocks else (0, 4):
-                if skips_blocks:
-                    model.step_cache.step = step
+            for step in range(7) if skips_blocks else (0, 4):
                 pipeline.velocity_at_steps(latents, schedule, [step], Conditions((text,)))
         sampling = count.peak / 2**30
-        if skips_blocks or offloading.overlap_group_offloading:  # the tile is the same
+        if skips_blocks:  # the tile is the same
             return {"sampling": sampling}
         gc.collect()
         count.clear()
@@ -95,14 +98,8 @@ def main():
     with device.fake_mode():
         found = {
             "encoding": encode(),
-            "groups": sample_and_decode(Offloading(True, True, False), schedule),
-            "overlap": sample_and_decode(Offloading(True, True, True), schedule),
-            "cached groups": sample_and_decode(
-                Offloading(True, True, False), schedule, skips_blocks=True
-            ),
-            "cached overlap": sample_and_decode(
-                Offloading(True, True, True), schedule, skips_blocks=True
-            ),
+            "group": sample_and_decode(schedule),
+            "cached": sample_and_decode(schedule, skips_blocks=True),
         }
     print(json.dumps(found))
     sys.stdout.flush()

@@ -127,27 +127,11 @@ def test_a_given_source_replaces_the_lora_that_runs_start_from(tmp_path):
 
 @pytest.fixture
 def trained(tmp_path):
-    """The miniature's transformer as checkpoint of a run with a negative prompt."""
+    """The miniature's transformer as checkpoint of a run."""
     folder = tmp_path / "trained"
     shutil.copytree("assets/miniature/transformer/miniature", folder)
-    (folder / "state.json").write_text('{"settings": {"negative_prompt": "murky"}}')
+    (folder / "state.json").write_text('{"settings": {}}')
     return folder
-
-
-def test_a_checkpoint_requires_its_negative_prompt(trained, tmp_path):
-    guided = load_config("configs/miniature.yaml", cfg_scale=2.0, negative_prompt="blurry")
-    source = Source(trained)
-    with pytest.raises(ValueError, match="negative_prompt 'murky'"):
-        source.check(guided.model, guided.negative_requests)
-    source.check(guided.model, guided.with_settings(negative_prompt="murky").negative_requests)
-    unguided = guided.with_settings(cfg_scale=1.0)
-    source.check(guided.model, unguided.negative_requests)
-    with pytest.raises(ValueError, match="negative_prompt"):
-        source.check(
-            guided.model, unguided.with_settings(validation_cfg_scale=2.0).negative_requests
-        )
-    (trained / "state.json").unlink()  # like an export of scripts.export
-    source.check(guided.model, guided.negative_requests)
 
 
 def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
@@ -180,10 +164,6 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
     "flags, message",
     [
         ("--output_dir README.md/x", "README.md/x"),
-        (
-            "--checkpoint_path {trained} --cfg_scale 2",
-            "trained with negative_prompt 'murky', got ''",
-        ),
         ("--validation_height 33 --validation_width 32", "height must be a multiple of 8, got 33"),
     ],
 )

@@ -56,7 +56,7 @@ def run(arguments, out):
     "family, num_processes, flags, prompts",
     [
         pytest.param(wan, 4, [], ["one", "two"], marks=pytest.mark.slow),
-        (hunyuan, 2, ["--group_offloading"], ["one"]),
+        (hunyuan, 2, ["--offloading", "group"], ["one"]),
     ],
 )
 def test_processes_share_a_video_and_one_writes_it(

@@ -157,7 +157,7 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     )
     schedule = schedule.split()
     expected, _ = make(*flags, *schedule)
-    offloading = ["--group_offloading", "--overlap_group_offloading", "off"]
+    offloading = ["--offloading", "group"]
     latents, record = make(
         *flags, *schedule, *offloading, "--enable_torch_compile", name="compiled"
     )
@@ -172,7 +172,7 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
 def test_all_flags_are_checked_before_prompts_are_rewritten(tmp_path, monkeypatch, make):
     with endpoints() as start:
         server = start(completion("a cat"))
-        rewriting = ["--rewrite", "true", "--rewrite_url", server.url, "--rewrite_model", "a-model"]
+        rewriting = ["--rewrite", json.dumps({"url": server.url, "model": "a-model"})]
         assert "--total_steps must equal the number of steps" in make(
             *original(tmp_path, monkeypatch, 16), *rewriting, "--enable_cache"
         )

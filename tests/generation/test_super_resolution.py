@@ -14,10 +14,10 @@ from hyvideo.data import images
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size
 from hyvideo.data.randomness import normal
 from hyvideo.generation import video_sampler
-from hyvideo.generation.super_resolution import Refiner
+from hyvideo.generation.super_resolution import LowResolution, Refiner, load_upsampler
 from hyvideo.generation.video_sampler import STAGE, VideoSampler
+from hyvideo.models.family import family_named
 from hyvideo.models.hunyuan_video15.prompt_encoders import ImageEncoder
-from hyvideo.models.loading import load_vae
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -121,7 +121,7 @@ def test_a_video_is_refined_and_both_are_written(run, tmp_path):
     code, error, both = run("--sr", "--save_pre_sr_video")
     assert code == 0, error
     base = run(out="base")[2]
-    again = run("--sr", "true", "--group_offloading", out="again")[2]
+    again = run("--sr", "true", "--offloading", "group", out="again")[2]
     assert both["0000.mp4"].shape == (5, 3, 64, 112) and both["0000_before_sr.mp4"].shape == (
         5,
         3,
@@ -171,8 +171,15 @@ def test_a_repeated_command_uses_the_latents_of_the_base_model(run, tmp_path, mo
 def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     run, root, tmp_path, monkeypatch
 ):
-    samples, levels, scales, images_at = [], [], [], {}
+    samples, levels, scales, low_resolutions, images_at = [], [], [], [], {}
     sample, encode = GRPOPipeline.sample_ode, ImageEncoder.__call__
+    channels = LowResolution.channels
+
+    def added(self, timestep):
+        low_resolutions.append(self.latents)
+        return channels(self, timestep)
+
+    monkeypatch.setattr(LowResolution, "channels", added)
 
     def sampled(self, conditions, noise, schedule):
         levels.append(schedule.sigmas)
@@ -205,15 +212,16 @@ def test_an_image_is_encoded_at_both_sizes_and_a_lora_is_the_base_models(
     code, error, _ = run("--sr", *flags)
     assert code == 0, error
     (_, base, _, final), (pipeline, refined, noise, _) = samples
-    assert torch.equal(base.text, refined.text) and base.low_resolution is None
+    assert torch.equal(base.text, refined.text)
     nearest = nearest_size(110, 80, bucket_sizes("720p"))
     assert list(images_at) == [(64, 64), (96, 96), nearest] and nearest != (96, 96)
     assert torch.equal(refined.image.latents, images_at[96, 96].latents)
     assert torch.equal(refined.image.embeds, images_at[nearest].embeds)
-    upsampler = load_vae(root, upsampler="720p_sr_distilled")
+    family = family_named("hunyuan_video15")
+    upsampler = load_upsampler(root, "720p_sr_distilled", family, device=torch.device("cpu"))
     added = normal((4, 2, 6, 6), 3, "generate", 0, STAGE, "augmentation")[None]
     with torch.no_grad():
-        assert torch.equal(refined.low_resolution, upsampler.condition(final, added)[0])
+        assert torch.equal(low_resolutions[-1], upsampler.condition(final, added))
     expected = torch.randn(
         1, 4, 2, 6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.bfloat16
     )

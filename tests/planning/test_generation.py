@@ -7,7 +7,6 @@ from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.generation import WAYS, generation_memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.config import Config
-from hyvideo.settings.offloading import Offloading
 
 ROOT = Path(__file__).parents[2]
 VIDEO = PlannedRun(
@@ -40,11 +39,10 @@ def test_with_offloading_a_phase_holds_what_it_uses():
     assert set(phase_of(STAGES, "decode")) == {"VAE", "decoding"}
 
 
-def test_group_offloading_holds_two_or_four_blocks_of_the_transformer():
+def test_group_offloading_holds_two_blocks_of_the_transformer():
     model = VIDEO.parameters
-    for overlap, blocks in ((True, 2), (False, 4)):
-        held = phase_of(Offloading(True, True, overlap), "sample")["transformer"]
-        assert held == 2 * (model.root + blocks * model.block)
+    held = phase_of(GROUPS, "sample")["transformer"]
+    assert held == 2 * (model.root + 2 * model.block)
     assert phase_of(GROUPS, "encode")["encoders"] < phase_of(STAGES, "encode")["encoders"] / 5
 
 

@@ -125,8 +125,8 @@ def test_the_score_is_the_mean_probability_of_yes_over_the_checks(endpoint, chec
     "answer, reason",
     [
         (
-            completion("Well", end="length", tokens=token(Well=0.51, Yes=0.48, No=0.01)),
-            "at least 0.5, got 0.490",
+            completion("Well", end="length", tokens=token(Well=0.9, Hm=0.1)),
+            "must be yes or no",
         ),
         (completion("Perhaps", end="length"), "must be yes or no"),
     ],

@@ -4,6 +4,7 @@ training.
 
 import base64
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -19,9 +20,7 @@ CAT, DOG = Request("a cat"), Request("a dog", seed=3)
 
 
 def rewriter(server, **options):
-    return Rewriter(
-        **{"url": server.url, "model": "a-model", "key_env": "", "fallback": False} | options
-    )
+    return Rewriter(**{"url": server.url, "model": "a-model", "key_env": ""} | options)
 
 
 def asked(request):
@@ -95,7 +94,7 @@ def test_a_failure_is_an_error_unless_the_user_allows_the_original_prompt(
     server = endpoint(
         lambda request, call: answer if asked(request) == "a cat" else longer(request, call)
     )
-    with pytest.raises(ValueError, match="a cat.*--rewrite_fallback") as e:
+    with pytest.raises(ValueError, match="a cat.*option fallback") as e:
         rewriter(server).write([CAT, DOG])
     assert reason in str(e.value)
     cat, dog = rewriter(server, fallback=True).write([CAT, DOG])
@@ -118,7 +117,7 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
             lambda r, n, bad=failing: (400, {}, {}) if {*bad} & {*asked(r)} else longer(r, n)
         )
         with pytest.raises(ValueError, match=f"{2 - last} of 5 prompts"):
-            rewriter(down).write(given, out)
+            rewriter(down, csv=out).write(given)
         assert [r.original_prompt is not None for r in read_requests(out)] == [
             True,
             True,
@@ -128,7 +127,7 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
         ]
     assert "../image.png" in out.read_text()
     server = endpoint(longer)
-    requests = rewriter(server).write(given, out)
+    requests = rewriter(server, csv=out).write(given)
     assert len(server.requests) == 1, "only the missing row"
     assert requests == read_requests(out)
     assert [(r.original_prompt, r.image, r.seed) for r in requests] == [
@@ -137,11 +136,11 @@ def test_a_csv_is_resumed_and_can_be_used_for_training(endpoint, tmp_path, monke
     assert requests[2].prompt == 'clip, "2"\nnew line, in the rain'
     down = endpoint((400, {}, {}))
     with pytest.raises(ValueError, match="2 of 5 prompts"):
-        rewriter(down).write(given, tmp_path / "other.csv")
+        rewriter(down, csv=tmp_path / "other.csv").write(given)
     assert len(down.requests) == 2, "stops if all rows of a part fail"
     for other in (given[1:], [replace(given[0], seed=9), *given[1:]]):
         with pytest.raises(ValueError, match=str(out)):
-            rewriter(server).write(other, out)
+            rewriter(server, csv=out).write(other)
 
 
 # --- generate.py ----------------------------------------------------------------------------------
@@ -160,16 +159,13 @@ def test_a_flag_writes_a_csv_and_exits_without_a_model(endpoint, tmp_path, capsy
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     (tmp_path / "in.csv").write_text("prompt,seed\na cat,7\n")
     server, out = endpoint(longer), tmp_path / "out.csv"
-    flags = ["--valid_video_csv", tmp_path / "in.csv", "--rewrite", "--rewrite_url", server.url]
-    run(capsys, *flags, "--rewrite_model", "m", "--rewrite_key_env", "", "--rewritten_csv", out)
+    options = {"url": server.url, "model": "m", "key_env": "", "csv": str(out)}
+    run(capsys, "--valid_video_csv", tmp_path / "in.csv", "--rewrite", json.dumps(options))
     assert read_requests(out) == [Request("a cat, in the rain", seed=7, original_prompt="a cat")]
     assert "authorization" not in {name.lower() for name in server.headers[0]}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.csv", "out.csv"]
 
 
-def test_an_answer_that_repeats_the_api_key_is_not_stored(endpoint, tmp_path, monkeypatch):
-    monkeypatch.setenv("A_KEY", "sk-Zq8Xw3Lm7Tb2")
-    server = endpoint(lambda request, _: completion("a cat with the key sk-Zq8Xw3Lm7Tb2"))
-    path = tmp_path / "prompts.csv"
-    rewriter(server, key_env="A_KEY").write([CAT], path)
-    assert "sk-" not in path.read_text() and "with the key ***" in path.read_text()
+def test_the_flag_of_the_original_alone_names_the_options(tmp_path, capsys):
+    for value in ("true", "{}", '{"url": "http://127.0.0.1:9/v1", "modle": "m"}'):
+        assert "url" in run(capsys, "--prompt", "a cat", "--rewrite", value)

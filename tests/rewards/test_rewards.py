@@ -1,7 +1,6 @@
 """Tests of the registry of scorers, custom scorers, and the weighted sum of dimensions."""
 
 import math
-import re
 
 import pytest
 
@@ -73,8 +72,6 @@ def test_a_class_in_a_file_or_module_is_a_scorer_with_its_parameters_as_options(
         make_scorer(f"{place}:Own", "ckpts", scale=1.0, depth=3)
     with pytest.raises(ValueError, match=f"{place}:Own .*scale"):
         make_scorer(f"{place}:Own", "ckpts")
-    with pytest.raises(ValueError, match=f"{place}:Own .*path"):
-        make_scorer(f"{place}:Own", "ckpts", scale=1.0, path=3)
 
 
 def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(custom):
@@ -82,24 +79,13 @@ def test_a_function_in_a_file_is_a_scorer_with_its_other_parameters_as_options(c
     scorer = make_scorer(name, "ckpts", device="cpu", scale=2.0)
     assert scorer.dimensions == ("bright",)
     assert scorer.score([None] * 2, ["a", "b"], fps=8.0) == [{"bright": 2.0}] * 2
-    with pytest.raises(ValueError, match=f"{name} .*fps"):
-        make_scorer(name, "ckpts", fps=3)
 
 
-@pytest.mark.parametrize(
-    "name, why",
-    [
-        ("nowhere.py:Own", "nowhere.py"),
-        (
-            "own_rewards.py:NoScorer",
-            "check_prompts",
-        ),
-    ],
-)
-def test_invalid_scorer_names_are_rejected_before_a_run(custom, name, why):
+def test_a_scorer_whose_file_is_missing_is_rejected_before_a_run(custom):
+    name = "nowhere.py:Own"
     (problem,) = reward_problems(RewardSettings(reward_model=[name]))
-    assert problem.startswith("reward_model") and re.search(why, problem)
-    with pytest.raises(ValueError, match=why):
+    assert problem.startswith("reward_model") and "nowhere.py" in problem
+    with pytest.raises(ValueError, match="nowhere.py"):
         make_scorer(name, "ckpts")
     assert not [
         *reward_problems(

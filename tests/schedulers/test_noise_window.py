@@ -54,7 +54,6 @@ def test_a_window_may_end_at_the_last_stochastic_step(text):
     "text",
     [
         "fixed:3",
-        "fixed:0:0",
         "fixed:5:2",
     ],
 )

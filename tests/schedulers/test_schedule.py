@@ -195,27 +195,6 @@ def test_bfloat16_inputs_are_computed_in_float32(latent, sde_type):
 # --- bad input ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{"shift": 0.0}, {"num_steps": 0}])
-def test_the_number_of_steps_and_the_shift_must_be_positive(settings):
-    with pytest.raises(ValueError, match="step|shift"):
-        build(**settings)
-
-
-def test_shapes_must_agree(latent):
-    other = (1, *LATENT[1:])
-    with pytest.raises(ValueError, match="velocity"):
-        build().step(latent(), latent(other), 0, latent(other))
-    with pytest.raises(ValueError, match="noise"):
-        build().step(latent(), latent(), 0, latent(other))
-    with pytest.raises(ValueError, match="next_sample"):
-        build().replay(latent(), latent(), [0, 0], latent(other))
-
-
-def test_each_scored_sample_needs_a_step(latent):
-    with pytest.raises(ValueError, match="2 samples"):
-        build().replay(latent(), latent(), [0], latent())
-
-
 @pytest.mark.parametrize("eta", [-0.1, float("nan")])
 def test_eta_must_be_finite_and_not_negative(eta):
     with pytest.raises(ValueError, match="eta .* sage_grpo"):

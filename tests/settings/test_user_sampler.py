@@ -12,8 +12,6 @@ from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.identity import code_of
 from hyvideo.settings.rules import check, check_evaluation, check_sampling
 from hyvideo.trainer import Trainer
-from hyvideo.training.run_setup import agree_on_sampler
-from tests.distributed.launch import launch
 
 LINEAR = (
     "def linear(sigma, sigma_next, eta, sigma_after_first):\n    return eta * (sigma - "
@@ -22,14 +20,10 @@ LINEAR = (
 TEXT = (
     LINEAR
     + """
-import itertools
 from hyvideo.schedulers.transitions import SAMPLERS, Sampler, Transition
 
 cps = Sampler("Own CPS", SAMPLERS["cps"].step, max_eta=1.0, is_normalised=False)
 broken = lambda sigma, sigma_next, eta, sigma_after_first: 1 / sigma_next
-counter = itertools.count(1)
-drifts = lambda sigma, sigma_next, eta, sigma_after_first: 0.1 * next(counter)
-def interrupted(*levels): raise KeyboardInterrupt
 late = lambda sigma, sigma_next, eta, sigma_after_first: eta if sigma_next < 0.1 or sigma > 0.9 else float("nan")
 """
 )
@@ -57,8 +51,6 @@ def test_a_sampler_file_is_accepted_from_flags_and_config(file, tmp_path):
         ("absent", 0.5, "absent"),
         ("broken", 0.5, "my.py:broken"),
         ("late", 0.5, "my.py:late"),
-        ("drifts", 0.5, "my.py:drifts"),
-        ("interrupted", 0.5, "my.py:interrupted"),
         ("cps", 1.5, "eta .*my.py:cps"),
     ],
 )
@@ -95,10 +87,10 @@ def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, 
         )
 
 
-def test_a_sampler_file_that_exits_ends_post_train_with_code_2(tmp_path, monkeypatch, capsys):
+def test_a_sampler_that_raises_ends_post_train_with_code_2(tmp_path, monkeypatch, capsys):
     import post_train
 
-    (tmp_path / "my.py").write_text("def f(*_):\n    exit(0)")
+    (tmp_path / "my.py").write_text("def f(*_):\n    return 1 / 0")
     flags = ["--config", "configs/smoke.yaml", "--output_dir", str(tmp_path / "run"), "--sde_type"]
     monkeypatch.setattr("sys.argv", ["post_train.py", *flags, f"{tmp_path}/my.py:f"])
     assert post_train.main() == 2
@@ -146,26 +138,3 @@ def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(
     file.write_text(TEXT.replace("eta * (", "2 * eta * ("))
     with pytest.raises(ValueError, match="--allow_changed_settings sde_type$"):
         Trainer(config, mesh, torch.device("cpu"))
-
-
-RANK = "import os\ndef rank(*levels):\n    return 0.1 + 0.05 * int(os.environ.get('RANK', '0'))\n"
-
-
-def problem_of_a_sampler_that_reads_the_rank(file):
-    import torch
-
-    from hyvideo.distributed import mesh as ranks
-
-    config = load_config("configs/smoke.yaml", sde_type=f"{file}:rank")
-    try:
-        agree_on_sampler(config.sampling, ranks.start(1, torch.device("cpu")))
-    except ValueError as error:
-        return str(error)
-
-
-def test_a_sampler_that_reads_the_rank_is_rejected_on_all_ranks(tmp_path):
-    (tmp_path / "rank.py").write_text(RANK)
-    first, second = launch(
-        f"{__name__}:problem_of_a_sampler_that_reads_the_rank", 2, str(tmp_path / "rank.py")
-    )
-    assert first == second and "rank.py:rank in step 1 must be the same on all ranks" in first

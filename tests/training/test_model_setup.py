@@ -7,16 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyvideo.training import model_setup
-from hyvideo.training.model_setup import load_encoder, slow_vae_advice
 from tests.distributed.launch import launch
 
 
 def train_twice(folder):
     """Return the metrics and the torch settings of a run and of a run with ``deterministic``."""
     import os
-
-    import torch
 
     import post_train
     from hyvideo.settings.command_line import load_config
@@ -29,7 +25,7 @@ def train_twice(folder):
         }
         settings |= {
             "max_steps": 1,
-            "use_muon": True,
+            "optimizer": "muon",
             "num_threads": 1,
             "report_to": ["none"],
             "log_video_interval": 0,
@@ -67,19 +63,3 @@ def test_a_deterministic_run_works_and_has_the_same_results_on_a_cpu(tmp_path):
         len(compared) > 20
         and [name for name in compared if plain[name] != deterministic[name]] == []
     )
-
-
-def test_a_vae_in_fp16_on_a_cpu_without_fp16_convolutions_gives_advice(tiny_config, monkeypatch):
-    faster = "bf16"
-    assert set(model_setup.fast_cpu_dtypes()) - {"bf16", "fp16"} == {"fp32"}
-    monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: ["fp32", "bf16"])
-    with pytest.warns(
-        UserWarning,
-        match=f"fp16 takes many times as long as {faster} on this CPU; set .* {faster}$",
-    ):
-        load_encoder(tiny_config.with_settings(vae_dtype="fp16"), torch.device("cpu"))
-    assert not slow_vae_advice(faster, torch.device("cpu")) and not slow_vae_advice(
-        "fp16", torch.device("cuda")
-    )
-    monkeypatch.setattr(model_setup, "fast_cpu_dtypes", lambda: ["fp32", "bf16", "fp16"])
-    assert not slow_vae_advice("fp16", torch.device("cpu"))

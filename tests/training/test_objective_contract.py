@@ -10,7 +10,6 @@ from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
-from hyvideo.training.custom_objective import check_terms
 from hyvideo.training.rollout_batch import chunks
 from tests.distributed.launch import launch
 from tests.forked import ROOT
@@ -107,7 +106,7 @@ def gradient_of(trainer, collected, rows_per_pass):
     for rows in chunks(range(len(rollouts)), rows_per_pass):
         for column in rollouts.columns:
             terms = objective.terms(rollouts, collected.reference, rows, column, kl_coefficient=0.1)
-            check_terms(terms, objective, rows)
+            assert terms.metrics.keys() == set(objective.metrics)
             assert all(value.isfinite().all() for value in (terms.loss, terms.kl))
             # the policy is still that of the rollouts
             torch.testing.assert_close(

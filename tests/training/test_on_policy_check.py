@@ -1,5 +1,5 @@
-"""The on-policy check passes if rollout and update agree, and names the cause of each injected
-fault.
+"""The on-policy check passes if rollout and update agree, and names the first
+module that differs.
 """
 
 import dataclasses
@@ -79,21 +79,15 @@ def check_message(config, mesh, *, before=(), between=()):
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    "settings, before, between, cause, module",
+    "settings, before, between, module",
     [
-        (
-            {},
-            [],
-            [enable_dropout],
-            "dropout or train mode",
-            "context_embedder (HunyuanVideo15TokenRefiner)",
-        ),
-        ({}, [], [compute_in_bf16], "dtype or autocast", "none"),
-        (TRAINED, [round_timesteps_in_the_rollout], [], "timestep rounding", "time_embed"),
+        ({}, [], [enable_dropout], "context_embedder (HunyuanVideo15TokenRefiner)"),
+        ({}, [], [compute_in_bf16], "none"),
+        (TRAINED, [round_timesteps_in_the_rollout], [], "time_embed"),
     ],
 )
-def test_an_injected_fault_is_found_and_named(
-    tiny_config, mesh, settings, before, between, cause, module
+def test_an_injected_fault_is_found_and_the_first_module_named(
+    tiny_config, mesh, settings, before, between, module
 ):
     message = check_message(
         tiny_config.with_settings(**settings), mesh, before=before, between=between
@@ -101,7 +95,6 @@ def test_an_injected_fault_is_found_and_named(
     assert (
         "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
     )
-    assert f"cause: {cause}" in message, message
     assert f"first module that differs: {module}" in message, message
 
 
@@ -111,11 +104,7 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
         part.register_forward_hook(in_training(lambda output: output * 1.01))
 
     message = check_message(tiny_config, mesh, between=[fault])
-    assert "cause: batch shape or gradient: with this switched the log-ratio is 0" in message
-    assert (
-        "unknown" not in message
-        and "first module that differs: context_embedder (HunyuanVideo15TokenRef" in message
-    )
+    assert "first module that differs: context_embedder (HunyuanVideo15TokenRef" in message
 
 
 @pytest.mark.system
@@ -151,12 +140,6 @@ def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_conf
     with pytest.raises(OffPolicyError, match="the tolerance of 1e-06"):
         check([0], [4], deviation=1.1e-6)
     assert log_ratio_tolerances(config.objective, "fp32") == (1e-6, 1e-6)
-    assert log_ratio_tolerances(
-        config.objective.model_copy(update={"gate_tolerance": 1e-2}), "bf16"
-    ) == (
-        1e-2,
-        1e-2,
-    )
 
 
 def check_with(settings, deviations_by_rank):

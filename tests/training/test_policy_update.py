@@ -188,7 +188,7 @@ def test_an_update_with_nan_or_inf_has_no_effect_on_the_next_one(tiny_config, me
             {"in_loss": bad},
             {"in_gradient": bad, "in_loss": bad},
         ):
-            interrupted.run.update.nonfinite.record_finite(1.0, 1)
+            interrupted.run.update.nonfinite.record_finite()
             assert step(interrupted, **places) is None, places
             assert all(
                 torch.equal(old, new) for old, new in zip(before, interrupted.run.policy.parameters)

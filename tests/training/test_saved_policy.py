@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
+from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
@@ -94,7 +94,7 @@ def test_a_checkpoint_is_hashed_once(runs, monkeypatch):
     monkeypatch.setattr(
         checkpoint_loading, "digest_file", lambda path: read.append(path) or digest(path)
     )
-    saved_policy._verify_state.cache_clear()
+    saved_policy._verify_checkpoint.cache_clear()
     saved_policy.check_policy(runs["full"].parents[2] / "ckpts", "miniature", runs["full"])
     saved_policy.load(runs["full"], torch.float32)
     assert len(read) == len({*read}) == len(json.loads((runs["full"] / DIGESTS).read_text()))
@@ -106,23 +106,12 @@ def test_folders_without_digests_are_read_and_checkpoints_are_not(runs, tmp_path
     saved_policy.check_policy(SHALLOW, "miniature", runs["full"])
     file = runs["full"] / DIGESTS
     moved = file.rename(tmp_path / DIGESTS)
+    saved_policy._verify_checkpoint.cache_clear()
     with pytest.raises(ValueError, match=DIGESTS):
         saved_policy.load_merged(
             SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32
         )
     moved.rename(file)
-
-
-def test_more_layers_than_tensors_are_rejected_before_they_are_built(runs):
-    folder = runs["full"]
-    model, sums = folder / "model.json", folder / DIGESTS
-    before = model.read_text(), sums.read_text()
-    model.write_text(json.dumps(json.loads(before[0]) | {"num_layers": 10**6}))
-    sums.write_text(json.dumps(digest_files(folder)))
-    with pytest.raises(ValueError, match=r"has \d+ tensors, but model.json has num_layers 1000000"):
-        saved_policy.load(folder, torch.float32)
-    model.write_text(before[0])
-    sums.write_text(before[1])
 
 
 def test_a_checkpoint_with_corrupted_digests_is_named(runs, tmp_path):

@@ -14,6 +14,7 @@ from PIL import Image
 from hyvideo.models.hunyuan_video15 import tiny as tiny_hunyuan
 from hyvideo.planning.rehearsal.stages import Stage, StageResult, run_stage
 from hyvideo.rewards import tiny as tiny_rewards
+from tests.super_resolution_files import write_super_resolution
 
 VERSIONS = ("480p_t2v", "480p_i2v", "720p_t2v", "720p_i2v", "480p_t2v_distilled")
 PHOTO_SIDES = (3000, 4000)  # 12 megapixels
@@ -26,7 +27,7 @@ def hunyuan(tmp_path_factory) -> Path:
     settings = tiny_hunyuan.TinySettings()
     tiny_hunyuan.write_checkpoint(root, VERSIONS, settings, seed=0)
     for name in ("720p_sr_distilled", "1080p_sr_distilled"):
-        tiny_hunyuan.write_super_resolution(root, name, settings, seed=1)
+        write_super_resolution(root, name, settings.transformer, seed=1)
     return root
 
 

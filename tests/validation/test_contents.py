@@ -199,11 +199,6 @@ def test_a_corrupted_stored_evaluation_is_ignored_with_a_message(tmp_path, capsy
     path, evaluation = tmp_path / "scores.json", Evaluation(videos, {"frechet_distance": 2.0})
     write_evaluation(path, evaluation, {"checkpoint": "x"})
     assert read_evaluation(path, {"checkpoint": "x"}) == evaluation and not capsys.readouterr().err
-    content = json.loads(path.read_text())
-    content["videos"][0]["VQ"] = 0.9
-    path.write_text(json.dumps(content))
-    assert read_evaluation(path, {"checkpoint": "x"}) is None
-    assert f"{path} is corrupted and ignored" in capsys.readouterr().err
     path.write_text('{"of": ')
     assert read_evaluation(path, {"checkpoint": "x"}) is None
     assert f"{path} is corrupted and ignored" in capsys.readouterr().err

@@ -40,10 +40,13 @@ _TEXT_PREFIX = re.compile(r"^(model\.language_model|language_model\.model|langua
 
 
 def _rename_text(name: str) -> str:
-    return _TEXT_PREFIX.sub("", name)
+    name = _TEXT_PREFIX.sub("", name)
+    return "" if name.startswith(("visual.", "lm_head.")) else name
 
 
 def _rename_image(name: str) -> str:
+    if name.startswith(("text_model.", "logit_")):
+        return ""
     return name.removeprefix("vision_model.")
 
 
@@ -117,7 +120,7 @@ def glyph_encoder_problems(root: str | Path, weights_needed: bool = True) -> lis
     state = _glyph_state(pickled, folder.label, "meta")
     with torch.device("meta"):
         model = _glyph_model(folder, state)
-    weights = Weights(shapes_of(state), dict.fromkeys(state, pickled), drawn={})
+    weights = Weights(shapes_of(state), dict.fromkeys(state, pickled))
     problems = weight_files.tensor_problems(folder, shapes_of(model.encoder.state_dict()), weights)
     _glyph_tokens(pickled, folder.label)
     return with_label(folder, problems)

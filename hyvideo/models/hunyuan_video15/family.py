@@ -14,7 +14,6 @@ from hyvideo.models.hunyuan_video15 import (
     names,
     settings,
     transformer,
-    upsamplers,
     vae,
 )
 from hyvideo.models.hunyuan_video15.prompt_encoders import (
@@ -145,6 +144,5 @@ FAMILY = Family(
     pipelines={"t2v": "HunyuanVideo15Pipeline", "i2v": "HunyuanVideo15ImageToVideoPipeline"},
     without_gradient=transformer.unused_modules,
     cache_modulation=modulation.cache_modulation,
-    upsampler=upsamplers.COMPONENT,
     rounds_rotary=True,
 )

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from hyvideo.data.files import ROOT
-from hyvideo.models.hunyuan_video15 import upsamplers
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.saving import save_original
 from hyvideo.models.versions import version_defaults
@@ -103,24 +101,6 @@ def _vision_settings() -> dict[str, Any]:
     }
 
 
-def _upsampler_settings() -> dict[str, dict[str, Any]]:
-    return {
-        "720p_sr_distilled": {
-            "in_channels": 32,
-            "out_channels": 32,
-            "hidden_channels": 8,
-            "num_blocks": 1,
-            "global_residual": True,
-        },
-        "1080p_sr_distilled": {
-            "z_channels": 32,
-            "out_channels": 32,
-            "block_out_channels": [32, 32],
-            "num_res_blocks": 0,
-        },
-    }
-
-
 @dataclass(frozen=True)
 class TinySettings:
     """Settings of the models, under the names of their config.json."""
@@ -129,7 +109,6 @@ class TinySettings:
     vae: Mapping[str, Any] = field(default_factory=_vae_settings)
     glyphs: Mapping[str, Any] = field(default_factory=_glyph_settings)
     vision: Mapping[str, Any] = field(default_factory=_vision_settings)
-    upsamplers: Mapping[str, Mapping[str, Any]] = field(default_factory=_upsampler_settings)
 
 
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
@@ -162,30 +141,6 @@ def write_checkpoint(
     (root / "scheduler" / "scheduler_config.json").write_text(
         '{"_class_name": "FlowMatchDiscreteScheduler"}'
     )
-
-
-def write_super_resolution(root: Path, name: str, settings: TinySettings, *, seed: int) -> None:
-    """Add a super-resolution model with random weights, its transformer and its upsampler, to a
-    checkpoint.
-    """
-    channels = settings.transformer["out_channels"]
-    config = dict(settings.transformer)
-    config["in_channels"] = 3 * channels + 2
-    config["concat_condition"] = False
-    config["use_meanflow"] = True
-    config["ideal_task"] = None
-    config["ideal_resolution"] = name.split("_")[0]
-    folder = root / "transformer" / name
-    _write_config(folder, config)
-    save_original(
-        load_transformer(root, name, random_weights_seed=seed), folder, dtype=torch.float32
-    )
-    folder = root / "upsampler" / name
-    _write_config(folder, settings.upsamplers[name])
-    model = upsamplers.build(**upsamplers.arguments_of(settings.upsamplers[name]))
-    state = upsamplers.COMPONENT.to_original(model.state_dict())
-    weights = {key: draw_tensor(seed, key, tuple(tensor.shape)) for key, tensor in state.items()}
-    save_file(weights, folder / "diffusion_pytorch_model.safetensors")
 
 
 def _write_transformer(root: Path, version: str, settings: Mapping[str, Any], seed: int) -> None:

@@ -23,7 +23,6 @@ from hyvideo.models.hunyuan_video15.block import forward as block_forward
 
 # Rows of cond_type_embed.
 _TEXT, _GLYPH, _IMAGE = range(3)
-_SMALLEST_TIMESTEP = 700  # with the condition of super-resolution
 
 
 def forwards(transformer: nn.Module) -> Iterator[tuple[nn.Module, Callable]]:
@@ -52,12 +51,7 @@ def forward(
         ends: Timesteps at which the steps end, for a MeanFlow model. Shape: (batch,).
     """
     check_timestep(timestep)
-    channels = [
-        latents,
-        _image_channels(latents, conditions),
-        *_low_resolution_channels(timestep, conditions),
-    ]
-    hidden_states = torch.cat(channels, dim=1)
+    hidden_states = torch.cat((latents, _image_channels(latents, conditions)), dim=1)
     patch = (self.config.patch_size_t, self.config.patch_size, self.config.patch_size)
     grid = tuple(size // p for size, p in zip(hidden_states.shape[2:], patch))
     time = self.time_embed(timestep, timestep_r=ends)
@@ -72,11 +66,7 @@ def forward(
     modulations = [time] * len(self.transformer_blocks)
     if self.modulation_cache:
         modulations = self.modulation_cache.take()
-    skipped = 0
-    if self.step_cache:
-        skipped, image, context = self.step_cache.start(image, context)
-    for num_run, block in enumerate(list(self.transformer_blocks)[skipped:], start=skipped + 1):
-        modulation = modulations[num_run - 1]
+    for block, modulation in zip(self.transformer_blocks, modulations):
         if recompute:
             image, context = self._gradient_checkpointing_func(
                 block, image, context, modulation, layout
@@ -86,8 +76,6 @@ def forward(
         if self.detaches_blocks:
             image = detached(image)
             context = detached(context)
-        if self.step_cache:
-            self.step_cache.keep(num_run, image, context)
     # Joined after the projection, so that ranks exchange 32 numbers per token instead of 2048.
     patches = self.sequence.join(self.proj_out(self.norm_out(image, time)), num_tokens)
     return unpatchify(patches, grid, patch, "c pf ph pw")
@@ -106,17 +94,6 @@ def _image_channels(latents: Tensor, conditions: Sequence[Condition]) -> Tensor:
             image_channels[row, :channels, 0] = condition.image.latents
             image_channels[row, channels, 0] = 1.0
     return image_channels
-
-
-def _low_resolution_channels(timestep: Tensor, conditions: Sequence[Condition]) -> list[Tensor]:
-    """Return the channels of super-resolution, if any: the upsampled latents and a mask, zero at
-    small timesteps.
-    """
-    if conditions[0].low_resolution is None:
-        return []
-    upsampled = torch.stack([condition.low_resolution for condition in conditions])
-    mask = (timestep >= _SMALLEST_TIMESTEP).view(-1, 1, 1, 1, 1)
-    return [torch.cat([upsampled, torch.ones_like(upsampled[:, :1])], dim=1) * mask]
 
 
 def _context(

@@ -115,18 +115,13 @@ def forward(
         num_clean = int(self.sequence.split(is_clean, 0).sum())  # on the CPU
         block_time = TwoTimes(clean_time, block_time, num_clean)
     recompute = torch.is_grad_enabled() and self.gradient_checkpointing
-    skipped = 0
-    if self.step_cache:
-        skipped, tokens, context = self.step_cache.start(tokens, context)
-    for num_run, block in enumerate(list(self.blocks)[skipped:], start=skipped + 1):
+    for block in self.blocks:
         if recompute:
             tokens = self._gradient_checkpointing_func(block, tokens, context, block_time, layout)
         else:
             tokens = block(tokens, context, block_time, layout)
         if self.detaches_blocks:
             tokens = detached(tokens)
-        if self.step_cache:
-            self.step_cache.keep(num_run, tokens, context)
     patches = self.sequence.join(_projected(self, tokens, time), num_tokens)
     velocity = unpatchify(patches, grid, patch, "pf ph pw c")
     if frames is None:

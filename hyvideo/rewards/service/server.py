@@ -4,13 +4,11 @@
     POST /check_prompts  a JSON list of prompts -> whether the scorer can score them
     GET  /health
 
-One request is scored at a time, while the videos of the next one arrive. If too many requests wait,
-all paths answer 503 with a Retry-After header.
+One request is scored at a time, while the videos of the next one arrive.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
@@ -25,7 +23,6 @@ from hyvideo.rewards.service.protocol import PROMPTS, Checked, Scored, decode_re
 MAX_BYTES = 2**31  # of the videos of a request
 MAX_PROMPT_BYTES = 2**26  # of a list of prompts
 BODY_SECONDS = 100.0  # for a request to arrive
-RETRY_AFTER = 20  # seconds
 
 
 def create_app(
@@ -33,20 +30,15 @@ def create_app(
     *,
     token: str | None = None,  # that requests need, except those for /health
     max_videos: int = 16,  # that are scored together
-    max_waiting: int = 128,  # requests, above which others get status 503
     identity: str = "",  # of the scorer; a client rejects a service whose identity changes
 ) -> FastAPI:
-    """Return the service of a scorer. Raises ValueError for a limit below 1."""
-    if min(max_videos, max_waiting) < 1:
-        raise ValueError(
-            "max_videos and max_waiting must be at least 1, got "
-            f"max_videos {max_videos} and max_waiting {max_waiting}"
-        )
+    """Return the service of a scorer."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    waiting = _Waiting(max_waiting)
-    protected = [Depends(access(token)), Depends(waiting.check), Depends(waiting.slot)]
+    protected = [Depends(access(token))]
+    arriving = asyncio.Semaphore(2)  # bodies in memory: one that is scored, and the next one
+    scoring = asyncio.Lock()
 
-    @app.get("/health", dependencies=[Depends(waiting.check)])
+    @app.get("/health")
     async def health() -> dict:
         return {"status": "ok"}
 
@@ -65,9 +57,9 @@ def create_app(
 
     @app.post("/score", dependencies=protected)
     async def score(request: Request) -> Scored:
-        async with waiting.arriving:
+        async with arriving:
             body = await read_body(request, max_bytes=MAX_BYTES, seconds=BODY_SECONDS)
-            async with waiting.scoring:
+            async with scoring:
                 if await request.is_disconnected():
                     raise HTTPException(499, "the client disconnected")
                 results = await run_in_threadpool(_score, scorer, body, max_videos)
@@ -78,34 +70,6 @@ def create_app(
         )
 
     return app
-
-
-class _Waiting:
-    """The requests that are not answered yet."""
-
-    def __init__(self, max_number: int):
-        self.max_number = max_number
-        self.number = 0
-        # bodies in memory: one that is scored, and the next one
-        self.arriving = asyncio.Semaphore(2)
-        self.scoring = asyncio.Lock()
-
-    async def check(self) -> None:
-        """Raise HTTPException if too many requests wait."""
-        if self.number >= self.max_number:
-            raise HTTPException(
-                503,
-                f"{self.number} requests are already waiting",
-                headers={"retry-after": str(RETRY_AFTER)},
-            )
-
-    async def slot(self) -> AsyncIterator[None]:
-        """Count a request until it is answered."""
-        self.number += 1
-        try:
-            yield
-        finally:
-            self.number -= 1
 
 
 def _score(scorer: Scorer, body: bytes, max_videos: int) -> list[ScoreResult]:

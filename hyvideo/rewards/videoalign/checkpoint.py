@@ -19,8 +19,13 @@ from torch import Tensor
 
 from hyvideo.data.files import publish, read_json
 from hyvideo.data.text import quote
-from hyvideo.models.weight_files import read_pickle, read_safetensors
-from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES, is_finite
+from hyvideo.models.weight_files import (
+    check_dtypes,
+    read_pickle,
+    read_safetensors,
+    without_wrappers,
+)
+from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES
 from hyvideo.rewards.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.rewards.videoalign.prompt import TEMPLATES
 
@@ -120,12 +125,19 @@ def read_weights(checkpoint: Checkpoint) -> VideoAlignWeights:
     """
     whole = checkpoint.folder / "model.pth"
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
-    tensors = {plain_name(name): tensor for part in parts for name, tensor in part.items()}
+    tensors: dict[str, Tensor] = {}
+    for part in parts:  # a later one replaces tensors of the base model
+        tensors |= _by_plain_name(part, checkpoint.folder)
     head = tensors.pop("rm_head.weight", None)
     output = tensors.pop("lm_head.weight", None)
     if head is None:
         raise ValueError(
             f"{LABEL}: no tensor rm_head.weight in {checkpoint.folder}; it is not a reward model"
+        )
+    if len(head) != 1:
+        raise ValueError(
+            f"{LABEL}: rm_head.weight in {checkpoint.folder} must have one row, which scores each "
+            f"of the reward tokens, got {len(head)}; it belongs to another kind of reward model"
         )
     if output is not None and not torch.equal(output, tensors.get(EMBEDDING, output)):
         # The model ties the two tensors, and the original loads the output layer last.
@@ -173,7 +185,8 @@ def plain_name(name: str) -> str:
     and 5.
     """
     name = (
-        name.removeprefix("base_model.model.")
+        without_wrappers(name)
+        .removeprefix("base_model.model.")
         .replace(".base_layer.", ".")
         .replace(".default.", ".")
     )
@@ -183,6 +196,22 @@ def plain_name(name: str) -> str:
     if name.startswith(("visual.", "language_model.")):
         return name
     return f"language_model.{name}"
+
+
+def _by_plain_name(part: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by `plain_name`.
+
+    Raises ValueError if it has two names of one tensor with different values.
+    """
+    names: dict[str, str] = {}
+    for name, tensor in part.items():
+        first = names.setdefault(plain_name(name), name)
+        if first != name and not torch.equal(part[first], tensor):
+            raise ValueError(
+                f"{LABEL}: {first!r} and {name!r} of a file in {folder} are the same tensor of the "
+                "model, but their values differ; use a file that has only one of them"
+            )
+    return {plain: part[name] for plain, name in names.items()}
 
 
 def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
@@ -212,9 +241,6 @@ def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
             f"{LABEL}: {path} has settings that this scorer does not support: {'; '.join(wrong)}"
         )
     constants = config.get("inference_config") or {}
-    dimensions = check_dimensions(data.get("eval_dim", DIMENSIONS), f"eval_dim in {path}")
-    if constants:
-        _check_constants(constants, dimensions, path)
     # Missing settings get the original's defaults.
     rank = lora.get("lora_r", 16)
     divisor = math.sqrt(rank) if lora.get("use_rslora") else rank
@@ -227,25 +253,9 @@ def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
         has_lora=lora.get("lora_enable", False),
         lora_rank=rank,
         lora_scale=lora.get("lora_alpha", 32) / divisor,
-        dimensions=dimensions,
+        dimensions=tuple(data.get("eval_dim", DIMENSIONS)),
         normalisation=constants or None,
     )
-
-
-def _check_constants(constants: Mapping[str, Any], dimensions: Sequence[str], path: Path) -> None:
-    """Raise ValueError for a dimension without a finite mean and a positive standard deviation."""
-    bad = []
-    for dimension in dimensions:
-        mean = f"{dimension}_mean"
-        std = f"{dimension}_std"
-        if not is_finite(constants, mean):
-            bad.append(mean)
-        if not is_finite(constants, std) or constants[std] <= 0:
-            bad.append(std)
-    if bad:
-        raise ValueError(
-            f"{LABEL}: {path} has no usable constant {', '.join(bad)}; download it again"
-        )
 
 
 def _find_base(root: Path, name: str, given: str | Path | None) -> Path | None:
@@ -274,8 +284,12 @@ def _adapter_on_base(checkpoint: Checkpoint) -> list[dict[str, Tensor]]:
             f"{LABEL}: {checkpoint.folder} has no model.pth, so the base model's weights are "
             f"needed; put {_BASE_NAME} with its *.safetensors beside {checkpoint.folder.parent}"
         )
+    adapter = checkpoint.folder / "adapter_model.safetensors"
+    parts = {path: read_safetensors(path, LABEL)[0] for path in (*files, adapter)}
+    for path, part in parts.items():
+        check_dtypes(part, LABEL, path)
     return [
-        *(read_safetensors(path, LABEL)[0] for path in files),
+        *(parts[path] for path in files),
         read_pickle(checkpoint.folder / "non_lora_state_dict.pth", LABEL),
-        read_safetensors(checkpoint.folder / "adapter_model.safetensors", LABEL)[0],
+        parts[adapter],
     ]

@@ -7,7 +7,6 @@ the score.
 """
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +36,6 @@ def frame_indices(
         raise ValueError(
             f"a video needs at least {TEMPORAL_PATCH} frames to be scored, got {num_frames}"
         )
-    if not 0 < video_fps < math.inf:
-        raise ValueError(f"frames per second of a video must be positive, got {video_fps}")
     if num_sampled is None:
         most = min(MAX_FRAMES, num_frames) // TEMPORAL_PATCH * TEMPORAL_PATCH
         num_sampled = min(max(num_frames / video_fps * fps, MIN_FRAMES), most)

@@ -16,27 +16,16 @@ TEMPLATES = {
     "detailed_special": "prompt_template.txt",
     "miniature": "prompt_template_miniature.txt",
 }
-_RESERVED = (*REWARD_TOKENS, VIDEO_TOKEN, "<|image_pad|>", "<|vision_start|>", "<|vision_end|>")
 _HEAD = (
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n<|im_start|>user\n<|vision_start|>"
 )
 _TAIL = "<|im_end|>\n<|im_start|>assistant\n"
 
 
-def check_prompt(prompt: str) -> None:
-    """Raise ValueError for a prompt that contains a special token of the conversation."""
-    reserved = [token for token in _RESERVED if token in prompt]
-    if reserved:
-        raise ValueError(
-            f"VideoAlign cannot score a prompt with the reserved text {reserved[0]}: {prompt!r}"
-        )
-
-
 def question(prompt: str, num_video_tokens: int, template: str = "detailed_special") -> str:
     """Return the model's text input for a video of ``num_video_tokens`` tokens; ``template`` is a
     key of TEMPLATES.
     """
-    check_prompt(prompt)
     text = _template(TEMPLATES[template]).replace("{text_prompt}", prompt)
     return f"{_HEAD}{VIDEO_TOKEN * num_video_tokens}<|vision_end|>{text}{_TAIL}"
 

@@ -2,7 +2,6 @@
 original's.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +13,7 @@ from hyvideo.rewards.rewards import Scorer, Scores
 from hyvideo.rewards.videoalign.checkpoint import EMBEDDING, find_checkpoint, read_weights
 from hyvideo.rewards.videoalign.model import RewardModel, recomputed, without_cudnn_attention
 from hyvideo.rewards.videoalign.preprocessing import MERGE, frame_indices, patches, resize
-from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS, check_prompt, question
+from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS, question
 
 
 class VideoAlignScorer(Scorer):
@@ -74,11 +73,6 @@ class VideoAlignScorer(Scorer):
         self.device = self.home if device is None else torch.device(device)
         self.model.to(self.device)
 
-    def check_prompts(self, prompts: Iterable[str]) -> None:
-        """Raise ValueError for a prompt that contains a special token."""
-        for prompt in prompts:
-            check_prompt(prompt)
-
     def score(
         self, videos: list[Tensor], prompts: list[str], *, fps: float, normalize: bool = True
     ) -> list[Scores]:
@@ -86,8 +80,7 @@ class VideoAlignScorer(Scorer):
         default.
 
         Shape of each video: uint8 (frames, 3, height, width). ``fps`` determines which frames are
-        sampled. Raises ValueError for a video that is too short or of another type, and for a
-        prompt with a special token.
+        sampled. Raises ValueError for a video that is too short or of another type.
         """
         return self._score(videos, prompts, [fps] * len(videos), normalize)
 
@@ -119,10 +112,6 @@ class VideoAlignScorer(Scorer):
     def _score(
         self, videos: list[Tensor], prompts: list[str], rates: list[float], normalize: bool
     ) -> list[Scores]:
-        if len(videos) != len(prompts):
-            raise ValueError(
-                f"every video needs one prompt, got {len(videos)} videos and {len(prompts)} prompts"
-            )
         for video in videos:
             check_video(video)
         scores: list[Scores] = []

@@ -125,29 +125,18 @@ class NFT(LevelObjective):
         velocity, target = self.velocity_and_target(rollouts, rows, column)
         own = velocity.detach()
         old = torch.stack([reference.old.get((row, column), own[i]) for i, row in enumerate(rows)])
-        anchor, anchor_weight = None, 1.0
-        if reference.anchor_is_old:
-            anchor = old
-        elif column in reference.anchor:
-            anchor = select(reference.anchor[column], rows)
-            anchor_weight = self.anchor_weight(rollouts, reference.anchor)
-        norm = torch.zeros(len(rows), device=own.device)
-        if anchor is not None:
-            norm = anchor_weight * relative_norm(own, anchor)
-        elif not reference.anchor:  # the anchor equals the policy
-            norm = norm + 1.0
+        anchor, anchor_weight = self._anchor_of(rollouts, reference, rows, column, old)
         advantages = select(rollouts.advantages, rows)
         found = self.nft_terms(
             NFTInputs(velocity, old, target, advantages, anchor, anchor_weight), kl_coefficient
         )
         if column == 0:
-            for i, row in enumerate(rows):
-                if row in reference.checked:
-                    before = reference.checked[row][None]
-                    inputs = NFTInputs(
-                        own[i : i + 1], before, target[i : i + 1], advantages[i : i + 1]
-                    )
-                    reference.distances.append(self.nft_terms(inputs).distance[0])
+            self._add_distances(reference, rows, own, target, advantages)
+        norm = torch.zeros(len(rows), device=own.device)
+        if anchor is not None:
+            norm = anchor_weight * relative_norm(own, anchor)
+        elif not reference.anchor:  # the anchor equals the policy
+            norm = norm + 1.0
         return Terms(
             loss=found.loss,
             kl=found.kl,
@@ -164,6 +153,40 @@ class NFT(LevelObjective):
                 "policy/velocity_norm": norm,
             },
         )
+
+    def _anchor_of(
+        self,
+        rollouts: RolloutBatch,
+        reference: Velocities,
+        rows: list[int],
+        column: int,
+        old: Tensor,
+    ) -> tuple[Tensor | None, float]:
+        """Return the velocities of the anchor, shape as ``old``, and their weight; None if it is not
+        measured at this column.
+        """
+        if reference.anchor_is_old:
+            return old, 1.0
+        if column in reference.anchor:
+            weight = self.anchor_weight(rollouts, reference.anchor)
+            return select(reference.anchor[column], rows), weight
+        return None, 1.0
+
+    def _add_distances(
+        self,
+        reference: Velocities,
+        rows: list[int],
+        own: Tensor,
+        target: Tensor,
+        advantages: Tensor,
+    ) -> None:
+        """Add the distances of the checked rows to their velocities before any update."""
+        for i, row in enumerate(rows):
+            if row in reference.checked:
+                one = slice(i, i + 1)
+                before = reference.checked[row][None]
+                inputs = NFTInputs(own[one], before, target[one], advantages[one])
+                reference.distances.append(self.nft_terms(inputs).distance[0])
 
     def nft_terms(self, inputs: NFTInputs, kl_coefficient: float = 0.0) -> NFTTerms:
         return nft_terms(

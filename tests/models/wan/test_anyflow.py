@@ -72,11 +72,6 @@ def relative(found, expected):
     return ((found - expected).abs().max() / expected.abs().max()).item()
 
 
-def test_an_unsupported_model_raises_an_error_that_names_the_setting():
-    with pytest.raises(ValueError, match="deltatime_type"):
-        new_model(COMPONENT, SIZES | {"deltatime_type": "s"})
-
-
 # --- files ------------------------------------------------------------------------------------------
 
 

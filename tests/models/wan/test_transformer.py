@@ -41,13 +41,11 @@ def test_the_bf16_velocity_is_as_accurate_as_diffusers():
     assert error <= 1.05 * stock_error
 
 
-def test_a_text_may_have_at_most_512_tokens():
+def test_a_text_may_have_512_tokens():
     ours, arguments = installed(), inputs(1)
     full = arguments | {"conditions": [Condition(torch.randn(512, 32))]}
     with torch.no_grad():
         assert relative(ours(**full), stock_twin(ours)(**stock_inputs(ours, **full))[0]) <= 2e-6
-    with pytest.raises(ValueError, match="513"):
-        ours(**arguments | {"conditions": [Condition(torch.randn(513, 32))]})
 
 
 def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():
@@ -79,16 +77,9 @@ def test_an_adapter_of_the_time_embedder_has_an_effect():
     assert all(p.grad is not None for name, p in model.named_parameters() if ".lora_" in name)
 
 
-@pytest.mark.parametrize(
-    "settings, named",
-    [
-        ({"image_dim": 8, "added_kv_proj_dim": 72}, "image-to-video"),
-        ({"cross_attn_norm": False}, "cross_attn_norm"),
-    ],
-)
-def test_an_unsupported_model_raises_an_error(settings, named):
-    with pytest.raises(ValueError, match=named):
-        new_model(FAMILY.transformer, SIZES | settings)
+def test_a_transformer_of_wan21_image_to_video_raises_an_error():
+    with pytest.raises(ValueError, match="image-to-video"):
+        new_model(FAMILY.transformer, SIZES | {"image_dim": 8, "added_kv_proj_dim": 72})
 
 
 @pytest.mark.slow

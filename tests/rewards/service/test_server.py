@@ -120,22 +120,6 @@ def test_a_video_that_fails_does_not_affect_others(client):
     assert "too dark" in answer["reasons"][0] and answer["reasons"][1] is None
 
 
-def test_requests_beyond_the_limit_are_told_when_to_come_back(served):
-    scorer = Level()
-    scorer.released.clear()
-    url = served(scorer, max_waiting=2)
-    with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(httpx.post, f"{url}/score", content=BODY) for _ in range(2)]
-        busy = httpx.get(f"{url}/health")
-        while busy.status_code == 200:
-            busy = httpx.get(f"{url}/health")
-        assert busy.status_code == 503 and int(busy.headers["retry-after"]) > 0
-        assert httpx.post(f"{url}/score", content=BODY).status_code == 503
-        scorer.released.set()
-        assert [answer.result().status_code for answer in waiting] == [200, 200]
-    assert httpx.get(f"{url}/health").status_code == 200
-
-
 def test_requests_of_clients_that_left_are_not_scored(served):
     scorer = Level()
     scorer.released.clear()

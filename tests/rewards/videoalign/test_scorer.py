@@ -180,6 +180,43 @@ def test_tensors_that_do_not_fit_are_named(copy, change, message):
         VideoAlignScorer(copy)
 
 
+def to_int8(tensors):
+    tensors |= {name: tensor.to(torch.int8) for name, tensor in tensors.items()}
+
+
+def second_spelling(tensors):
+    name = "base_model.model.model.norm.weight"
+    tensors["base_model.model.model.language_model.norm.weight"] = tensors[name] + 1
+
+
+def three_rows(tensors):
+    tensors["base_model.model.rm_head.weight"] = tensors["base_model.model.rm_head.weight"].repeat(
+        3, 1
+    )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [(to_int8, "int8"), (second_spelling, "values differ"), (three_rows, "rm_head.weight.*3")],
+)
+def test_tensors_with_another_meaning_are_refused(copy, change, message):
+    """int8 as bitsandbytes stores it, files of two versions of transformers, a head of three rows."""
+    rewrite(copy, change)
+    with pytest.raises(ValueError, match=message):
+        VideoAlignScorer(copy)
+
+
+def test_names_of_wrappers_are_removed(copy, exact):
+    def wrap(tensors):
+        for name in list(tensors):
+            tensors[f"module._orig_mod.{name}"] = tensors.pop(name)
+
+    rewrite(copy, wrap)
+    scorer = VideoAlignScorer(copy, dtype=torch.float32)
+    found, expected = (each.score_files(VIDEOS[:1], PROMPTS[:1]) for each in (scorer, exact))
+    assert difference(found, expected) == 0
+
+
 def without_lora(tensors):
     for name in [name for name in tensors if ".lora_" in name]:
         del tensors[name]

@@ -20,6 +20,7 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.validation.scores_file import write_csv
 from hyvideo.validation.validation import conditions_of
 from scripts import compare_recipes
+from scripts.audit.__main__ import audit_of
 from studies.recipes.confounders import confounder, describe_differences, differing_settings
 from studies.recipes.recipe_results import (
     COMPARED,
@@ -75,6 +76,7 @@ def test_recipes_are_trained_to_the_budget_and_compared_once(compare, tmp_path):
     out = tmp_path / "out"
     assert code == 0 and output.out.count(": trained") == 6, output
     rows = {row["Recipe"]: row for row in csv.DictReader((out / "recipes.csv").open())}
+    assert not audit_of(out).differs  # of the table, and of the six runs
     table = read_seed_table(out / "seeds.csv")
     for (name,), values in table.values.items():
         assert len(values["reward"]) == 2
@@ -172,7 +174,7 @@ def test_invalid_and_incomparable_recipes_are_errors(compare, text, message):
 
 def test_settings_of_a_file_become_flags(file):
     settings = (
-        'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: '
+        'recipes: {a: {reward_model: [one, two], report: false, reward_weights: {"VQ": 1}, eta: '
         '1e-7, resume: ""}}'
     )
     _, common, (recipe,) = read_recipes(file(f"base: x.yaml\n{settings}"))
@@ -181,7 +183,7 @@ def test_settings_of_a_file_become_flags(file):
             "--reward_model",
             "one",
             "two",
-            "--use_muon=false",
+            "--report=false",
             '--reward_weights={"VQ": 1}',
             "--eta=1e-07",
             "--resume=",

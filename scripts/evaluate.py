@@ -23,7 +23,7 @@ from hyvideo.data.files import make_folder
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check_evaluation
+from hyvideo.settings.rules import check_evaluation, with_local_weights
 
 
 @exit_on_error("evaluate.py")
@@ -41,6 +41,8 @@ def main() -> None:
     check_options(options)
     root = None if options.videos else config.model.pretrained_model_root
     check_evaluation(config.reward, root=root, output=options.out)
+    if root:
+        config = with_local_weights(config)
 
     from hyvideo.generation.policy_scores import Evaluator
     from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation

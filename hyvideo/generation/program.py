@@ -25,7 +25,7 @@ from hyvideo.settings import processes
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config
 from hyvideo.settings.reference_flags import print_ignored
-from hyvideo.settings.rules import check_evaluation, check_sampling
+from hyvideo.settings.rules import check_evaluation, check_sampling, with_local_weights
 from hyvideo.settings.sampling import Sampling
 from hyvideo.training.saved_policy import settings_of_run
 
@@ -56,6 +56,7 @@ def make_videos(options: argparse.Namespace) -> list[str]:
             )
         rewriter.write(requests)
         return []
+    settings = replace(settings, config=with_local_weights(config))
     sizes = {request: size_of(options, settings, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output

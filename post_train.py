@@ -232,14 +232,14 @@ def build(config: Config, at_end: ExitStack):
     device = choose_device(config.model.device, processes.local_rank())
     check_allocator(device)
     if processes.world_size() > 1:  # before groups whose sizes the settings decide
-        ranks.join(device, timeout=settings.collective_timeout)
+        ranks.join(device, timeout=settings.timeout)
         everyone = ranks.Mesh(processes.rank(), processes.world_size(), sp_size=1)
         require_same_start(config.flat(), device, everyone)
     mesh = ranks.start(
         settings.sp_size,
         device,
         dp_replicate=settings.dp_replicate,
-        timeout=settings.collective_timeout,
+        timeout=settings.timeout,
     )
     watchdog = at_end.enter_context(Watchdog(mesh, settings.report_after))
     try:

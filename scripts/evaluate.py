@@ -75,9 +75,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--lora_scale", type=float, default=1.0, help="factor of the LoRA's weights"
     )
-    parser.add_argument(
-        "--videos", type=Path, help="folder of videos to score instead of a model"
-    )
+    parser.add_argument("--videos", type=Path, help="folder of videos to score instead of a model")
     parser.add_argument(
         "--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv"
     )

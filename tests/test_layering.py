@@ -204,6 +204,16 @@ def test_the_product_does_not_import_the_examples():
     }
 
 
+def test_an_audit_shares_no_code_with_what_it_audits():
+    found = {
+        f"{name_of(file)}: {name}"
+        for file in (ROOT / "scripts/audit").rglob("*.py")
+        for name in imports_of(file)
+        if is_within(name, "hyvideo", "studies", "examples")
+    }
+    assert not found
+
+
 def test_families_do_not_import_one_another():
     names = [name_of(family) for family in FAMILIES]
     assert "hyvideo.models.hunyuan_video15" in names

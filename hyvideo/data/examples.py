@@ -7,15 +7,19 @@ anything slow is imported.
 
 import math
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request, hash_requests, request_of
 from hyvideo.data.tables import Table, find_file, read_table
-from hyvideo.data.text import quote
+from hyvideo.data.text import note, quote
+
+if TYPE_CHECKING:
+    from hyvideo.data.videos import ClipForm
 
 COLUMNS = ("prompt", "video")
 OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
@@ -28,6 +32,7 @@ LATENTS_SUFFIX = ".safetensors"  # of the file beside a video that has its laten
 # the tensor in this file; the digest of the video in its metadata
 LATENTS_KEY = "latents"
 VIDEO_KEY = "video"
+VAE_KEY = "vae"  # digest of the weights of the VAE, in the metadata
 
 
 @dataclass(frozen=True)
@@ -181,34 +186,24 @@ def existing_video(table: Table, name: str, column: str, place: str) -> Path:
     return video
 
 
-def check_videos(examples: Iterable[Example], size: tuple[int, int, int]) -> None:
-    """Raise ValueError, naming the row, if a video cannot be read or has another number of frames
-    or size in pixels.
-
-    ``size`` is (frames, height, width) before `write_video` enlarges small videos.
+def check_videos(examples: Iterable[Example], form: "ClipForm") -> None:
+    """Raise ValueError, naming the row, if a video cannot be read or brought to the form of a
+    training video; otherwise print what is done to how many.
     """
-    from hyvideo.data.videos import mp4_factor, read_header  # imports torch
+    from hyvideo.data.videos import read_header  # imports torch
 
-    frames, height, width = size
-    factor = mp4_factor(height, width)
-    sizes = dict.fromkeys([(height, width), (height * factor, width * factor)])
-    seen: set[Path] = set()
+    places: dict[Path, str] = {}
     for example in examples:
         for video in example.videos:
-            if video in seen:
-                continue
-            seen.add(video)
-            try:
-                found = read_header(video)
-            except ValueError as error:
-                raise ValueError(
-                    f"{error}, in {example.place}; replace the file or remove the row"
-                ) from error
-            if (found.height, found.width) not in sizes or found.num_frames not in (frames, 0):
-                expected = " or ".join(f"{each[0]} x {each[1]}" for each in sizes)
-                raise ValueError(
-                    f"a training video must have {frames} frames of {expected} pixels "
-                    f"(sample_n_frames, height, width), got {found.num_frames} of {found.height} x "
-                    f"{found.width} in {quote(video)}, {example.place}; change these settings "
-                    "or generate the video again"
-                )
+            places.setdefault(video, example.place)
+    changes: Counter[str] = Counter()
+    for video, place in places.items():
+        try:
+            found = read_header(video)
+            form.check(found, video)
+        except ValueError as error:
+            raise ValueError(f"{error} ({place})") from error
+        changes.update(form.changes(found))
+    if changes:
+        done = "; ".join(f"{count} {change}" for change, count in changes.items())
+        note(f"of {len(places)} videos to train on: {done}")

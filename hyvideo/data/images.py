@@ -134,6 +134,11 @@ def fit(image: Image.Image, height: int, width: int) -> Image.Image:
     return resized.crop((left, top, left + width, top + height))
 
 
+def pad(image: Image.Image, height: int, width: int) -> Image.Image:
+    """Resize an RGB image (Lanczos) to the largest size within height x width, with black borders."""
+    return ImageOps.pad(image, (width, height), Image.Resampling.LANCZOS, color="black")
+
+
 def to_pixels(image: Image.Image) -> "Tensor":
     """Return the VAE's input: 2 x / 255 - 1, in [-1, 1]. Shape: float32 (3, height, width)."""
     import torch

@@ -1,4 +1,5 @@
-"""Reading and writing of video files: H.264 mp4, without ffmpeg.
+"""Reading and writing of video files, without ffmpeg: written as H.264 mp4, read as a player shows
+them.
 
 A video is a uint8 RGB tensor (frames, channels, height, width).
 """
@@ -8,16 +9,19 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from hyvideo.data.files import publish
+from hyvideo.data.images import fit, pad
 
 # av is imported where a file is read or written: checks of a GPU run on machines without it.
 if TYPE_CHECKING:
@@ -34,6 +38,11 @@ X264_OPTIONS = {"mbtree": "0"}
 PREVIEW_SIDE = 256  # pixels on the shorter side of a preview, at most
 PREVIEW_CRF = "28"  # quality of a preview; 0 is lossless, 51 the worst
 PREVIEW_BUFFER = 1.0  # seconds over which the limited bit rate of a preview is averaged
+HDR = {16: "PQ", 18: "HLG"}  # transfer characteristics that players map to the screen's range
+SAME_RATE = 0.01  # 23.976 and 24 frames per second are one rate
+ROUNDED_TIME = Fraction(
+    1, 10
+)  # of a frame, by which a time may differ from that of a constant rate
 # of WebP, from 0 to 100; the first whose picture is small enough is used
 POSTER_QUALITIES = (60, 30, 10)
 
@@ -192,8 +201,7 @@ def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
     It has at most about ``max_bytes``. Only one frame of the file is in memory at a time. Raises
     like `read_video`.
     """
-    with _opened(path) as (file, stream):
-        header = _header(stream, path)
+    with _opened(path) as (header, pictures):
         height, width = _preview_size(header.height, header.width)
         seconds = max(1, header.num_frames) / header.fps
         bits_per_second = str(int(8 * max_bytes / (seconds + PREVIEW_BUFFER)))
@@ -207,7 +215,7 @@ def encode_preview(path: str | os.PathLike, *, max_bytes: int) -> bytes:
             picture.reformat(
                 width, height, "yuv420p", dst_colorspace="ITU601", interpolation="AREA"
             )
-            for picture in file.decode(stream)
+            for picture in pictures
         )
         return _encode(small, _as_rate(header.fps), height=height, width=width, options=options)
 
@@ -219,9 +227,8 @@ def encode_poster(path: str | os.PathLike, *, max_bytes: int) -> bytes:
     It has at most 256 pixels on the shorter side. It is empty if no quality is small enough. Raises
     like `read_video`.
     """
-    with _opened(path) as (file, stream):
-        picture = next(file.decode(stream), None)
-        _check_length(path, int(picture is not None), 0)
+    with _opened(path) as (_, pictures):
+        picture = next(pictures)
         height, width = _preview_size(picture.height, picture.width)
         image = picture.reformat(width, height, "rgb24", interpolation="AREA").to_image()
     for quality in POSTER_QUALITIES:
@@ -239,20 +246,18 @@ def _preview_size(height: int, width: int) -> tuple[int, int]:
 
 
 def read_video(path: str | os.PathLike) -> tuple[Tensor, float]:
-    """Read a video file's frames as stored and its frames per second.
+    """Read a video file's frames as a player shows them, and its frames per second.
 
     Shape: uint8 (frames, 3, height, width).
 
-    A file of variable frame rate has its average rate, as in the original VideoAlign. Raises
-    FileNotFoundError, and ValueError if the file has no video, no frame rate or too few frames.
+    Turned and mirrored frames, oblong pixels and edit lists are followed. A file of variable frame
+    rate has its average rate, as in the original VideoAlign. Raises FileNotFoundError, and
+    ValueError if the file has no video, no frame rate, too few frames or HDR colors.
     """
-    with _opened(path) as (file, stream):
-        header = _header(stream, path)
-        frames = [picture.to_ndarray(format="rgb24") for picture in file.decode(stream)]
+    with _opened(path) as (header, pictures):
+        frames = [picture.to_ndarray(format="rgb24") for picture in pictures]
     _check_length(path, len(frames), header.num_frames)
-    pixels = np.stack(frames)
-    frames.clear()  # frees their memory before the next copy
-    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous(), header.fps
+    return _stacked(frames), header.fps
 
 
 def read_frames(path: str | os.PathLike, choose: Callable[[int], Sequence[int]]) -> Tensor:
@@ -261,27 +266,22 @@ def read_frames(path: str | os.PathLike, choose: Callable[[int], Sequence[int]])
     ``choose`` maps the number of frames to the indices of those to read, in ascending order. Raises
     like `read_video`.
     """
-    with _opened(path) as (file, stream):
-        header = _header(stream, path)
+    with _opened(path) as (header, pictures):
         if not header.num_frames:  # not an mp4 of this project
             pixels, _ = read_video(path)
             return pixels[list(choose(len(pixels)))]
         wanted = choose(header.num_frames)
         found = {
             number: picture.to_ndarray(format="rgb24")
-            for number, picture in enumerate(islice(file.decode(stream), max(wanted) + 1))
+            for number, picture in enumerate(islice(pictures, max(wanted) + 1))
             if number in wanted
         }
     _check_length(path, len(found), len(wanted))
-    return (
-        torch.from_numpy(np.stack([found[number] for number in wanted]))
-        .permute(0, 3, 1, 2)
-        .contiguous()
-    )
+    return _stacked([found[number] for number in wanted])
 
 
 class Header(NamedTuple):
-    """Length, size and frame rate that a video file states."""
+    """Length, size and frame rate of a video, as a player shows it."""
 
     num_frames: int  # 0 if the file does not state it
     height: int
@@ -290,12 +290,121 @@ class Header(NamedTuple):
 
 
 def read_header(path: str | os.PathLike) -> Header:
-    """Return what a video file states, without decoding it.
+    """Return what a video file states, and decode its first frame only.
 
     Raises like `read_video`, but not for missing frames.
     """
-    with _opened(path) as (_, stream):
-        return _header(stream, path)
+    with _opened(path) as (header, _):
+        return header
+
+
+@dataclass(frozen=True)
+class ClipForm:
+    """Frames, size in pixels and rate to which videos are brought before they are trained on."""
+
+    frames: int
+    height: int
+    width: int
+    fps: float
+    fit: str = "crop"  # another size: cut, with black borders (pad), or an error (none)
+
+    def check(self, found: Header, path: str | os.PathLike) -> None:
+        """Raise ValueError for a video that cannot be brought to this form, as far as its header
+        says.
+        """
+        if self.fit == "none" and not self.has_size(found.height, found.width):
+            raise ValueError(
+                f"a training video must have {self.height} x {self.width} pixels (height, width) "
+                f"with fit none, got {found.height} x {found.width} in {path}; set fit crop or pad"
+            )
+        if found.num_frames and self._length(found) < self.frames:
+            raise ValueError(
+                f"a training video must last {self.frames} frames at {self.fps:g} per second "
+                f"(sample_n_frames, fps), got {found.num_frames} at {found.fps:g} in {path}; lower "
+                "sample_n_frames or leave the video out"
+            )
+
+    def changes(self, found: Header) -> list[str]:
+        """Return what is done to a video of this header."""
+        done = []
+        if abs(found.fps / self.fps - 1) > SAME_RATE:
+            done.append(f"resampled from another rate to fps {self.fps:g}")
+        if found.fps < self.fps * (1 - SAME_RATE):
+            done.append("repeat frames, because they have fewer per second")
+        if not found.num_frames or self._length(found) > self.frames:
+            done.append(f"cut to their first {self.frames} frames")
+        if not self.has_size(found.height, found.width):
+            done.append(f"resized to {self.height} x {self.width} ({self.fit})")
+            if found.height < self.height or found.width < self.width:
+                done.append("enlarged")
+        return done
+
+    def _length(self, found: Header) -> int:
+        """Return the number of frames at the rate of this form."""
+        return math.floor(found.num_frames / found.fps * self.fps + 0.5 + 1e-6)
+
+    def has_size(self, height: int, width: int) -> bool:
+        """Return whether a file has this size, perhaps enlarged by `write_video`."""
+        factor = mp4_factor(self.height, self.width)
+        return (height, width) in (
+            (self.height, self.width),
+            (self.height * factor, self.width * factor),
+        )
+
+
+def read_clip(path: str | os.PathLike, form: ClipForm) -> Tensor:
+    """Read a video in the form of a training video: at its rate, so that motion keeps its speed, and
+    from its start.
+
+    Shape: uint8 (frames, 3, height, width).
+
+    Each frame is the picture whose time is nearest, or the one that is still shown. Raises like
+    `read_video`, and ValueError for a video that is too short.
+    """
+    with _opened(path) as (header, pictures):
+        form.check(header, path)
+        shown = islice(_at_rate(pictures, header, form.fps), form.frames)
+        frames = [picture.to_ndarray(format="rgb24") for picture in shown]
+    if len(frames) < form.frames:
+        _check_length(path, len(frames), header.num_frames)
+        raise ValueError(
+            f"a training video must have {form.frames} frames at {form.fps:g} per second "
+            f"(sample_n_frames, fps), got {len(frames)} in {path}; lower sample_n_frames or leave "
+            "the video out"
+        )
+    if form.has_size(header.height, header.width):
+        return at_original_size(_stacked(frames), form.height, form.width)
+    fitted = pad if form.fit == "pad" else fit
+    images = [fitted(Image.fromarray(frame), form.height, form.width) for frame in frames]
+    return _stacked([np.array(image) for image in images])
+
+
+def _at_rate(
+    pictures: "Iterable[av.VideoFrame]", header: Header, fps: float
+) -> "Iterator[av.VideoFrame]":
+    """Yield the picture of each frame at another rate."""
+    own = _as_rate(header.fps)
+    rate = _as_rate(fps)
+    start = None
+    shown = None
+    count = 0
+    end = Fraction(0)
+    for number, picture in enumerate(pictures):
+        time = Fraction(number) / own
+        if picture.pts is not None:
+            stated = picture.pts * picture.time_base
+            start = stated if start is None else start
+            # containers round times, some to milliseconds
+            if abs((stated - start - time) * own) > ROUNDED_TIME:
+                time = stated - start
+        while shown is not None and count / rate <= time - 1 / (2 * own):
+            yield shown
+            count += 1
+        shown = picture
+        end = time + 1 / own
+    while shown is not None and count < math.floor(end * rate + Fraction(1, 2)):
+        yield shown
+        count += 1
 
 
 def is_as_written(path: str | os.PathLike) -> bool:
@@ -307,7 +416,7 @@ def is_as_written(path: str | os.PathLike) -> bool:
     """
     import av
 
-    with _opened(path) as (file, stream):
+    with _file(path) as (file, stream):
         found = _storage(file, stream)
     black = np.zeros((1, MIN_MP4_SIDE, MIN_MP4_SIDE, 3), dtype=np.uint8)
     with av.open(io.BytesIO(_mp4(black, Fraction(1)))) as file:
@@ -321,7 +430,7 @@ def _storage(file: "InputContainer", stream: "av.VideoStream") -> tuple:
 
 
 @contextmanager
-def _opened(path: str | os.PathLike) -> "Iterator[tuple[InputContainer, av.VideoStream]]":
+def _file(path: str | os.PathLike) -> "Iterator[tuple[InputContainer, av.VideoStream]]":
     """Context manager that yields a file and its video stream.
 
     Raises ValueError if the file cannot be decoded.
@@ -340,11 +449,94 @@ def _opened(path: str | os.PathLike) -> "Iterator[tuple[InputContainer, av.Video
         raise ValueError(f"{path} is not a video: it is corrupted or truncated") from error
 
 
-def _header(stream: "av.VideoStream", path: str | os.PathLike) -> Header:
-    fps = float(stream.average_rate or 0)
-    if fps <= 0:
-        raise ValueError(f"{path} has no frame rate; write it again with one")
-    return Header(stream.frames, stream.height, stream.width, fps)
+@contextmanager
+def _opened(path: str | os.PathLike) -> "Iterator[tuple[Header, Iterator[av.VideoFrame]]]":
+    """Context manager that yields the header of a file and its pictures, both as a player shows
+    them.
+
+    Every reading of a video passes here. Raises like `read_video`.
+    """
+    with _file(path) as (file, stream):
+        decoded = file.decode(stream)
+        first = next(decoded, None)
+        if first is None:
+            _check_length(path, 0, stream.frames)
+        if first.color_trc in HDR:
+            raise ValueError(
+                f"{path} is in HDR ({HDR[first.color_trc]}), which is not read: its colors would be "
+                "wrong. Convert it to SDR, for example with ffmpeg's filters zscale and tonemap"
+            )
+        fps = float(stream.average_rate or 0)
+        if fps <= 0:
+            raise ValueError(f"{path} has no frame rate; write it again with one")
+        num_frames = stream.frames
+        if stream.duration:  # without what an edit list leaves out
+            num_frames = min(num_frames, round(stream.duration * stream.time_base * fps))
+        width = round(first.width * (stream.sample_aspect_ratio or 1))  # of square pixels
+        turn = _turn_of(first, path)
+        pictures = chain([first], decoded)
+        if turn or width != first.width:
+            pictures = (_shown(picture, width, turn or _unturned) for picture in pictures)
+            first = next(pictures)
+            pictures = chain([first], pictures)
+        yield Header(num_frames, first.height, first.width, fps), pictures
+
+
+def _shown(
+    picture: "av.VideoFrame", width: int, turn: Callable[[np.ndarray], np.ndarray]
+) -> "av.VideoFrame":
+    """Return a picture with square pixels, turned; its time stays."""
+    import av
+
+    pixels = turn(picture.to_ndarray(format="rgb24", width=width, height=picture.height))
+    shown = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
+    shown.pts = picture.pts
+    shown.time_base = picture.time_base
+    return shown
+
+
+def _unturned(pixels: np.ndarray) -> np.ndarray:
+    return pixels
+
+
+def _turn_of(
+    picture: "av.VideoFrame", path: str | os.PathLike
+) -> Callable[[np.ndarray], np.ndarray] | None:
+    """Return the function that turns and mirrors the pixels, (height, width, 3), as the file's
+    display matrix says; None without one, or one that changes nothing.
+
+    The matrix takes (x, y) to (a x + c y, b x + d y). Raises ValueError unless it is a multiple of
+    a right angle.
+    """
+    import av
+
+    # side_data makes a cycle that keeps the decoder and its threads alive until the next collection
+    if not picture.rotation:
+        return None
+    matrix = picture.side_data[av.sidedata.sidedata.Type.DISPLAYMATRIX]
+    a, b, _, c, d = np.sign(np.frombuffer(bytes(matrix), np.int32)[:5]).tolist()
+    if b and c and not (a or d):
+        rows, columns = b, c
+    elif a and d and not (b or c):
+        rows, columns = d, a
+    else:
+        raise ValueError(
+            f"{path} is turned by an angle that is not a multiple of 90 degrees; turn its frames"
+        )
+
+    def turn(pixels: np.ndarray) -> np.ndarray:
+        if not a:
+            pixels = pixels.transpose(1, 0, 2)
+        return pixels[::rows, ::columns]
+
+    return turn
+
+
+def _stacked(frames: list[np.ndarray]) -> Tensor:
+    """Return frames (height, width, 3) as one tensor and free them. Shape: (frames, 3, height, width)."""
+    pixels = np.stack(frames)
+    frames.clear()  # frees their memory before the next copy
+    return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
 
 def _check_length(path: str | os.PathLike, found: int, expected: int) -> None:

@@ -33,7 +33,6 @@ class CheckpointWriter:
         *,
         keep: int,  # number of newest checkpoints to keep; 0 keeps all
         is_asynchronous: bool,  # write in a thread, from a CPU copy, while training continues
-        keep_every: int = 0,  # also keep the checkpoints of every N-th iteration
         timeout: float = 1800.0,  # seconds that ranks wait for each other
         # called on the main rank before anything is renamed or deleted; raises NotOwner
         check_owner: Callable[[], None] = lambda: None,
@@ -43,7 +42,6 @@ class CheckpointWriter:
         self.mesh = mesh
         self.is_asynchronous = is_asynchronous
         self.keep = keep
-        self.keep_every = keep_every
         self.check_owner = check_owner
         self.run = run
         self.last_failed = False  # whether the newest checkpoint could not be written
@@ -171,8 +169,6 @@ class CheckpointWriter:
             for path in complete(self.output_dir)
             if path != newest and run_folder.is_marked(path, self.run)
         ]
-        if self.keep_every:
-            others = [path for path in others if int(path.name) % self.keep_every]
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             self.check_owner()
             run_folder.delete(path)

@@ -178,6 +178,7 @@ class Generator:
         model = self.config.model
         base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
+        self.vae_weights = model_setup.vae_weights(model) if self.settings.keep_latents else None
         share = self.videos[mesh.replica :: mesh.num_replicas]
         pending = [video for video in share if not self._is_complete(video)]
         if self.settings.sp_size > 1:
@@ -308,7 +309,7 @@ class Generator:
                 sampled.latents,
                 video,
                 settings,
-                keep_latents=self.settings.keep_latents,
+                vae_weights=self.vae_weights,
             )
             video.base_latents.unlink(missing_ok=True)
         return problems

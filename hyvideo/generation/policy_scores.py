@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
+from hyvideo.data.videos import read_header
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.generation import Source, make_and_read_requests
 from hyvideo.generation.stored_latents import Sampled, stored
@@ -31,7 +32,7 @@ from hyvideo.validation.contents import joint_identity, policy_identity
 from hyvideo.validation.reward_hacking.held_out_metrics import ScorerMetrics, diversity, thumbnail
 from hyvideo.validation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.validation.validation import Validation
-from hyvideo.validation.video_folder import common_frame_rate, find_clips, read_clips
+from hyvideo.validation.video_folder import find_clips, read_clips
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,8 @@ class Evaluator:
         validation.store = store
         parts = validation.videos(validation.rows())
         seeds = [request.seed for request in validation.requests]
-        return self.score(parts, validation.prompts, validation.groups, seeds, fps=config.data.fps)
+        rates = [config.data.fps] * len(seeds)
+        return self.score(parts, validation.prompts, validation.groups, seeds, rates=rates)
 
     def policies(
         self, checkpoints: Mapping[str, Path | None], folder: Path
@@ -143,16 +145,18 @@ class Evaluator:
         return evaluations
 
     def folder(self, folder: Path) -> Evaluation:
-        """Evaluate the mp4 files in a folder; `find_clips` assigns their prompts."""
+        """Evaluate the videos in a folder, each at its own size and frame rate; `find_clips` assigns
+        their prompts.
+        """
         clips = find_clips(folder, self.requests)
+        rates = [read_header(clip.path).fps for clip in clips]
         prompts = [clip.prompt for clip in clips]
         self.scorer.check_prompts([], validated=prompts)
-        fps = common_frame_rate(clips)
         files = [clip.path.name for clip in clips]
-        parts = read_clips(clips, *self.size[1:])
+        parts = read_clips(clips, rates, *self.size[1:])
         groups = [clip.group for clip in clips]
         seeds = [clip.seed for clip in clips]
-        return self.score(parts, prompts, groups, seeds, fps=fps, files=files)
+        return self.score(parts, prompts, groups, seeds, rates=rates, files=files)
 
     def score(
         self,
@@ -161,7 +165,7 @@ class Evaluator:
         groups: list[int],
         seeds: list[int | None],
         *,
-        fps: float,
+        rates: list[float],  # frames per second, equal in each part
         files: list[str] | None = None,
     ) -> Evaluation:
         """Evaluate videos, given in parts by number.
@@ -177,6 +181,7 @@ class Evaluator:
         for videos in parts:
             decoded = {number: video for number, video in videos.items() if video is not None}
             texts = [prompts[number] for number in videos]
+            fps = rates[min(videos)]
             rewards |= zip(videos, self.scorer.measure(list(videos.values()), texts, fps=fps))
             thumbnails |= {number: thumbnail(video) for number, video in decoded.items()}
             of_scorers.add(decoded, prompts)

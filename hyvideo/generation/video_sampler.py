@@ -169,10 +169,10 @@ class VideoSampler:
         video: Video,
         settings: dict | None = None,
         *,
-        keep_latents: bool = False,
+        vae_weights: str | None = None,
     ) -> None:
-        """Decode final latents; the first rank of a replica writes the video, with
-        ``keep_latents`` its latents and, as JSON, its settings.
+        """Decode final latents; the first rank of a replica writes the video, with the digest of
+        the VAE's weights its latents and, as JSON, its settings.
 
         Settings and latents of an earlier video of this name are deleted first, so that they never
         stand beside another video.
@@ -190,7 +190,7 @@ class VideoSampler:
         video.record.unlink(missing_ok=True)
         video.latents.unlink(missing_ok=True)
         write_video(video.path, frames, self.data.fps)
-        if keep_latents:
-            write_latents(video.path, latents[0])
+        if vae_weights:
+            write_latents(video.path, latents[0], vae_weights=vae_weights)
         if settings:
             write_json(video.record, settings | {"vae_tile_size": tile_size_of(pipeline.vae)})

@@ -53,7 +53,6 @@ class KLScheduleSettings:
     """
 
     schedule: str = "adaptive"
-    feedback: str = "paper"
     initial: float = 1e-7
     minimum: float = 1e-7
     maximum: float = 1e-5
@@ -68,9 +67,8 @@ class KLCoefficient:
 
     ``constant``: the maximum. ``two_stage``: a linear warm-up to the maximum. ``adaptive``: the
     same warm-up, then ``beta <- clip(beta (1 - gain e), minimum, maximum)`` with
-    ``e = (m - target) / target`` and m the mean of the last ``window`` KL values. Feedback
-    ``paper`` lowers beta if the KL is above the target; ``lagrangian`` raises it (``1 + gain e``).
-    One update changes beta by at most a factor of 2.
+    ``e = (m - target) / target`` and m the mean of the last ``window`` KL values: as in the paper, a
+    KL above the target lowers beta. One update changes beta by at most a factor of 2.
     """
 
     def __init__(self, settings: KLScheduleSettings):
@@ -105,10 +103,7 @@ class KLCoefficient:
 
     def _feedback_factor(self) -> float:
         error = (sum(self.recent) / len(self.recent) - self.settings.target) / self.settings.target
-        change = self.settings.gain * error
-        if self.settings.feedback == "paper":
-            change = -change
-        return min(2.0, max(0.5, 1 + change))
+        return min(2.0, max(0.5, 1 - self.settings.gain * error))
 
     def _clip(self, value: float) -> float:
         return min(self.settings.maximum, max(self.settings.minimum, value))

@@ -39,9 +39,8 @@ def max_checkpoints(run: PlannedRun) -> int:
     the one being written.
     """
     record, steps = run.config.record, run.settings.max_steps
-    every = record.keep_every if record.save_total_limit else 1
-    kept = steps // every if every else 0
-    return min(num_saves(run), record.save_total_limit + kept + 1)
+    most = record.save_total_limit or steps
+    return min(num_saves(run), most + 1)
 
 
 def num_saves(run: PlannedRun) -> int:

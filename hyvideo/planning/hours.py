@@ -208,10 +208,8 @@ def gather_seconds(run: PlannedRun) -> dict[str, float]:
     if not settings.reshard_after_forward:
         # The weights stay gathered until a backward pass frees them.
         sampled, compared = min(1, sampled), min(1, compared)
-    is_only_last = settings.gradient_sync == "last" or (
-        settings.gradient_sync == "auto" and settings.lora_rank
-    )
-    reductions = run.config.objective.updates if is_only_last else trained
+    # a LoRA's gradients are reduced in the last backward pass of an update only
+    reductions = run.config.objective.updates if settings.lora_rank else trained
     sizes = {
         "rollout": sampled * weights,
         "anchor": compared * weights,

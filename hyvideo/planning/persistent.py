@@ -87,8 +87,8 @@ def optimizer_bytes(run: PlannedRun) -> float:
     """
     counted = run.parameters
     hidden = 0.0 if run.settings.lora_rank else counted.matrices / counted.total
-    by_muon = 1.0 if run.settings.muon_scope == "all" else hidden
-    return (2 - (by_muon if run.settings.use_muon else 0.0)) * trained_bytes(run)
+    by_muon = {"muon": hidden, "muon_all": 1.0, "adamw": 0.0}[run.settings.optimizer]
+    return (2 - by_muon) * trained_bytes(run)
 
 
 def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:

@@ -14,6 +14,7 @@ from hyvideo.planning.hardware import Hardware
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
 from hyvideo.settings.layout import division_problems, head_problems
+from hyvideo.settings.reward_settings import reward_options
 from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -87,11 +88,7 @@ class PlannedRun:
         """Activation checkpointing: ``none``, ``selective`` (all but attention), ``full``, or
         ``auto``.
         """
-        return (
-            self.settings.activation_checkpointing
-            if self.settings.enable_gradient_checkpointing
-            else "none"
-        )
+        return self.settings.activation_checkpointing
 
     @property
     def num_shards(self) -> int:
@@ -104,7 +101,7 @@ class PlannedRun:
 
     @property
     def master_bytes(self) -> int:
-        return 4 if self.settings.lora_rank else BYTES[self.settings.master_weight_type]
+        return BYTES["fp32"]
 
     @property
     def compute_bytes(self) -> int:
@@ -120,7 +117,8 @@ class PlannedRun:
             return 0.0
         if reward.remote_reward_url:
             return 0.0
-        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[reward.reward_precision]}
+        precision = reward_options(reward).get("videoalign", {}).get("precision", "bf16")
+        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[precision]}
         return sum(sizes.get(name, 0.0) for name in reward.reward_model)
 
     @property

@@ -24,7 +24,7 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
         {"batched_forward": "false"},
         {"mini_batch_size_per_update": 1},
         {"validation_batch_size": 1},
-        {"enable_gradient_checkpointing": True, "activation_checkpointing": "full"},
+        {"activation_checkpointing": "full"},
     ]
     if run.reward_bytes:
         changes.insert(3, {"reward_offload": True, "score_between_stages": True})
@@ -38,7 +38,7 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
     if settings["lora_rank"]:
         changes.append({"base_weight_dtype": "fp8"})
     else:
-        changes += [{"master_weight_type": "bf16"}, {"use_muon": True}, {"lora_rank": 64}]
+        changes += [{"optimizer": "muon"}, {"lora_rank": 64}]
         changes.append({"lora_rank": 64, "base_weight_dtype": "fp8"})
     different = [
         {name: value for name, value in change.items() if settings[name] != value}

@@ -11,7 +11,6 @@ missing.
 
 import math
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,7 +18,6 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,7 +25,6 @@ from torch import Tensor
 
 from hyvideo.data.custom_code import Worker, add_place
 from hyvideo.data.text import describe_error
-from hyvideo.data.videos import read_video, write_video
 from hyvideo.rewards import contract
 from hyvideo.rewards.names import MetricNames
 from hyvideo.rewards.rewards import (
@@ -67,8 +64,6 @@ class AsyncScorer:
         weights: Mapping[str, float | Mapping[str, float]],
         *,
         retries: int = 1,  # of a failed batch, before its videos are scored one by one
-        # score videos after H.264 compression, as in published evaluations
-        through_file: bool = False,
         num_threads: int = 0,  # CPU threads for scoring; 0 is torch's default
         offload: bool = False,  # keep scorers that have `move_to` on the CPU while they are idle
         held_out: "AsyncScorer | None" = None,  # scorers that only `measure` uses
@@ -83,7 +78,6 @@ class AsyncScorer:
         self.weights = self.names.weights(weights)
         self.deadline = deadline
         self.retries = retries
-        self.through_file = through_file
         self.offload = offload
         self.held_out_scorers = held_out
         # start and end of the jobs, on the clock of `time.perf_counter`
@@ -326,8 +320,6 @@ class AsyncScorer:
 
     def _score(self, videos: list[Tensor | None], prompts: list[str], fps: float) -> list[Reward]:
         reasons = [NOT_FINITE if v is None else None for v in videos]
-        if self.through_file:
-            videos = self._compress(videos, reasons, fps)
         results = [ScoreResult({}, reason) for reason in reasons]
         rows = [row for row, reason in enumerate(reasons) if reason is None]
         if not rows:
@@ -365,25 +357,6 @@ class AsyncScorer:
             ]
             reason = f"no finite score for {', '.join(missing) or 'the weighted sum'}"
         return Reward(total, result.scores, reason)
-
-    def _compress(
-        self, videos: list[Tensor | None], reasons: list[str | None], fps: float
-    ) -> list[Tensor | None]:
-        """Return the videos after an mp4 round trip; set the reason for each video that cannot be
-        written.
-        """
-        compressed = list(videos)
-        for number, video in enumerate(videos):
-            if video is None:
-                continue
-            try:
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder) / "video.mp4"
-                    write_video(path, video, fps)
-                    compressed[number] = read_video(path)[0]
-            except (ValueError, OSError) as error:
-                reasons[number] = f"the video could not be written to a file: {error}"
-        return compressed
 
     def _move(self, device: str | None) -> None:
         """Move the scorers that can be moved; None moves each to its own device."""

@@ -300,7 +300,7 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     if isinstance(words, bool):
         words = str(words).lower()
     elif isinstance(words, list):
-        words = " ".join(words)
+        words = " ".join(map(str, words))
     text = sentence or leaf.sentence
     if words not in (None, "", {}) and not sentence:
         text += f" (default: {words})"
@@ -308,7 +308,8 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
     if kind in (bool, Switch):
         return options | {"nargs": "?", "const": "true", "metavar": "BOOL"}
     if leaf.is_list:
-        return options | {"nargs": "+", "metavar": "INT" if leaf.element is int else "NAME"}
+        metavar = {int: "INT", float: "NUMBER"}.get(leaf.element, "NAME")
+        return options | {"nargs": "+", "metavar": metavar}
     if get_origin(kind) is dict:
         return options | {"metavar": "JSON"}
     if get_origin(kind) is Literal:

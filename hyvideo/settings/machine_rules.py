@@ -113,7 +113,10 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 def check_pairs(inputs: RunInputs) -> None:
     """Raise ValueError for pairs without a preference, and for videos that do not fit the run."""
     check_images(inputs.videos.all_requests)
-    check_videos(inputs.videos.all, inputs.config.sampling.size)
+    from hyvideo.data.videos import ClipForm  # imports torch
+
+    data = inputs.config.data
+    check_videos(inputs.videos.all, ClipForm(*inputs.config.sampling.size, data.fps, data.fit))
 
 
 def sizes_fit_the_model(inputs: RunInputs) -> Problems:

@@ -47,11 +47,6 @@ class ObjectiveSettings(Section):
     gate_interval: int = machine(
         1, "Iterations between on-policy checks, from the first one; 0 disables them.", ge=0
     )
-    gate_tolerance: float | None = machine(
-        None,
-        "Largest allowed log-ratio; default: 1e-6, or clip_range if bf16 batch shapes differ.",
-        gt=0,
-    )
     anchor_path: str = learning(
         "",
         "Fixed anchor: a checkpoint of a run, or a LoRA; default: the initial policy.",
@@ -129,9 +124,6 @@ class KLCoefficientSettings(ObjectiveSettings):
     kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.", ge=0)
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "adaptive", "KL coefficient schedule."
-    )
-    kl_feedback: Literal["paper", "lagrangian"] = learning(
-        "paper", "A KL above the target lowers the coefficient (paper) or raises it (lagrangian)."
     )
     kl_warmup_updates: int = learning(
         100, "Updates over which the coefficient rises to kl_weight.", ge=0

@@ -38,7 +38,7 @@ SIZES = {  # HEIGHTxWIDTH
     "fixed_size": ("height", "width"),  # of generate.py
 }
 BUCKETS = {"480": (352, 624), "640": (480, 864)}  # video_bucket_hw_base_size -> height, width
-SWITCHES = ("use_lora", "use_moving_KL", "use_dual_kl")
+SWITCHES = ("use_lora", "use_moving_KL", "use_dual_kl", "enable_gradient_checkpointing")
 # They decide nothing that this program leaves open, or switch on what it does not have.
 IGNORED = (
     "post_train_type task_type data_type i2v_prob train_timestep_shift snr_type flow_snr_type "
@@ -103,6 +103,11 @@ def translate(
         }
     elif "use_lora" in given:
         values["lora_rank"] = 0
+    recomputes = switches.pop("enable_gradient_checkpointing", None)
+    if recomputes is False:
+        values["activation_checkpointing"] = "none"
+    elif recomputes and inherited.get("activation_checkpointing", "none") == "none":
+        values.setdefault("activation_checkpointing", "auto")
     if switches and "kl_strategy" in values:
         print_ignored(switches, "kl_strategy chooses the KL terms")
     elif switches:

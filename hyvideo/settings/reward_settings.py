@@ -44,14 +44,12 @@ def reward_weights(reward: RewardSettings) -> dict[str, float]:
 
 
 def reward_options(reward: RewardSettings) -> dict[str, dict]:
-    """Return the options of each scorer; ``reward_config`` overrides settings.
+    """Return the options of each scorer, from ``reward_config``.
 
     Raises ValueError if it is invalid.
     """
     named = [*reward.reward_model, *reward.held_out_reward_model]
     options: dict[str, dict] = {name: {} for name in named}
-    if "videoalign" in options:
-        options["videoalign"] = {"precision": reward.reward_precision}
     path = reward.reward_config
     if not path:
         return options

@@ -128,18 +128,6 @@ def weight_problems(
     model: ModelSettings, optimizer: OptimizerSettings, enable_fsdp: bool
 ) -> Problems:
     """Yield combinations of precisions, LoRA, EMA and sharding that cannot be trained."""
-    # a LoRA is always in float32
-    if model.master_weight_type == "bf16" and not optimizer.lora_rank:
-        if model.dtype == "fp32":
-            yield (
-                "master_weight_type bf16 needs dtype bf16, got fp32, which would compute with "
-                "weights that are rounded to bf16; set dtype bf16 or master_weight_type fp32"
-            )
-        if optimizer.ema_decay:
-            yield (
-                f"ema_decay needs master_weight_type fp32, got {optimizer.ema_decay:g} and bf16, "
-                "where an EMA update rounds to zero; set master_weight_type fp32 or ema_decay 0"
-            )
     if model.base_weight_dtype == "fp8" and not optimizer.lora_rank:
         yield (
             "base_weight_dtype fp8 needs a lora_rank above 0, got 0, which trains the base "

@@ -164,9 +164,6 @@ class ModelSettings(Section):
     dtype: Literal["bf16", "fp32"] = learning(
         "bf16", "Compute precision of the transformer.", measured=True
     )
-    master_weight_type: Literal["fp32", "bf16"] = learning(
-        "fp32", "Precision of trained weights and optimizer state; frozen weights use dtype."
-    )
     base_weight_dtype: Literal["bf16", "fp8"] = learning(
         "bf16",
         "Precision in which a LoRA run stores the frozen weights: bf16 (the precision of "
@@ -277,6 +274,11 @@ class DataSettings(Section):
         le=1000,
         measured=True,
     )
+    fit: Literal["crop", "pad", "none"] = learning(
+        "crop",
+        "How given videos of another size become height x width: cut at the sides (crop), with black "
+        "borders (pad), or not at all (none).",
+    )
     seed: int = learning(42, "Random seed of the run.", ge=0)
 
 
@@ -380,21 +382,10 @@ class RewardSettings(Section):
         [], "Scorers that only measure validation videos and never reward."
     )
     reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", is_path=True)
-    reward_precision: Literal["bf16", "fp32_math"] = learning(
-        "bf16", "VideoAlign: bf16 as published; fp32_math separates close scores.", measured=True
-    )
-    reward_video: Literal["memory", "file"] = learning(
-        "memory",
-        "Score the decoded frames, or an H.264 file of them (file), as published.",
-        measured=True,
-    )
     reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
     score_between_stages: bool = machine(
         False,
         "Score after all rollouts of an iteration instead of beside them; saves memory with reward_offload.",
-    )
-    reward_retries: int = machine(
-        1, "Retries of a failed batch before its videos are scored one at a time.", ge=0
     )
     check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(
@@ -433,25 +424,22 @@ class OptimizerSettings(Section):
     max_steps: int = machine(10000, "Number of iterations.", ge=1)
     learning_rate: float = learning(1e-05, "Learning rate.", gt=0)
     weight_decay: float = learning(0.01, "Decoupled weight decay.", ge=0)
-    adam_beta1: float = learning(0.9, "Decay rate of AdamW's first moment.", ge=0, lt=1)
-    adam_beta2: float = learning(0.999, "Decay rate of AdamW's second moment.", ge=0, lt=1)
+    betas: list[float] = learning([0.9, 0.999], "Decay rates of AdamW's two moments.")
     adam_epsilon: float = learning(1e-08, "AdamW's epsilon.", gt=0)
     max_grad_norm: float = learning(1.0, "Clip gradients to this global norm.", gt=0)
     max_bad_updates: int = machine(3, "Consecutive updates with NaN or inf that end the run.", ge=1)
     warmup_steps: int = learning(0, "Updates of linear learning-rate warmup.", ge=0)
-    use_muon: bool = learning(
-        True, "Use Muon for matrices and AdamW for the rest; false: AdamW for all."
-    )
-    muon_momentum: float = learning(0.95, "Muon's momentum.", ge=0, lt=1)
-    muon_scope: Literal["hidden", "all"] = learning(
-        "hidden", "Matrices for Muon: of the blocks (hidden), or all."
+    optimizer: Literal["muon", "muon_all", "adamw"] = learning(
+        "muon",
+        "Muon for the matrices of the blocks and AdamW for the rest, Muon for all matrices "
+        "(muon_all), or AdamW alone.",
     )
     ema_decay: float = learning(
         0.0, "EMA decay of the weights per update; 0 disables the EMA.", ge=0, lt=1
     )
     lora_rank: int = learning(0, "Rank of the LoRA to train; 0 trains all weights.", ge=0)
     lora_alpha: float = learning(
-        0.0, "The LoRA is scaled by alpha / rank; 0: alpha is the rank.", ge=0
+        0.0, "The LoRA is scaled by alpha / rank; 0: alpha is twice the rank.", ge=0
     )
     pretrained_lora_path: str = learning(
         "", "LoRA to continue or, with lora_rank 0, to merge into the base model.", is_path=True
@@ -473,37 +461,31 @@ class DistributedSettings(Section):
     dp_replicate: int = machine(1, "Copies of the sharded model; 1 shards over all ranks.", ge=1)
     enable_fsdp: bool = machine(False, "Shard parameters, gradients and optimizer state with FSDP.")
     reshard_after_forward: bool = machine(True, "Free gathered weights after each forward pass.")
-    gradient_sync: Literal["auto", "every", "last"] = machine(
-        "auto",
-        "Reduce gradients across GPUs in every backward pass, or only in the last one of an "
-        "update; auto: last for LoRA.",
-    )
-    enable_gradient_checkpointing: bool = machine(
-        False, "Use activation checkpointing, which saves memory."
-    )
-    activation_checkpointing: Literal["auto", "full", "selective"] = machine(
-        "auto",
-        "Recompute all (full), or all but attention (selective); auto: selective if it fits.",
+    activation_checkpointing: Literal["none", "auto", "full", "selective"] = machine(
+        "none",
+        "Recompute all (full), or all but attention (selective), in the backward pass, which saves "
+        "memory; auto: selective if it fits.",
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
     compile_backend: str = machine("inductor", "Backend of torch.compile.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
-    collective_timeout: float = machine(1800.0, "Seconds until a hanging rank ends the run.", gt=0)
-    watchdog_seconds: float = machine(
-        900.0, "Seconds in one stage until the watchdog reports it; 0: off.", ge=0
+    timeout: float = machine(
+        1800.0,
+        "Seconds until a hanging rank ends the run; after half of it, each rank prints its stage.",
+        gt=0,
     )
 
     @property
     def report_after(self) -> float:
-        """Seconds until the watchdog reports a stage: before collective_timeout ends the run."""
-        return min(self.watchdog_seconds, 0.9 * self.collective_timeout)
+        """Seconds until the watchdog reports a stage."""
+        return self.timeout / 2
 
     @property
     def reward_deadline(self) -> float:
-        """Seconds to wait for rewards: less than collective_timeout, so that late ones do not look
+        """Seconds to wait for rewards: less than the time-out, so that late ones do not look
         like a lost rank.
         """
-        return 0.8 * self.collective_timeout
+        return 0.8 * self.timeout
 
 
 class RecordSettings(Section):
@@ -526,9 +508,6 @@ class RecordSettings(Section):
         60.0, "Also save after this many minutes, at the end of an iteration; 0: never.", ge=0
     )
     save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.", ge=0)
-    keep_every: int = records(
-        0, "Also keep the checkpoints of every N-th iteration; 0: none.", ge=0
-    )
     save_asynchronously: bool = records(
         True, "Write checkpoints in the background, from a copy on the CPU."
     )

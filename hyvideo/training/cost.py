@@ -14,7 +14,7 @@ class Cost:
         self.decode_flops = 0.0
         self._flops_of = {"forward": 0.0, "training": 0.0}
         if counts_flops:
-            plain = run.with_settings(enable_gradient_checkpointing=False)
+            plain = run.with_settings(activation_checkpointing="none")
             self.decode_flops = decode_flops(run)
             for kind, flops in (("forward", run.forward), ("training", training_flops(plain))):
                 self._flops_of[kind] = flops.total / run.settings.sp_size

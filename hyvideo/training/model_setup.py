@@ -238,7 +238,7 @@ def adapter_config(
     Raises ValueError if they do not fit the transformer.
     """
     rank, targets = optimizer.lora_rank, optimizer.lora_target_modules
-    alpha = optimizer.lora_alpha or float(rank)
+    alpha = optimizer.lora_alpha or 2.0 * rank
     return training_config(transformer, rank=rank, alpha=alpha, targets=targets, start=start)
 
 
@@ -407,12 +407,18 @@ def check_checkpoint(
     return family.kinds(all_requests)
 
 
+def vae_weights(model: ModelSettings) -> str:
+    """Return a digest of the weights of the VAE."""
+    return digest_of(
+        digest_weights([Path(model.pretrained_model_root) / "vae"]), model.random_weights
+    )
+
+
 def vae_identity(model: ModelSettings) -> str:
     """Return a digest of the VAE and of the settings on which the latents of a video depend."""
     return digest_of(
-        digest_weights([Path(model.pretrained_model_root) / "vae"]),
+        vae_weights(model),
         model.vae_dtype,
         model.vae_tile_size,
         model.vae_tile_overlap,
-        model.random_weights,
     )

@@ -69,8 +69,6 @@ def log_ratio_tolerances(loss: ObjectiveSettings, dtype: str) -> tuple[float, fl
     In bf16, other shapes round differently. The limit is then the clip range, beyond which the loss
     would be clipped.
     """
-    if loss.gate_tolerance is not None:
-        return loss.gate_tolerance, loss.gate_tolerance
     return EXACT, EXACT if dtype == "fp32" else loss.clip_range
 
 
@@ -187,7 +185,7 @@ def _advice(shapes: str | None) -> str:
         )
     return (
         "  the transformer calls have equal shapes. If only the kernels differ, try "
-        "--enable_compile false, or raise --gate_tolerance"
+        "--enable_compile false"
     )
 
 

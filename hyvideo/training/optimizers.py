@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.muon import Muon
 
+MUON_MOMENTUM = 0.95
+
 
 class Optimizers:
     """AdamW and Muon combined into one optimizer."""
@@ -67,7 +69,7 @@ def make_optimizers(
     matrices = {
         name: p
         for name, p in trained.items()
-        if settings.use_muon and _is_for_muon(settings, name, p, hidden)
+        if settings.optimizer != "adamw" and _is_for_muon(settings, name, p, hidden)
     }
     others = [parameter for name, parameter in trained.items() if name not in matrices]
     optimizers = []
@@ -75,7 +77,7 @@ def make_optimizers(
         adam = torch.optim.AdamW(
             others,
             lr=settings.learning_rate,
-            betas=(settings.adam_beta1, settings.adam_beta2),
+            betas=tuple(settings.betas),
             eps=settings.adam_epsilon,
             weight_decay=settings.weight_decay,
             fused=others[0].device.type == "cuda",
@@ -86,7 +88,7 @@ def make_optimizers(
             list(matrices.values()),
             lr=settings.learning_rate,
             weight_decay=settings.weight_decay,
-            momentum=settings.muon_momentum,
+            momentum=MUON_MOMENTUM,
             dtype=dtype,
         )
         optimizers.append(muon)
@@ -104,6 +106,7 @@ def _is_for_muon(
 ) -> bool:
     if parameter.ndim < 2:
         return False
-    if ".lora_" in name and settings.muon_scope == "hidden":
-        return False  # low-rank factors should not be orthogonalized
-    return settings.muon_scope == "all" or re.fullmatch(hidden, name) is not None
+    if settings.optimizer == "muon_all":
+        return True
+    # low-rank factors should not be orthogonalized
+    return ".lora_" not in name and re.fullmatch(hidden, name) is not None

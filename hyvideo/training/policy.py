@@ -56,8 +56,7 @@ class Policy:
         self.optimizers = make_optimizers(
             config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
         )
-        sync = config.distributed.gradient_sync
-        self._syncs_only_last = sync == "last" or (sync == "auto" and self.is_lora)
+        self._syncs_only_last = self.is_lora
         offload = config.optimizer.reference_mode_offload
         self.anchor: Anchor | None = None
         if config.objective.needs_anchor:
@@ -96,7 +95,7 @@ class Policy:
             ],
         )
         # Frozen weights need only the precision of the computation.
-        transformer.type(DTYPES[model.dtype if self.is_lora else model.master_weight_type])
+        transformer.type(DTYPES[model.dtype if self.is_lora else "fp32"])
         prepare(transformer, family_of(transformer).kinds(requests))
         if self.is_lora:
             if model.base_weight_dtype == "fp8":
@@ -105,9 +104,7 @@ class Policy:
         parallelize(
             transformer,
             self.mesh,
-            recompute=distributed.activation_checkpointing
-            if distributed.enable_gradient_checkpointing
-            else "none",
+            recompute=distributed.activation_checkpointing,
             compile=distributed.enable_compile == "true",
             compile_backend=distributed.compile_backend,
             shard=self.is_sharded,

@@ -343,7 +343,6 @@ def kl_schedule(config: Config) -> KLScheduleSettings:
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
         schedule=settings.kl_schedule,
-        feedback=settings.kl_feedback,
         initial=settings.kl_coef,
         minimum=settings.kl_min_coef,
         maximum=settings.kl_weight,

@@ -162,8 +162,6 @@ def make_async_scorer(
         options["yes_no"]["checks"] = _files_with_checks(config.data)
     make = partial(
         AsyncScorer,
-        retries=settings.reward_retries,
-        through_file=settings.reward_video == "file",
         num_threads=config.model.num_threads,
         device=device,
         deadline=config.distributed.reward_deadline if world_size() > 1 else DEADLINE,

@@ -10,6 +10,7 @@ from hyvideo.data.custom_code import named_errors
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
+from hyvideo.data.videos import ClipForm
 from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import (
     agree,
@@ -42,6 +43,7 @@ from hyvideo.training.model_setup import (
     precompute_conditions,
     try_encoders,
     vae_identity,
+    vae_weights,
 )
 from hyvideo.training.objective import Objective
 from hyvideo.training.partner import load_partner
@@ -185,6 +187,8 @@ def load_inputs(config: Config, mesh: Mesh, device: torch.device) -> LoadedInput
         latents = VideoLatents(
             Path(config.record.output_dir),
             inputs.videos.videos,
+            form=ClipForm(*config.sampling.size, config.data.fps, config.data.fit),
+            vae_weights=vae_weights(config.model),
             vae_identity=vae_identity(config.model),
         )
         name = config.objective.videos_from
@@ -259,8 +263,7 @@ def load_models(
     else:
         try_encoders(encoder, encoded, config.sampling.size)
     if loaded.latents:
-        size = config.sampling.size[1:]
-        loaded.latents.encode(vae, mesh, size=size, on_stage=progress.enter)
+        loaded.latents.encode(vae, mesh, on_stage=progress.enter)
     negative = negative_condition(config.negative_requests, encoder, device)
 
     progress.enter("load", "the transformer")
@@ -337,9 +340,8 @@ def _checkpoint_writer(config: Config, mesh: Mesh, lease: Lease, run_id: str) ->
         Path(settings.output_dir),
         mesh,
         keep=settings.save_total_limit,
-        keep_every=settings.keep_every,
         is_asynchronous=settings.save_asynchronously,
-        timeout=config.distributed.collective_timeout,
+        timeout=config.distributed.timeout,
         check_owner=lease.check,
         run=run_id,
     )

@@ -3,6 +3,7 @@ read when needed.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -11,9 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hyvideo.data.digests import digest_file, digest_of
-from hyvideo.data.examples import LATENTS_KEY, LATENTS_SUFFIX, VIDEO_KEY
+from hyvideo.data.examples import LATENTS_KEY, LATENTS_SUFFIX, VAE_KEY, VIDEO_KEY
 from hyvideo.data.files import make_folder, publish
-from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.data.text import note
+from hyvideo.data.videos import ClipForm, read_clip, read_header
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.decoding import encode
@@ -21,33 +23,52 @@ from hyvideo.models.decoding import encode
 FOLDER = "latents"  # in the output folder of a run
 
 
-def write_latents(video: Path, latents: Tensor) -> None:
-    """Write the latents of a video beside it, with the digest of the video.
+def write_latents(video: Path, latents: Tensor, *, vae_weights: str) -> None:
+    """Write the latents of a video beside it, with the digests of the video and of the VAE's weights.
 
     Shape: (channels, frames, height, width).
     """
-    _save(video.with_suffix(LATENTS_SUFFIX), latents, digest_file(video))
+    metadata = {VIDEO_KEY: digest_file(video), VAE_KEY: vae_weights}
+    _save(video.with_suffix(LATENTS_SUFFIX), latents, metadata)
 
 
 class VideoLatents:
-    """Latents of videos by path, from the file beside a video if it has the latents of this video,
-    else encoded by the VAE.
+    """Latents of videos in the form of a training video, by path: from the file beside a video if it
+    has the latents of this video and VAE, else encoded by the VAE.
 
-    Encoded latents are stored under a digest of the video and the VAE, so that a run encodes each
-    video once.
+    Encoded latents are stored under a digest of the video, the form and the VAE, so that a run
+    encodes each video once.
     """
 
-    def __init__(self, output_dir: Path, videos: Sequence[Path], *, vae_identity: str):
+    def __init__(
+        self,
+        output_dir: Path,
+        videos: Sequence[Path],
+        *,
+        form: ClipForm,
+        vae_weights: str,  # digest of the VAE's weights, of which given latents must be
+        vae_identity: str,  # digest of the VAE and of its settings
+    ):
         self.folder = output_dir / FOLDER
+        self.form = form
         self.digests = {video: digest_file(video) for video in videos}
         self.files: dict[Path, Path] = {}
+        num_others = 0
         for video, digest in self.digests.items():
             given = video.with_suffix(LATENTS_SUFFIX)
-            if _video_of(given) == digest:
+            found = _metadata_of(given)
+            is_given = found.get(VIDEO_KEY) == digest and not form.changes(read_header(video))
+            if is_given and found.get(VAE_KEY) == vae_weights:
                 self.files[video] = given
             else:
-                key = digest_of(digest, vae_identity)
+                num_others += is_given
+                key = digest_of(digest, vae_identity, asdict(form))
                 self.files[video] = self.folder / f"{key}{LATENTS_SUFFIX}"
+        if num_others:
+            note(
+                f"the latents beside {num_others} videos are of another VAE and not used; the run "
+                "encodes these videos"
+            )
 
     @property
     def contents(self) -> str:
@@ -63,7 +84,6 @@ class VideoLatents:
         vae: nn.Module,
         mesh: Mesh,
         *,
-        size: tuple[int, int],  # height and width in pixels, before small videos were enlarged
         on_stage: Callable[[str, str], None] = lambda stage, part: None,  # called for each video
     ) -> None:
         """Encode the videos that have no stored latents, divided among the ranks. Collective.
@@ -77,24 +97,25 @@ class VideoLatents:
                 make_folder(self.folder)
             for number, video in enumerate(missing, 1):
                 on_stage("pairs", f"video {number}/{len(missing)}")
-                pixels = at_original_size(read_video(video)[0], *size)
-                _save(self.files[video], encode(vae, [pixels])[0], self.digests[video])
+                pixels = read_clip(video, self.form)
+                metadata = {VIDEO_KEY: self.digests[video]}
+                _save(self.files[video], encode(vae, [pixels])[0], metadata)
 
     def read(self, video: Path) -> Tensor:
         """Return the latents of a video, on the CPU. Shape: (channels, frames, height, width)."""
         return load_file(self.files[video])[LATENTS_KEY].float()
 
 
-def _video_of(latents: Path) -> str | None:
-    """Return the digest of the video that a file of latents belongs to, None without such a file."""
+def _metadata_of(latents: Path) -> dict[str, str]:
+    """Return the digests in a file of latents, empty without such a file."""
     try:
         with safe_open(latents, framework="numpy") as file:
-            return (file.metadata() or {}).get(VIDEO_KEY)
+            return file.metadata() or {}
     except (OSError, SafetensorError):
-        return None
+        return {}
 
 
-def _save(path: Path, latents: Tensor, digest: str) -> None:
+def _save(path: Path, latents: Tensor, metadata: dict[str, str]) -> None:
     latents = latents.detach().to("cpu", torch.float32).contiguous()
     with publish(path) as temporary:
-        save_file({LATENTS_KEY: latents}, temporary, metadata={VIDEO_KEY: digest})
+        save_file({LATENTS_KEY: latents}, temporary, metadata=metadata)

@@ -57,8 +57,11 @@ def joint_identity(
         if name in reward.loaded_scorers:
             files = digest_weights(_scorer_files(name, root, given))
             scorers[name] = {"options": given | {"path": None}, "files": files}
+    settings = evaluation_settings(config)
+    if not has_model:
+        del settings["fps"]  # each video has its own
     return {
-        "settings": evaluation_settings(config),
+        "settings": settings,
         "prompts": hash_requests(read_requests(*csvs)) if csvs else None,
         "base": digest_weights(base) if has_model else None,
         "loras": loras if has_model else {},

@@ -18,7 +18,7 @@ from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import Request
 from hyvideo.data.tables import csv_text, has_captions, videos_in
 from hyvideo.data.text import note, quote
-from hyvideo.data.videos import at_original_size, read_header, read_video
+from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.records.run_files import write_text
 from hyvideo.validation import parts
 
@@ -208,30 +208,19 @@ def write_videos_csv(
     write_text(path, csv_text([*COLUMNS, "ref_image_path", column], rows))
 
 
-def common_frame_rate(clips: list[Clip]) -> float:
-    """Return the frame rate of the videos.
-
-    Raises ValueError if they differ or a file is not a video.
-    """
-    rates = sorted({read_header(clip.path).fps for clip in clips})
-    if len(rates) > 1:
-        raise ValueError(
-            "all videos must have the same frame rate, got "
-            f"{', '.join(f'{rate:g}' for rate in rates)}"
-        )
-    return rates[0]
-
-
-def read_clips(clips: list[Clip], height: int, width: int) -> Iterator[dict[int, Tensor]]:
-    """Yield the videos in order in parts, by number; those enlarged for mp4 are reduced to
-    ``height`` x ``width``.
+def read_clips(
+    clips: list[Clip], rates: Sequence[float], height: int, width: int
+) -> Iterator[dict[int, Tensor]]:
+    """Yield the videos in order in parts of one frame rate, by number; those enlarged for mp4 are
+    reduced to ``height`` x ``width``.
     """
     part: dict[int, Tensor] = {}
     num_bytes = 0
     for number, clip in enumerate(clips):
         part[number] = at_original_size(read_video(clip.path)[0], height, width)
         num_bytes += part[number].nbytes
-        if num_bytes >= parts.PART_BYTES or number == len(clips) - 1:
+        is_last = number == len(clips) - 1
+        if is_last or num_bytes >= parts.PART_BYTES or rates[number + 1] != rates[number]:
             yield part
             part = {}
             num_bytes = 0

@@ -65,7 +65,10 @@ def step_of(
 
 
 def gradient_scale(sampler: str, std: float, slope: float, *, gaussian: bool = False) -> float:
-    """Return N of a step: the scale of the gradient of its log-probability (Section 3.2.1)."""
+    """Return N of a step, the scale of the gradient of its log-probability.
+
+    Source: arXiv:2603.21872, Section 3.2.1.
+    """
     if std == 0:
         return 0.0
     if sampler == "cps" and not gaussian:  # whose log-probability is -(x' - mean)^2
@@ -100,8 +103,8 @@ def window(text: str, noisy: Sequence[int], iteration: int, draw) -> list[int]:
 
 
 def advantages(rewards: Sequence[float | None], clip: float) -> list[float | None]:
-    """Return ``(R - mean) / (std + 1e-8)`` of a group, clipped (Section 3.1): None without a reward,
-    and for all of a group with fewer than two.
+    """Return ``(R - mean) / (std + 1e-8)`` of a group, clipped: None without a reward, and for all of
+    a group with fewer than two. Source: arXiv:2603.21872, Section 3.1.
     """
     known = [reward for reward in rewards if reward is not None]
     if len(known) < 2:
@@ -135,7 +138,10 @@ def normalised(
 
 
 class Coefficient:
-    """The coefficient of the KL terms over the updates (Section 3.2.2): a warm-up, then feedback."""
+    """The coefficient of the KL terms over the updates: a warm-up, then feedback.
+
+    Source: arXiv:2603.21872, Section 3.2.2.
+    """
 
     def __init__(self, settings: dict, warmup: float):
         self.kind = settings.get("kl_schedule", "adaptive")
@@ -143,7 +149,6 @@ class Coefficient:
         self.smallest = settings.get("kl_min_coef", self.largest)
         self.first = settings.get("kl_coef", self.smallest)
         self.warmup = warmup
-        self.rises = settings.get("kl_feedback", "paper") != "paper"
         self.window = settings.get("kl_window", 10)
         self.gain = settings.get("kl_gain", 0.1)
         self.target = settings.get("kl_target") or self.largest
@@ -171,11 +176,11 @@ class Coefficient:
             self.value = start + (self.largest - start) * share
             return
         error = (fmean(self.seen) - self.target) / self.target
-        change = self.gain * error * (1 if self.rises else -1)
+        change = -self.gain * error
         self.value = self._after(self.value * min(2.0, max(0.5, 1 + change)))
 
 
 def clipped_loss(advantage: float, ratio: float, weight: float, clip: float) -> float:
-    """Return the policy term of a rollout at a step (Section 3.2)."""
+    """Return the policy term of a rollout at a step. Source: arXiv:2603.21872, Section 3.2."""
     bounded = min(1 + clip, max(1 - clip, ratio))
     return weight * max(-advantage * ratio, -advantage * bounded)

@@ -283,7 +283,10 @@ def terms_of(run: Run):
 
 
 def kl_weights(run: Run) -> tuple[float, float]:
-    """Return the weights of the KL to the anchor and to the rollout policy (Section 3.2.2)."""
+    """Return the weights of the KL to the anchor and to the rollout policy.
+
+    Source: arXiv:2603.21872, Section 3.2.2.
+    """
     name = strategy(run)
     if name.startswith("dual"):
         return run.get("dual_kl_moving_weight", 1.0), run.get("dual_kl_step_weight", 0.1)

@@ -149,10 +149,7 @@ def _check_step(rows: Comparison, where: str, old: Adam, new: Adam, lr: float, r
 
 def betas(run: Run) -> tuple[float, float]:
     """Return the decays of AdamW's moments."""
-    both = run.get("betas")
-    if both:
-        return tuple(both)
-    return run.get("adam_beta1", 0.9), run.get("adam_beta2", 0.999)
+    return tuple(run.get("betas", (0.9, 0.999)))
 
 
 def _distance(expected, found) -> float:

@@ -8,19 +8,21 @@ import sys
 import threading
 import webbrowser
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from secrets import token_urlsafe
 
 import uvicorn
 
-from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE
+from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE, Example, check_videos
 from hyvideo.data.files import ROOT, folder_problem, make_folder, publish, read_json
 from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.text import quote
+from hyvideo.data.videos import ClipForm, read_clip, read_header, write_video
 from hyvideo.records.run_files import write_json
-from hyvideo.validation.video_folder import find_clips, write_videos_csv
+from hyvideo.settings.command_line import load_config
+from hyvideo.validation.video_folder import Clip, find_clips, write_videos_csv
 from studies.preference import keeping, rating
 from studies.preference.analysis import Judgement, judgements, pairs_csv, read_key
 from studies.preference.study import design, make_study, two_sides
@@ -28,6 +30,7 @@ from studies.steps import changed, run
 
 PLAN = "rate.json"
 SAMPLED = "made"  # folder of sampled videos
+CHANGED = "as_trained"  # folder of existing videos in the form of training videos
 QUESTION = {"Overall": "Which video do you prefer?"}
 STOP = 2  # seconds in which open connections end with the server
 
@@ -134,10 +137,35 @@ def videos_of(plan: RatingPlan, folder: Path) -> Path:
     return made
 
 
+def clips_to_rate(plan: RatingPlan, folder: Path) -> list[Clip]:
+    """Return the videos to rate. With a config, existing ones that it would change are replaced by
+    copies in the form of its training videos, so that a person sees what the run trains on.
+
+    Raises ValueError for a video that cannot be brought to this form.
+    """
+    clips = find_clips(videos_of(plan, folder), plan.requests)
+    if not plan.videos or not plan.config:
+        return clips
+    config = load_config(plan.config)
+    form = ClipForm(*config.sampling.size, config.data.fps, config.data.fit)
+    check_videos([Example(Request(c.prompt), (c.path,), c.path.name) for c in clips], form)
+    copies = folder / CHANGED
+    shown = []
+    for clip in clips:
+        path = clip.path
+        if form.changes(read_header(path)):
+            make_folder(copies)
+            path = copies / f"{path.name}.mp4"
+            if not path.is_file():
+                write_video(path, read_clip(clip.path, form), form.fps)
+        shown.append(replace(clip, path=path))
+    return shown
+
+
 def rate_pairs(plan: RatingPlan, folder: Path, address: Address) -> None:
     """Show pairs until all are rated; each answer writes pairs.csv."""
     if not (folder / rating.VIDEOS).is_dir():  # written last
-        methods = two_sides(videos_of(plan, folder), plan.requests)
+        methods = two_sides(clips_to_rate(plan, folder))
         make_study(
             folder,
             methods,
@@ -192,8 +220,8 @@ def rate_single(plan: RatingPlan, folder: Path, address: Address) -> None:
     """Show single videos until the person finishes; each answer writes videos.csv."""
     path = folder / VIDEOS_FILE
     if not path.is_file():
-        clips = find_clips(videos_of(plan, folder), plan.requests)
         make_folder(folder)
+        clips = clips_to_rate(plan, folder)
         write_videos_csv(path, clips, "keep", [""] * len(clips))
     record(plan, folder)
     kept = keeping.Keeping(path)

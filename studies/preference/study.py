@@ -78,14 +78,14 @@ def clips_of(folder: Path, requests: list[Request]) -> Clips:
     return {(clip.prompt, next(places[clip.prompt])): clip for clip in find_clips(folder, requests)}
 
 
-def two_sides(folder: Path, requests: list[Request]) -> dict[str, Clips]:
-    """Return the videos in a folder as two methods: of each prompt and first frame, the first and
+def two_sides(videos: list[Clip]) -> dict[str, Clips]:
+    """Return videos as two methods: of each prompt and first frame, the first and
     second video, the third and fourth, and so on are compared.
 
     Raises ValueError if no prompt has two videos.
     """
     by_prompt = defaultdict(list)
-    for clip in find_clips(folder, requests):
+    for clip in videos:
         by_prompt[clip.prompt, clip.image].append(clip)
     places = defaultdict(itertools.count)
     sides: dict[str, Clips] = {"even": {}, "odd": {}}
@@ -96,8 +96,8 @@ def two_sides(folder: Path, requests: list[Request]) -> dict[str, Clips]:
             sides["odd"][unit] = odd
     if not sides["even"]:
         raise ValueError(
-            f"pairs need two videos of a prompt, got one of each in {quote(folder)}; sample with "
-            "--num_videos 2, or rate single videos with --keep true"
+            f"pairs need two videos of a prompt, got one of each, such as {quote(videos[0].path)}; "
+            "sample with --num_videos 2, or rate single videos with --keep true"
         )
     return sides
 

@@ -126,7 +126,9 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
                 kl_strategy="dual_fixed",
             ),
         ),
-        "paper": Case("miniature_paper", grpo),
+        "paper": Case(
+            "miniature_paper", grpo + flags(reference_conventions="true", kl_warmup_updates=60)
+        ),
         "nft": Case("miniature_nft", grpo + flags(nft_levels=3)),
         "draft": Case("miniature_draft", grpo + flags(num_updates_per_rollout=1)),
         "guidance": Case("miniature_guidance", grpo + flags(num_updates_per_rollout=1)),
@@ -145,7 +147,7 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
         ),
         "two ranks": Case("miniature", grpo + flags(batch_size=3, enable_fsdp="true"), ranks=2),
         "sequence parallel": Case(
-            "miniature", grpo + flags(sp_size=2, enable_gradient_checkpointing="true"), ranks=2
+            "miniature", grpo + flags(sp_size=2, activation_checkpointing="full"), ranks=2
         ),
         "missing rewards": Case(
             "smoke",

@@ -66,7 +66,7 @@ def test_smoke(gpu, trainer_of, record):
         gpu,
         dtype="bf16",
         batched_forward=False,
-        enable_gradient_checkpointing=True,
+        activation_checkpointing="auto",
     )
     for line in iterations(trainer, 2):  # includes the on-policy check
         record({"max |ratio - 1|": line["policy/ratio_max_deviation"]})

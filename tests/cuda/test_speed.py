@@ -204,7 +204,6 @@ def planned_gib(work):
         "batch_size": 4,
     }
     settings |= {
-        "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
         "kl_weight": 0.0,
     }

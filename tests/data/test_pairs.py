@@ -8,6 +8,7 @@ import pytest
 from hyvideo.data.examples import Example, check_videos
 from hyvideo.data.pairs import TIE, read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.prompts import Request, check_images
+from hyvideo.data.videos import ClipForm
 from tests.forked import ROOT
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
 
@@ -29,7 +30,7 @@ def videos(tmp_path_factory):
 def preferences(folder, rows, columns=("prompt", "first", "second", "answer"), weights=None):
     path = write_pairs(folder, rows, columns) if rows else folder / "pairs.csv"
     found = select_preferences(read_ratings(path), weights or {}, str(path))
-    check_videos(found, SIZE)
+    check_videos(found, ClipForm(*SIZE, 8, fit="none"))
     return found
 
 
@@ -74,7 +75,7 @@ def test_weights_select_and_weigh_the_dimensions(videos):
             (PROMPT, "0a.mp4", "0b.mp4", "left"),
             "must be one of first, second, tie, both_bad, got 'left' in row 1 of .*; correct it",
         ),
-        ((PROMPT, "0a.mp4", "wide.mp4", "second"), "got 5 of 256 x 512 in '.*wide.mp4', row 1 of"),
+        ((PROMPT, "0a.mp4", "wide.mp4", "second"), "got 256 x 512 in .*wide.mp4; .*row 1 of"),
     ],
 )
 def test_a_bad_row_is_one_message_that_names_it(videos, row, message):

@@ -353,20 +353,9 @@ def test_an_old_checkpoint_that_cannot_be_deleted_is_reported_and_the_new_one_is
     assert "000004" in names(tmp_path)
 
 
-def test_keep_every_keeps_every_n_th_checkpoint(tmp_path):
-    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
-    for iteration in range(2, 11, 2):
-        writer.save(iteration, {"policy": torch.zeros(3)}, {})
-    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == [
-        "000004",
-        "000008",
-        "000010",
-    ]
-
-
 def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
     copy = save(tmp_path, 2).rename(tmp_path / "checkpoints" / "000002-good")
-    writer = CheckpointWriter(tmp_path, ALONE, keep=1, keep_every=4, is_asynchronous=False, run=RUN)
+    writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, run=RUN)
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
     assert copy.is_dir() and [path.name for path in checkpoint_loading.complete(tmp_path)] == [

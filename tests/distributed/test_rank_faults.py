@@ -36,7 +36,7 @@ SETTINGS = {
     "num_threads": 1,
     "max_steps": 3,
     "save_interval": 1,
-    "collective_timeout": 60.0,
+    "timeout": 60.0,
 }
 FSDP = {"enable_fsdp": True}
 NAN = float("nan")

@@ -35,22 +35,20 @@ SETTINGS = {
     "num_threads": 1,
     "seed": 52,
 }
-LORA = {"lora_rank": 3, "enable_gradient_checkpointing": True}
+LORA = {"lora_rank": 3, "activation_checkpointing": "full"}
 FSDP = {"enable_fsdp": True}
 # World size and the settings with which it samples the same 8 rollouts.
 LAYOUTS = {
     "dp 4, two accumulation steps": {"batch_size": 1, "gradient_accumulation_steps": 2},
     "dp 2 x sp 2": {"batch_size": 4, "sp_size": 2},
-    "fsdp 2 x sp 2": {"batch_size": 4, "sp_size": 2, **FSDP, "enable_gradient_checkpointing": True},
+    "fsdp 2 x sp 2": {"batch_size": 4, "sp_size": 2, **FSDP, "activation_checkpointing": "full"},
     "fsdp 2 x sp 2, two model replicas, unbatched, reduced once, kept gathered, selective": {
         "batch_size": 4,
         "sp_size": 2,
         **FSDP,
         "dp_replicate": 2,
         "batched_forward": False,
-        "gradient_sync": "last",
         "reshard_after_forward": False,
-        "enable_gradient_checkpointing": True,
         "activation_checkpointing": "selective",
     },
 }

@@ -132,7 +132,7 @@ def passes(count, pipeline, schedule):
         clip_gradients(list(parameters.values()), 1.0)
         found["norm"] = take_counts(count)
         hidden = family_of(pipeline.transformer).target_modules
-        make_optimizers(OptimizerSettings(use_muon=True), parameters, BF16, hidden=hidden).step(
+        make_optimizers(OptimizerSettings(optimizer="muon"), parameters, BF16, hidden=hidden).step(
             1e-5
         )
         found["optimizer step"] = take_counts(count)

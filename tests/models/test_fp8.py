@@ -168,7 +168,7 @@ def test_ratios_of_fresh_rollouts_are_exactly_1_and_the_base_never_changes(
         "learning_rate": 1e-2,
     }
     config = tiny_config.with_settings(
-        **FP8, **settings, dtype=dtype, enable_gradient_checkpointing=True
+        **FP8, **settings, dtype=dtype, activation_checkpointing="full"
     )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     base = {

@@ -86,7 +86,7 @@ def cases(pairs: Path) -> dict[str, Case]:
             sp_size=2, num_updates_per_rollout=1, enable_gradient_checkpointing=True
         ),
         "kept gathered": two_ranks(enable_fsdp=True, reshard_after_forward=False),
-        "lora with ema": two_ranks(lora_rank=3, ema_decay=0.5, enable_fsdp=True),
+        "lora with ema": two_ranks(lora_rank=3, lora_alpha=3, ema_decay=0.5, enable_fsdp=True),
         "guidance interval": two_ranks(
             guidance_interval="0.6:0.95", batched_forward=False, kl_strategy="dual_fixed"
         ),

@@ -12,14 +12,13 @@ from hyvideo.settings.config import Config
 RELEASED = released_sizes("480p_t2v")
 SETTINGS = {
     "enable_fsdp": True,
-    "enable_gradient_checkpointing": True,
     "activation_checkpointing": "full",
     "batch_size": 1,
     "num_generations": 1,
     "cfg_scale": 1.0,
     "shift": 5.0,
     "timestep_fraction": 0.05,  # one of 20 steps
-    "use_muon": False,
+    "optimizer": "adamw",
     "sample_n_frames": 121,
     "height": 480,
     "width": 848,

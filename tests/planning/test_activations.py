@@ -32,7 +32,7 @@ def counted():
 
 def test_kept_bytes_of_a_block_match_its_forward_pass(counted):
     kept = {
-        kind: activations.kept_bytes(run.with_settings(enable_gradient_checkpointing=False))
+        kind: activations.kept_bytes(run.with_settings(activation_checkpointing="none"))
         for kind, run in RUNS.items()
     }
     assert kept["all"] == pytest.approx(counted["all trained"]["kept"], rel=0.02)
@@ -62,7 +62,7 @@ def test_block_bytes_match_the_allocations_of_a_backward_pass(counted, kind):
     )
     held = counted[f"{kind} recomputed"]["backward"] + INPUT - weights
     assert activations.block_bytes(RUNS[kind]) == pytest.approx(held, rel=0.03)
-    apart = RUNS[kind].with_settings(enable_gradient_checkpointing=False)
+    apart = RUNS[kind].with_settings(activation_checkpointing="none")
     assert activations.block_bytes(apart) < activations.block_bytes(RUNS[kind]) / 2
 
 
@@ -75,8 +75,7 @@ def test_flops_of_a_block_match_torch_forward_and_backward(counted, kind, way, c
     """The products of the adapter itself, which are not planned, are 2.4 % of a forward pass."""
     run, found = RUNS[kind], counted[f"{kind} {way}"]
     changes = {
-        "enable_gradient_checkpointing": checkpointing != "none",
-        "activation_checkpointing": checkpointing if way in ("selective", "recomputed") else "full",
+        "activation_checkpointing": checkpointing,
     }
     one = run.with_settings(**changes)
     two = with_layers(one, 2)

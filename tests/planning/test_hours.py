@@ -42,7 +42,7 @@ def planned(name="hunyuanvideo15_480p_8gpu", world_size=8, hardware=None, **chan
     "changes, forwards",
     [
         ({"activation_checkpointing": "full"}, 2 * (20 + 4 * 20 + 20)),
-        ({"enable_gradient_checkpointing": False}, 2 * (20 + 3 * 20 + 20)),
+        ({"activation_checkpointing": "none"}, 2 * (20 + 3 * 20 + 20)),
         (
             {"activation_checkpointing": "full", "kl_weight": 0.0, "timestep_fraction": 0.5},
             2 * (20 + 4 * 10),
@@ -61,13 +61,13 @@ def test_forward_passes_include_guidance_training_and_anchor(changes, forwards):
 
 
 def test_a_backward_pass_has_two_products_for_each_and_five_of_attention_for_two():
-    run = planned(enable_gradient_checkpointing=False)
+    run = planned(activation_checkpointing="none")
     forward = run.forward
     for changes, products, attention in (
         ({}, 3, 3.5),
         ({"lora_rank": 32}, 2, 3.5),
-        ({"enable_gradient_checkpointing": True, "activation_checkpointing": "selective"}, 4, 3.5),
-        ({"enable_gradient_checkpointing": True, "activation_checkpointing": "full"}, 4, 4.5),
+        ({"activation_checkpointing": "selective"}, 4, 3.5),
+        ({"activation_checkpointing": "full"}, 4, 4.5),
     ):
         flops = training_flops(run.with_settings(**changes))
         assert flops.products == products * forward.products

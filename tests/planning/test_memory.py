@@ -19,12 +19,11 @@ RELEASED = count_parameters(RELEASED_SIZES)
 # 6 blocks, 480p, 121 frames, full checkpointing, bf16 anchor; query and key norms keep the
 # activations of CUDA's norm.
 SIMULATED = [
-    (6.47, 8, 8, {"enable_gradient_checkpointing": False}),
+    (6.47, 8, 8, {"activation_checkpointing": "none"}),
     (9.76, 8, 1, {}),
     (3.16, 64, 8, {}),
     (10.19, 8, 1, {"activation_checkpointing": "selective"}),
     (4.68, 8, 2, LORA),
-    (4.03, 8, 8, {"master_weight_type": "bf16"}),
 ]
 
 
@@ -55,10 +54,7 @@ def test_auto_checkpointing_is_selective_if_it_fits():
         run = replace(auto, hardware=Hardware(gpu_memory=gib))
         assert resolve_auto(run).checkpointing == kind and memory(run).needed_gib == needed[kind]
     assert resolve_auto(auto.with_settings(device="cpu")).checkpointing == "full"
-    assert (
-        resolve_auto(auto.with_settings(enable_gradient_checkpointing=False)).checkpointing
-        == "none"
-    )
+    assert resolve_auto(auto.with_settings(activation_checkpointing="none")).checkpointing == "none"
 
 
 def test_states_are_bytes_per_parameter():
@@ -71,8 +67,7 @@ def test_states_are_bytes_per_parameter():
 @pytest.mark.parametrize(
     "changes, sizes",
     [
-        ({"use_muon": True, "muon_scope": "all"}, {"optimizer state": 4}),
-        ({"master_weight_type": "bf16"}, {"parameters": 2, "gradients": 2, "optimizer state": 4}),
+        ({"optimizer": "muon_all"}, {"optimizer state": 4}),
         ({"kl_weight": 0.0}, {"anchor": 0}),
         ({"reference_mode_offload": True}, {"anchor": 0}),
     ],

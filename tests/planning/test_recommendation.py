@@ -15,7 +15,7 @@ from tests.forked import ROOT
 
 CONFIG = load_config(
     ROOT / "configs" / "hunyuanvideo15_480p_8gpu.yaml",
-    use_muon=False,
+    optimizer="adamw",
     activation_checkpointing="full",
     precompute_conditions=False,
     sp_size=2,
@@ -49,7 +49,7 @@ def test_a_run_that_fits_keeps_its_command():
 @pytest.mark.parametrize(
     "changes, gpu_memory, advice",
     [
-        ({"enable_gradient_checkpointing": False}, 80, {"enable_gradient_checkpointing": True}),
+        ({"activation_checkpointing": "none"}, 80, {"activation_checkpointing": "full"}),
         ({}, 48, {"precompute_conditions": True}),
         (
             {"reference_mode_offload": False, "precompute_conditions": True},
@@ -75,7 +75,7 @@ def test_a_larger_sp_size_keeps_the_number_of_rollouts():
 def test_every_change_is_needed(gpu_memory):
     run = run_of(
         gpu_memory=gpu_memory,
-        enable_gradient_checkpointing=False,
+        activation_checkpointing="none",
         reference_mode_offload=False,
         **LARGE,
     )

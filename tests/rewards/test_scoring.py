@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from hyvideo.data.videos import write_video
 from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable, SetMeasure
 from hyvideo.rewards.scoring import AsyncScorer, score_safely
 
@@ -239,32 +238,6 @@ def test_a_scorer_that_hangs_keeps_neither_the_run_nor_its_end_waiting():
     )
     assert ended.returncode == 0 and ended.stdout == "closed\n", ended.stderr
     assert time.monotonic() - start < 50
-
-
-def test_through_file_scores_the_compressed_video(scorer_of, tmp_path):
-    noise = torch.randint(0, 256, (4, 3, 256, 256), dtype=torch.uint8)
-    seen = []
-
-    class Recording(Brightness):
-        def score(self, videos, prompts, *, fps):
-            seen.extend(videos)
-            return super().score(videos, prompts, fps=fps)
-
-    scorer_of(Recording(), through_file=True).measure([noise], ["a"], fps=8)
-    write_video(tmp_path / "v.mp4", noise, 8)
-    assert seen[0].shape == noise.shape and not torch.equal(seen[0], noise)
-
-
-def test_a_video_that_cannot_be_encoded_is_a_missing_reward(scorer_of):
-    """The other videos keep their own scores."""
-    odd = torch.zeros(4, 3, 257, 301, dtype=torch.uint8)
-    dark, bright = videos(51, 204)
-    first, missing, last = scorer_of(Brightness(), through_file=True).measure(
-        [dark, odd, bright], ["a", "bb", "ccc"], fps=8
-    )
-    assert missing.is_missing and math.isnan(missing.total)
-    assert first.scores == pytest.approx({"VQ": 0.2, "TA": 1.0}, abs=0.02)
-    assert last.scores == pytest.approx({"VQ": 0.8, "TA": 3.0}, abs=0.02)
 
 
 def test_an_offloaded_scorer_moves_back_to_score(scorer_of):

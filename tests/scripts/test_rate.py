@@ -4,15 +4,19 @@ import csv
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+import torch
 
 from hyvideo.data.examples import read_examples
 from hyvideo.data.pairs import read_ratings
+from hyvideo.data.videos import ClipForm, read_clip, read_header, read_video, write_video
 from scripts import rate
 from studies.preference import own_videos
+from studies.preference.own_videos import RatingPlan, clips_to_rate
 from tests import forked
 from tests.chromium import start_chromium
 from tests.studies.preference.conftest import write_folder
@@ -203,3 +207,26 @@ def test_a_folder_with_another_study_is_an_error(videos, tmp_path, exit_code, ca
     capsys.readouterr()
     assert exit_code(rate.main, study, "--videos", videos, "--raters", "2") == 2
     assert "raters" in capsys.readouterr().err
+
+
+def test_with_a_config_existing_videos_are_shown_as_the_run_trains_on_them(tmp_path):
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    shades = torch.arange(20, dtype=torch.uint8)[:, None, None, None] * 12
+    write_video(videos / "a.mp4", shades.expand(-1, 3, 48, 64), 16)
+    write_video(videos / "b.mp4", shades[:9].expand(-1, 3, 32, 32), 8)
+    for name in "ab":
+        (videos / f"{name}.txt").write_text("a red circle moves up")
+    plan = RatingPlan(keep=True, videos=str(videos), config="configs/miniature_sft.yaml")
+    first, second = clips_to_rate(plan, tmp_path / "study")
+    assert second.path == videos / "b.mp4" and first.path.parent == tmp_path / "study/as_trained"
+    shown, fps = read_video(first.path)
+    form = ClipForm(9, 32, 32, 8)
+    assert fps == 8 and not form.changes(read_header(first.path))
+    trained = read_clip(videos / "a.mp4", form)
+    assert (read_clip(first.path, form).int() - trained.int()).abs().float().mean() < 2  # H.264
+    assert shown.shape == (9, 3, 256, 256)
+    assert [clip.path for clip in clips_to_rate(replace(plan, config=""), tmp_path)] == [
+        videos / "a.mp4",
+        videos / "b.mp4",
+    ]

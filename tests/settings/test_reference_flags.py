@@ -39,7 +39,7 @@ KNOWN = (
     "reward_model reward_weights reward_config post_train_type task_type data_type i2v_prob "
     "train_timestep_shift snr_type flow_snr_type num_workers prefetch_factor log_interval "
     "model_type vae_name multitask_mask_training_type debug_* save_interval warmup_steps "
-    "muon_scope validation_video_length video_length validation_prompts "
+    "validation_video_length video_length validation_prompts "
     "debug_train_diagnostics_interval"
 ).split()
 # Flags of generate.py in HunyuanVideo-1.5 and in SAGE-GRPO.

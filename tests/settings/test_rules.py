@@ -107,16 +107,6 @@ CASES = [
         {"enable_fsdp": False},
     ),
     (
-        {"master_weight_type": "bf16", "dtype": "fp32"},
-        "master_weight_type dtype",
-        {"dtype": "bf16"},
-    ),
-    (
-        {"master_weight_type": "bf16", "dtype": "bf16", "ema_decay": 0.99},
-        "ema_decay master_weight_type",
-        {"ema_decay": 0.0},
-    ),
-    (
         {"lora_target_modules": ["attn"]},
         "lora_target_modules lora_rank",
         {"lora_target_modules": ["attn.to_q"], "lora_rank": 1},
@@ -202,15 +192,6 @@ def test_rollouts_are_divided_evenly_over_the_processes(tiny_config, world_size,
     with pytest.raises(ValueError) as error:
         check(config, world_size)
     assert [word for word in named.split() if word not in str(error.value)] == []
-
-
-def test_the_watchdog_reports_before_the_collective_timeout_ends_the_run():
-    distributed = (
-        Config().with_settings(watchdog_seconds=900.0, collective_timeout=1000.0).distributed
-    )
-    assert distributed.report_after == 900.0
-    assert distributed.model_copy(update={"watchdog_seconds": 2000.0}).report_after == 900.0
-    assert distributed.model_copy(update={"watchdog_seconds": 0.0}).report_after == 0.0
 
 
 def test_a_run_without_a_kl_strategy_has_no_kl_and_another_strategy_may_follow(tiny_config):

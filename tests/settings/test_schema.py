@@ -46,7 +46,7 @@ def test_shipped_files_name_the_schema_and_fit_it():
         ("eta: -1", False),
         ("etta: 0.5", False),
         ("batch_size: 2.5", False),
-        ("use_muon: perhaps", False),
+        ("enable_fsdp: perhaps", False),
         ("prompts_csv: a.csv", True),
         ("prompts_csv: [1]", False),
         ("objective: nft", True),

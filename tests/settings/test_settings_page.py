@@ -57,7 +57,7 @@ def type_of(leaf):
     if kind is Switch or get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     if leaf.is_list:
-        return "list of text"
+        return "list of numbers" if leaf.element is float else "list of text"
     if get_origin(kind) is dict:
         return "JSON"
     words = [{bool: "bool", int: "integer", float: "number", str: "text"}[kind]]
@@ -70,10 +70,10 @@ def type_of(leaf):
 def quote(value):
     words = value
     if isinstance(value, list):
-        words = " ".join(value)
+        words = " ".join(map(str, value))
     elif isinstance(value, bool):
         words = str(value).lower()
-    return "" if words in ("", None) else f"`{words}`"
+    return "" if words in ("", None, {}) else f"`{words}`"
 
 
 def cell(value):

@@ -46,7 +46,7 @@ def trainer_of(config, mesh, backend, **changes):
     return trainer
 
 
-LORA = {"lora_rank": 2, "enable_gradient_checkpointing": True, "activation_checkpointing": "full"}
+LORA = {"lora_rank": 2, "activation_checkpointing": "full"}
 
 
 def check_first_iteration(config, mesh, capsys, backend, **changes):

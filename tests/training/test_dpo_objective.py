@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.data.videos import ClipForm, at_original_size, read_video
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae
 from hyvideo.settings.command_line import load_config
@@ -149,8 +149,14 @@ def rated_videos(tmp_path):
     vae = load_vae(ROOT / "assets/miniature", dtype=torch.float32, device=CPU)
 
     def prepare(mesh, vae_identity="a"):
-        latents = VideoLatents(tmp_path / "run", videos, vae_identity=vae_identity)
-        latents.encode(vae, mesh, size=(16, 16))
+        latents = VideoLatents(
+            tmp_path / "run",
+            videos,
+            form=ClipForm(5, 16, 16, 8),
+            vae_weights="weights",
+            vae_identity=vae_identity,
+        )
+        latents.encode(vae, mesh)
         return latents
 
     return videos, prepare
@@ -164,7 +170,7 @@ def test_videos_are_encoded_once_for_each_vae(rated_videos, mesh, monkeypatch):
         lambda vae, clips: (encoded.append(len(clips)), encode(vae, clips))[1],
     )
     given = torch.ones(16, 2, 2, 2)
-    write_latents(videos[2], given)
+    write_latents(videos[2], given, vae_weights="weights")
     first = prepare(mesh)
     assert len(encoded) == 2 and torch.equal(first.read(videos[2]), given)
     again = prepare(mesh)
@@ -188,7 +194,7 @@ def test_latents_beside_a_video_that_was_replaced_are_not_used(rated_videos, mes
     """A video is cut or sharpened in place, and the latents of `--keep_latents` stay beside it."""
     videos, prepare = rated_videos
     given = torch.ones(16, 2, 2, 2)
-    write_latents(videos[0], given)
+    write_latents(videos[0], given, vae_weights="weights")
     assert torch.equal(prepare(mesh).read(videos[0]), given)
     write_clip(videos[0], seed=99)
     encoded = prepare(mesh).read(videos[0])
@@ -252,7 +258,11 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
             "objective dpo needs num_generations 2",
         ),
         ({"pair_weights": "VQ=1"}, "pair_weights must be JSON"),
-        ({"width": 32}, "a training video must have 5 frames of 16 x 32 or 256 x 512 pixels"),
+        ({"width": 32, "fit": "none"}, "a training video must have 16 x 32 pixels .*0a.mp4"),
+        (
+            {"sample_n_frames": 9},
+            "a training video must last 9 frames at 8 per second .*0a.mp4.*row 1 of",
+        ),
     ],
 )
 def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(

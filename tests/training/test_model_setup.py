@@ -25,7 +25,7 @@ def train_twice(folder):
         }
         settings |= {
             "max_steps": 1,
-            "use_muon": True,
+            "optimizer": "muon",
             "num_threads": 1,
             "report_to": ["none"],
             "log_video_interval": 0,

@@ -15,10 +15,9 @@ from hyvideo.training.policy import Policy
 
 def test_adamw_takes_the_steps_of_its_equation():
     settings = OptimizerSettings(
-        use_muon=False,
+        optimizer="adamw",
         learning_rate=0.1,
-        adam_beta1=0.5,
-        adam_beta2=0.9,
+        betas=[0.5, 0.9],
         adam_epsilon=0.01,
         weight_decay=0.2,
     )
@@ -36,12 +35,9 @@ def test_adamw_takes_the_steps_of_its_equation():
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-@pytest.mark.parametrize("scope", ["none", "hidden"])
-def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, rank, scope):
-    settings = {"lora_rank": rank, "kl_weight": 0.0, "use_muon": scope != "none"}
-    config = tiny_config.with_settings(
-        **settings, **({"muon_scope": scope} if scope != "none" else {})
-    )
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, rank, optimizer):
+    config = tiny_config.with_settings(lora_rank=rank, kl_weight=0.0, optimizer=optimizer)
     policy = Policy(config, mesh, torch.device("cpu"), [Request("a red circle moves up")])
     for parameter in policy.parameters:
         parameter.grad = torch.zeros_like(parameter)
@@ -62,7 +58,7 @@ def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, 
             for parameter in policy.transformer.parameters()
             if not parameter.requires_grad
         )
-        planned -= 4 * frozen * (1 if scope == "all" else 2)
+        planned -= 4 * frozen * 2
     assert planned == pytest.approx(counted, rel=0.04)
 
 
@@ -91,9 +87,9 @@ def by_muon(**settings):
 
 def test_the_factors_of_a_lora_are_trained_by_muon_only_with_scope_all():
     factors = {"blocks.0.ff.lora_A.weight", "blocks.0.ff.lora_B.weight"}
-    assert by_muon(muon_scope="hidden") == {"blocks.0.ff.weight"}
-    assert by_muon(muon_scope="all") == {"blocks.0.ff.weight", "embed.weight"} | factors
-    assert by_muon(muon_scope="all", use_muon=False) == set()
+    assert by_muon(optimizer="muon") == {"blocks.0.ff.weight"}
+    assert by_muon(optimizer="muon_all") == {"blocks.0.ff.weight", "embed.weight"} | factors
+    assert by_muon(optimizer="adamw") == set()
 
 
 def test_the_learning_rate_rises_linearly_and_reaches_its_value_at_the_last_update_of_the_warmup():

@@ -39,7 +39,7 @@ CASES = {
         "kl_strategy": "dual_moving",
         **LORA,
         **BF16,
-        "use_muon": True,
+        "optimizer": "muon",
         "update_ref_model_step": 4,
     },
     "moving, LoRA on fp8, a window": {

@@ -218,7 +218,7 @@ RANKS = SETTINGS | {
     "batch_size": 1,
     "mini_batch_size_per_update": 1,
     "enable_fsdp": "true",
-    "use_muon": "true",
+    "optimizer": "muon",
     "num_updates_per_rollout": 1,
     "update_ref_model_step": 4,
     "save_interval": 1,

@@ -43,7 +43,7 @@ def tiny_config(tiny_config):
     return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
-@pytest.mark.parametrize("settings", [{"use_muon": True} | TWO_UPDATES, NFT | TWO_UPDATES])
+@pytest.mark.parametrize("settings", [{"optimizer": "muon"} | TWO_UPDATES, NFT | TWO_UPDATES])
 def test_equal_rewards_do_not_move_the_policy(tiny_config, mesh, capsys, settings):
     config = tiny_config.with_settings(**settings, learning_rate=1e-2, ema_decay=0.5)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Rewards(0.7)})

@@ -9,6 +9,7 @@ from statistics import fmean
 import pytest
 import torch
 
+from hyvideo.data.videos import ClipForm
 from hyvideo.trainer import Trainer
 from hyvideo.training.video_latents import VideoLatents
 from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
@@ -78,14 +79,17 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
     assert [each["dpo/held_out_accuracy"] for each in found] == [1.0, 0.0]
 
 
-def test_stored_latents_are_those_of_one_video_and_one_vae(tmp_path):
+def test_stored_latents_are_those_of_one_video_one_form_and_one_vae(tmp_path):
     videos = [write_pairs(tmp_path / "rated").parent / f"0{side}.mp4" for side in "ab"]
     files = [
-        VideoLatents(tmp_path / "run", videos, vae_identity=vae).files[video]
+        VideoLatents(
+            tmp_path / "run", videos, form=form, vae_weights="weights", vae_identity=vae
+        ).files[video]
         for vae in ("one", "other")
+        for form in (ClipForm(5, 16, 16, 8), ClipForm(5, 16, 16, 4))
         for video in videos
     ]
-    assert len({*files}) == 4
+    assert len({*files}) == 8
 
 
 def test_every_video_of_every_prompt_is_trained_on_once_per_epoch_at_the_size_of_the_rollouts(
@@ -107,7 +111,8 @@ def test_every_video_of_every_prompt_is_trained_on_once_per_epoch_at_the_size_of
     prompts = [PROMPTS[number] for number in (0, 1, 1, 2, 3)]
     rows = ["prompt,video"]
     for number, prompt in enumerate(prompts):
-        write_clip(tmp_path / f"{number}.mp4", number, size, fps=FILE_FPS)
+        # at the rate of the run, these have the frames of a rollout
+        write_clip(tmp_path / f"{number}.mp4", number, (9, *size[1:]), fps=FILE_FPS)
         rows.append(f"{prompt},{number}.mp4")
     (tmp_path / "videos.csv").write_text("\n".join(rows))
     config = config.with_settings(videos_csv=[str(tmp_path / "videos.csv")])

@@ -118,10 +118,9 @@ def test_a_checkpoint_of_all_weights_is_sampled_and_exported_as_its_ema(
     [
         ({}, (torch.float32, torch.float32)),
         ({"dtype": "bf16"}, (torch.float32, torch.float32)),
-        ({"dtype": "bf16", "master_weight_type": "bf16"}, (torch.bfloat16, torch.bfloat16)),
         ({"dtype": "bf16", **LORA}, (torch.float32, torch.bfloat16)),
     ],
-    ids=["fp32", "bf16", "bf16 weights", "lora"],
+    ids=["fp32", "bf16", "lora"],
 )
 def test_trained_frozen_and_averaged_weights_have_their_dtypes(
     tiny_config, mesh, root, settings, dtypes

@@ -91,7 +91,7 @@ def one_block(version, kind, **settings):
         "cfg_scale": 1.0,
         "shift": 5.0,
     }
-    counts = {"batch_size": 1, "num_generations": 1, "enable_gradient_checkpointing": True}
+    counts = {"batch_size": 1, "num_generations": 1}
     recompute = {"activation_checkpointing": "full", "lora_rank": 32 if kind == "lora" else 0}
     config = Config().with_settings(**(sizes | counts | recompute | settings)).resolved()
     sizes = replace(released_sizes(version), spatial_compression_ratio=8)
@@ -105,7 +105,7 @@ def bytes_of_input(version):
 @pytest.mark.slow
 @VERSION
 def test_predicted_activation_memory_matches_the_counted_bytes(counted, version):
-    kept = activations.kept_bytes(one_block(version, "all", enable_gradient_checkpointing=False))
+    kept = activations.kept_bytes(one_block(version, "all", activation_checkpointing="none"))
     assert kept == pytest.approx(counted[f"{version} all trained"]["kept"], rel=0.01)
 
 

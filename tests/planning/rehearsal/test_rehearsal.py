@@ -62,7 +62,6 @@ TRAINING = {
 REWARD = {
     "reward_model",
     "reward_weights",
-    "reward_video",
     "reward_offload",
     "score_between_stages",
 }

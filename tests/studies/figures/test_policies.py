@@ -66,7 +66,7 @@ def test_a_policy_is_the_base_a_run_a_checkpoint_or_a_lora(tmp_path, run_folder)
 @pytest.mark.slow
 def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_config):
     """The process with fewer videos waits for the other one for longer than
-    `collective_timeout`.
+    `timeout`.
     """
     transformer = load_transformer(
         "assets/miniature", "miniature", random_weights_seed=RANDOM_WEIGHTS_SEED
@@ -88,7 +88,7 @@ def test_two_processes_generate_all_policies_from_the_same_noise(tmp_path, tiny_
         "--policies",
         *words,
     ]
-    ends = start(2, *command, "--collective_timeout", 0.05)
+    ends = start(2, *command, "--timeout", 0.05)
     assert [end.exception() for end in ends] == [None, None]
     for number in range(3):
         copy, other, base = (

@@ -9,6 +9,7 @@ import av
 import pytest
 
 from hyvideo.data.videos import read_video, write_video
+from hyvideo.validation.video_folder import find_clips
 from studies.preference.study import design, make_study, two_sides
 from tests.studies.preference.conftest import METHODS, clips_in, write_folder
 
@@ -124,7 +125,7 @@ def test_videos_of_a_prompt_and_first_frame_are_compared_two_by_two(tmp_path):
         path.write_text(
             json.dumps(json.loads(path.read_text()) | {"image": str(tmp_path / "a.png")})
         )
-    sides = two_sides(folder, [])
+    sides = two_sides(find_clips(folder, []))
     pairs = [
         (sides["even"][unit].path.stem, sides["odd"][unit].path.stem) for unit in sides["even"]
     ]

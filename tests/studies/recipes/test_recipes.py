@@ -174,7 +174,7 @@ def test_invalid_and_incomparable_recipes_are_errors(compare, text, message):
 
 def test_settings_of_a_file_become_flags(file):
     settings = (
-        'recipes: {a: {reward_model: [one, two], use_muon: false, reward_weights: {"VQ": 1}, eta: '
+        'recipes: {a: {reward_model: [one, two], report: false, reward_weights: {"VQ": 1}, eta: '
         '1e-7, resume: ""}}'
     )
     _, common, (recipe,) = read_recipes(file(f"base: x.yaml\n{settings}"))
@@ -183,7 +183,7 @@ def test_settings_of_a_file_become_flags(file):
             "--reward_model",
             "one",
             "two",
-            "--use_muon=false",
+            "--report=false",
             '--reward_weights={"VQ": 1}',
             "--eta=1e-07",
             "--resume=",

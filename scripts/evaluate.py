@@ -20,6 +20,7 @@ from pathlib import Path
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import make_folder
+from hyvideo.data.run_folder import saved_lora, saved_policy
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
@@ -29,6 +30,8 @@ from hyvideo.settings.rules import check_evaluation, with_local_weights
 @exit_on_error("evaluate.py")
 def main() -> None:
     options, settings = make_parser().parse_known_args()
+    options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
+    options.lora_path = options.lora_path and saved_lora(options.lora_path)
     world_size = processes.world_size()
     if world_size > 1:
         raise ValueError(

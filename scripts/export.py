@@ -119,6 +119,10 @@ def exports_lora(options: argparse.Namespace) -> bool:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Write the files and return how other programs load them, as lines."""
+    from hyvideo.data.run_folder import saved_lora, saved_policy
+
+    options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
+    options.lora_path = options.lora_path and saved_lora(options.lora_path)
     check_options(options)
     if options.push_to_hub:
         from hyvideo.models.hub import check_login

@@ -62,7 +62,7 @@ def test_an_iteration_samples_decodes_and_scores_nothing_but_a_validation_does(p
 def test_pairs_are_not_read_as_prompts(planned, tmp_path, capfd):
     """Pairs of pictures would be refused, and a line would name the videos as columns not read."""
     path = write_pairs(tmp_path / "rated")
-    settings = {"valid_video_csv": [], "cfg_scale": 1.0}
+    settings = {"valid_video_csv": [], "pair_weights": {}}
     run = planned("wan21_1gpu_dpo", pairs_csv=[str(path)], **settings)
     assert run.num_prompts == len(PROMPTS)
     missing = planned("wan21_1gpu_dpo", pairs_csv=[str(tmp_path / "later.csv")], **settings)

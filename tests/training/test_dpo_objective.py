@@ -210,7 +210,6 @@ def test_encoding_inverts_decoding(config, mesh):
             "configs/miniature.yaml",
             output_dir=config.record.output_dir,
             valid_video_csv="",
-            check_reward=False,
         ),
         mesh,
         CPU,
@@ -259,7 +258,10 @@ def test_latents_of_another_model_stop_the_run(config, mesh, tmp_path):
         ),
         ({"pair_weights": "VQ=1"}, "pair_weights must be JSON"),
         ({"width": 32, "fit": "none"}, "a training video must have 16 x 32 pixels .*0a.mp4"),
-        ({"sample_n_frames": 9}, "a training video must last 9 frames at 8 per second .*0a.mp4.*row 1 of"),
+        (
+            {"sample_n_frames": 9},
+            "a training video must last 9 frames at 8 per second .*0a.mp4.*row 1 of",
+        ),
     ],
 )
 def test_a_run_that_cannot_train_on_pairs_is_rejected_before_a_model_is_loaded(

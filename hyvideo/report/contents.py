@@ -204,7 +204,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
         checkpoints=[int(path.name) for path in complete(folder)],
         timeline=read_json(timeline, "timeline") if timeline.is_file() else None,
         notes=read_notes(folder),
-        audit=read_json(audit, "audit") if audit.is_file() else [],
+        audit=read_json(audit, "audit")["statements"] if audit.is_file() else [],
     )
 
 

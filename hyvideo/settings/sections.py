@@ -144,7 +144,10 @@ class ModelSettings(Section):
     """Model, precision and device."""
 
     pretrained_model_root: str = machine(
-        "./ckpts", "Checkpoint folder, in the original or the diffusers layout.", is_path=True
+        "./ckpts",
+        "Checkpoint folder, in the original or the diffusers layout, or a repository on the Hugging "
+        "Face Hub in diffusers' layout, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers.",
+        is_path=True,
     )
     transformer_version: str = learning(
         "480p_t2v", "Model version: a folder under <root>/transformer.", measured=True

@@ -81,7 +81,7 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
     """Return the checkpoints to start from, the best first; none for the base model."""
     named = None
     if resume_from not in RESUME_WORDS:
-        named = Path(resume_from)
+        named = run_folder.saved_policy(Path(resume_from))
         if not resume_from or not (named / DIGESTS).is_file():
             raise ValueError(
                 "resume_from_checkpoint must be auto or a complete checkpoint of a run, got "

@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     print(audit.as_text())
-    text = json.dumps(audit.as_rows(), indent=1) + "\n"
+    text = json.dumps({"statements": audit.as_rows()}, indent=1) + "\n"
     (options.run / AUDIT_FILE).write_text(text, encoding="utf-8")
     return int(audit.differs)
 

@@ -24,10 +24,11 @@ def audit_report(run: Run, audit: Audit) -> None:
         )
         (shown,) = json.loads(data[1])["runs"].values()
         lines = [line for line in run.metrics if line["iteration"] > 0]
-        rows.equal("iterations", len(lines), shown["iterations"])
+        # the report of a run that goes on is that of its last validation
+        rows.equal("iterations", True, shown["iterations"] <= len(lines))
         if len(lines) <= CURVES:
             for name, points in shown["metrics"].items():
-                for line, point in zip(lines, points, strict=True):
+                for line, point in zip(lines, points):
                     value = line.get(name)
                     if isinstance(value, int | float):
                         where = f"{name} of iteration {line['iteration']}"

@@ -49,6 +49,11 @@ class Run:
         self.metrics = read_lines(folder / ITERATIONS)
         self.by_iteration = {line["iteration"]: line for line in self.metrics}
         self.all_lines = read_lines(folder / LEDGER)
+        if (
+            self.all_lines
+            and self.all_lines[-1]["iteration"] == max(self.by_iteration, default=0) + 1
+        ):
+            del self.all_lines[-1]  # of an iteration that is not finished, or was not validated
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a setting; ``default`` where the run has none of this name."""
@@ -186,6 +191,7 @@ class Run:
             int(path.name): path
             for path in sorted(self.folder.glob("checkpoints/*"))
             if path.name.isdecimal() and (path / "state.json").is_file()
+            if int(path.name) in self.by_iteration
         }
 
 

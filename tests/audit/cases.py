@@ -126,7 +126,9 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
                 kl_strategy="dual_fixed",
             ),
         ),
-        "paper": Case("miniature_paper", grpo),
+        "paper": Case(
+            "miniature_paper", grpo + flags(reference_conventions="true", kl_warmup_updates=60)
+        ),
         "nft": Case("miniature_nft", grpo + flags(nft_levels=3)),
         "draft": Case("miniature_draft", grpo + flags(num_updates_per_rollout=1)),
         "guidance": Case("miniature_guidance", grpo + flags(num_updates_per_rollout=1)),

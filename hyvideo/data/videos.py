@@ -331,7 +331,9 @@ class ClipForm:
             done.append(f"resampled from another rate to fps {self.fps:g}")
         if found.fps < self.fps * (1 - SAME_RATE):
             done.append("repeat frames, because they have fewer per second")
-        if not found.num_frames or self._length(found) > self.frames:
+        if not found.num_frames:
+            done.append("of a length that their files do not state, which may be too short")
+        elif self._length(found) > self.frames:
             done.append(f"cut to their first {self.frames} frames")
         if not self.has_size(found.height, found.width):
             done.append(f"resized to {self.height} x {self.width} ({self.fit})")

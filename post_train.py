@@ -23,7 +23,7 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.layout import planned_world_size
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.reference_flags import with_flags
-from hyvideo.settings.rules import check
+from hyvideo.settings.rules import check, with_local_weights
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.without_effect import settings_without_effect
 from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
@@ -56,7 +56,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             return 0
         inputs = check(config, processes.world_size(), file=command.file)
         check_output_dir(config.record)
-        trainer = build(config, at_end)
+        trainer = build(with_local_weights(config), at_end)
         if trainer is None:
             return 0
     except ValueError as error:  # user errors; other and later errors keep their traceback

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.rules import check_sampling
+from hyvideo.settings.rules import check_sampling, with_local_weights
 
 
 @exit_on_error("compare_policies.py")
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     from studies.figures.policies import compare  # slow to import
 
     compare(
-        config,
+        with_local_weights(config),
         options.policies,
         prompts=options.prompt or [],
         num_prompts=options.num_prompts,

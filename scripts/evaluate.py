@@ -20,15 +20,18 @@ from pathlib import Path
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import make_folder
+from hyvideo.data.run_folder import saved_lora, saved_policy
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check_evaluation
+from hyvideo.settings.rules import check_evaluation, with_local_weights
 
 
 @exit_on_error("evaluate.py")
 def main() -> None:
-    options, settings = parse_options()
+    options, settings = make_parser().parse_known_args()
+    options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
+    options.lora_path = options.lora_path and saved_lora(options.lora_path)
     world_size = processes.world_size()
     if world_size > 1:
         raise ValueError(
@@ -41,6 +44,8 @@ def main() -> None:
     check_options(options)
     root = None if options.videos else config.model.pretrained_model_root
     check_evaluation(config.reward, root=root, output=options.out)
+    if root:
+        config = with_local_weights(config)
 
     from hyvideo.generation.policy_scores import Evaluator
     from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
@@ -63,8 +68,8 @@ def main() -> None:
     print(f"written to {options.out}")
 
 
-def parse_options() -> tuple[argparse.Namespace, list[str]]:
-    """Return the flags of this program, and those of post_train.py."""
+def make_parser() -> Parser:
+    """Return the parser of the flags that post_train.py does not have."""
     parser = Parser(__doc__)
     parser.add_argument(
         "--checkpoint_path", type=Path, help="checkpoint of a run; default: the base model"
@@ -77,14 +82,15 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--output_dir", dest="out", type=Path, required=True, help="folder for scores.json and .csv"
     )
-    return parser.parse_known_args()
+    return parser
 
 
 def config_of(options: argparse.Namespace, settings: list[str]) -> Config:
     """Return the settings of the flags, and of a checkpoint's run if there is no ``--config``."""
+    own = make_parser().flags()
     has_config = any(word.partition("=")[0] == "--config" for word in settings)
     if has_config or not options.checkpoint_path:
-        return parse(settings).config
+        return parse(settings, others=own).config
 
     from hyvideo.training.saved_policy import settings_of_run  # slow to import
 
@@ -93,7 +99,7 @@ def config_of(options: argparse.Namespace, settings: list[str]) -> Config:
         print(f"using the settings of {file}")
     else:
         print("using default settings: the checkpoint has no run")
-    return parse(settings, run_settings).config
+    return parse(settings, run_settings, others=own).config
 
 
 def check_options(options: argparse.Namespace) -> None:

@@ -43,8 +43,8 @@ def main() -> None:
     )
     parser.add_argument(
         "--pretrained_model_root",
-        type=Path,
-        help="base checkpoints; default: the run's, or ./ckpts",
+        help="base checkpoints, or their repository on the Hugging Face Hub; default: the run's, or "
+        "./ckpts",
     )
     parser.add_argument(
         "--transformer_version", help="version of the base model; default: the run's"
@@ -119,6 +119,10 @@ def exports_lora(options: argparse.Namespace) -> bool:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Write the files and return how other programs load them, as lines."""
+    from hyvideo.data.run_folder import saved_lora, saved_policy
+
+    options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
+    options.lora_path = options.lora_path and saved_lora(options.lora_path)
     check_options(options)
     if options.push_to_hub:
         from hyvideo.models.hub import check_login
@@ -269,10 +273,12 @@ def export_model(
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA, into the
     folder ``out``.
     """
+    from hyvideo.models.hub import local_folder
     from hyvideo.models.lora_files import expert_of
     from hyvideo.models.versions import experts_of
 
-    root = options.pretrained_model_root or Path(run_settings.get("pretrained_model_root", "ckpts"))
+    root = options.pretrained_model_root or run_settings.get("pretrained_model_root", "ckpts")
+    root = Path(local_folder(root))
     version = options.transformer_version or run_settings.get("transformer_version")
     if run_settings.get("base_weight_dtype") == "fp8":
         print(

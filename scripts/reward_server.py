@@ -35,6 +35,7 @@ def main() -> None:
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
         from hyvideo.data.http_guard import LOCAL, listen, make_server
+        from hyvideo.models.hub import local_folder
 
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None
         if not token and options.host not in LOCAL:
@@ -47,12 +48,9 @@ def main() -> None:
         # before loading weights, so that a port in use fails early
         listener, url = listen(options.host, options.port)
         device = choose_device(options.device)
-        identity = scorer_identity(
-            options.reward_model, options.pretrained_model_root, scorer_options
-        )
-        scorer = make_scorer(
-            options.reward_model, options.pretrained_model_root, device=device, **scorer_options
-        )
+        root = local_folder(options.pretrained_model_root)
+        identity = scorer_identity(options.reward_model, root, scorer_options)
+        scorer = make_scorer(options.reward_model, root, device=device, **scorer_options)
         app = create_app(scorer, token=token, identity=identity)
     print(f"listening on {url}", flush=True)
     make_server(app).run(sockets=[listener])

@@ -4,7 +4,7 @@ import argparse
 import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -38,6 +38,9 @@ class Parser(argparse.ArgumentParser):
     unknown one. Error messages, which may quote a whole file, are shortened.
     """
 
+    # flags of the program that another parser reads, for suggestions
+    others: Sequence[str] = ()
+
     def __init__(self, description: str | None = None, **options):
         super().__init__(
             description=description, allow_abbrev=False, formatter_class=_HelpFormatter, **options
@@ -52,6 +55,14 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"a path must not be empty, got {arg_string!r}")
         return super()._get_value(action, arg_string)
 
+    def flags(self) -> list[str]:
+        """Return the flags that ``--help`` shows, without itself."""
+        return [
+            flag
+            for flag, action in self._option_string_actions.items()
+            if action.help != argparse.SUPPRESS and action.dest != "help"
+        ]
+
     def error(self, message: str) -> NoReturn:
         message = re.sub(
             "argument (--[^:]+): expected (one|at least one) argument",
@@ -59,12 +70,9 @@ class Parser(argparse.ArgumentParser):
             message,
         )
         unknown = re.match(r"unrecognized arguments: (--\S+)", message)
-        shown = [
-            flag
-            for flag, action in self._option_string_actions.items()
-            if action.help != argparse.SUPPRESS
-        ]
-        hint = nearest(unknown[1], shown) if unknown else ""
+        hint = nearest(unknown[1], [*self.others, *self.flags()]) if unknown else ""
+        if unknown and re.fullmatch(r"--local[-_]rank(=.*)?", unknown[1]):
+            hint = "torch.distributed.launch gives this flag; start the program with torchrun"
         if hint:
             message = f"{message}; {hint}"
         super().error(shorten(message, 1_000))

@@ -6,6 +6,7 @@ import errno
 import glob
 import json
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -47,6 +48,17 @@ def folder_problem(path: str | Path) -> str | None:
     except OSError as error:
         return _reason(error)
     return None
+
+
+# start of the name of a repository's folder in the cache of the Hugging Face Hub
+CACHED_REPOSITORY = "models--"
+
+
+def is_repository(path: str | Path) -> bool:
+    """Return whether a path is the name of a repository of the Hugging Face Hub, "owner/model", and
+    not a local folder.
+    """
+    return bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))) and not os.path.exists(path)
 
 
 def write_problem(folder: str | Path) -> str | None:

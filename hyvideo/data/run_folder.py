@@ -31,6 +31,8 @@ RECORD = "run.json"
 MARK = ".run"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
+DIGESTS = "digests.json"  # of a checkpoint, written last
+LORA = "lora"  # folder of a checkpoint of LoRA training
 SAMPLES = "samples"
 ROLLOUTS = "rollouts"
 NUMBERED = (CHECKPOINTS, SAMPLES, ROLLOUTS)  # folders of numbered folders, one for each iteration
@@ -245,6 +247,30 @@ def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
     for path in found:
         if path.name.isascii() and path.name.isdigit() and path.name == f"{int(path.name):06d}":
             yield int(path.name), path
+
+
+def saved_policy(path: Path) -> Path:
+    """Return the newest complete checkpoint of a run, which is printed, or ``path`` if it is no run.
+
+    Raises ValueError for a run without a complete checkpoint.
+    """
+    if not any((path / name).exists() for name in (RECORD, CHECKPOINTS)):
+        return path
+    found = [folder for _, folder in numbered(path, CHECKPOINTS) if (folder / DIGESTS).is_file()]
+    if not found:
+        raise ValueError(f"{path} is a run without a complete checkpoint; let it save one first")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"using {found[-1]}, the newest checkpoint of the run", file=sys.stderr)
+    return found[-1]
+
+
+def saved_lora(path: Path) -> Path:
+    """Return the LoRA of a run's newest checkpoint or of a checkpoint; ``path`` if it is neither.
+
+    Raises ValueError as `saved_policy` does.
+    """
+    checkpoint = saved_policy(path)
+    return checkpoint / LORA if (checkpoint / LORA).is_dir() else checkpoint
 
 
 def remove_after(output_dir: Path, iteration: int, run: str) -> None:

@@ -74,10 +74,44 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
+# What settings are called elsewhere; of several, the first that a program has is meant.
+_SYNONYMS = {
+    "lr": ("learning_rate",),
+    "steps": ("num_inference_steps", "grpo_sampling_steps", "validation_steps"),
+    "num_steps": ("num_inference_steps", "max_steps"),
+    "num_frames": ("video_length", "sample_n_frames"),
+    "checkpoint": ("checkpoint_path", "resume_from_checkpoint"),
+    "ckpt": ("checkpoint_path", "resume_from_checkpoint"),
+    "resume": ("resume_from_checkpoint", "checkpoint_path"),
+    "model": ("pretrained_model_root", "transformer_version"),
+    "model_name": ("transformer_version",),
+    "model_path": ("pretrained_model_root",),
+    "pretrained_model_name_or_path": ("pretrained_model_root",),
+    "epochs": ("max_steps",),
+    "num_epochs": ("max_steps",),
+    "num_train_epochs": ("max_steps",),
+    "max_train_steps": ("max_steps",),
+    "iterations": ("max_steps",),
+    "train_batch_size": ("batch_size",),
+    "prompts": ("prompts_csv", "valid_video_csv", "prompt"),
+    "guidance": ("guidance_scale", "cfg_scale"),
+    "output": ("output_path", "output_dir"),
+}
+
+
 def nearest(word: str, names: Iterable[str]) -> str:
-    """Return ``did you mean NAME?`` for the name closest to a word in any case, empty if none is
-    close.
+    """Return ``did you mean NAME?`` for the name that a word stands for, in any case: by its name
+    elsewhere, by its beginning, or by its spelling; empty if there is none.
     """
-    by_lower = {name.lower(): name for name in names}
-    near = difflib.get_close_matches(word[:100].partition("=")[0].lower(), by_lower, n=1)
-    return f"did you mean {by_lower[near[0]]}?" if near else ""
+    wanted = _plain(word[:100].partition("=")[0])
+    by_plain = {_plain(name): name for name in names}
+    known = [name for name in _SYNONYMS.get(wanted, ()) if name in by_plain]
+    longer = sorted((name for name in by_plain if name.startswith(wanted)), key=len)
+    shorter = sorted((name for name in by_plain if wanted.startswith(name)), key=len, reverse=True)
+    begins = [name for name in (*longer, *shorter) if min(len(name), len(wanted)) > 2]
+    near = known or begins or difflib.get_close_matches(wanted, by_plain, n=1)
+    return f"did you mean {by_plain[near[0]]}?" if near else ""
+
+
+def _plain(name: str) -> str:
+    return name.lstrip("-").replace("-", "_").lower()

@@ -19,14 +19,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from hyvideo.data.digests import digest_file
-from hyvideo.data.run_folder import CHECKPOINTS, MARK, numbered
+from hyvideo.data.run_folder import CHECKPOINTS, DIGESTS, MARK, numbered
 from hyvideo.distributed.checkpoint_reader import SafeReader, read_shapes
 from hyvideo.distributed.collectives import first_reason, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import assign_ranks, local_shard, replica_group
 
 TENSORS = "tensors"
-DIGESTS = "digests.json"
 STATE = "state.json"
 
 

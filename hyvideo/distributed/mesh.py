@@ -8,6 +8,11 @@ Without dp_replicate, parameters are sharded over all ranks.
 """
 
 import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -91,14 +96,55 @@ def join(device: torch.device, *, timeout: float) -> None:
     ``timeout`` as in `start`.
 
     Only CPUs are connected: NCCL, which hangs if one rank has no GPU, starts with the first
-    collective on a GPU.
+    collective on a GPU. Raises ValueError if rank 0's machine has no address.
     """
     is_gpu = device.type == "cuda"
     if is_gpu:
         torch.cuda.set_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        check_master_address()
+        with _default_signals():  # while it waits for the other ranks
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+
+
+def check_master_address() -> None:
+    """Raise ValueError if MASTER_ADDR, the machine of rank 0, is a URL or has no address; torch
+    would ask for it for half an hour.
+    """
+    name = os.environ.get("MASTER_ADDR", "")
+    problem = "it is a URL" if "/" in name else ""
+    try:
+        if name and not problem:
+            socket.getaddrinfo(name, None)
+    except (OSError, UnicodeError) as error:
+        # a name server that does not answer may answer later
+        if not isinstance(error, socket.gaierror) or error.errno != socket.EAI_AGAIN:
+            problem = str(error)
+    if problem:
+        raise ValueError(
+            "MASTER_ADDR must be the name or the IP address of the machine of rank 0, without "
+            f"http:// and port, got {name!r}: {problem}"
+        )
+
+
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Context manager in which a signal that is not ignored ends the process at once: Python's
+    handlers do not run while the process waits inside of torch.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+        before = {number: signal.getsignal(number) for number in numbers}
+    for number, handler in before.items():
+        if handler != signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _new_group(rows: torch.Tensor, timeout: float) -> dist.ProcessGroup:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
-from hyvideo.data.run_folder import Lease
+from hyvideo.data.run_folder import Lease, saved_lora, saved_policy
 from hyvideo.data.text import quote
 from hyvideo.distributed import mesh as ranks
 from hyvideo.generation import generation
@@ -25,7 +25,7 @@ from hyvideo.settings import processes
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config
 from hyvideo.settings.reference_flags import print_ignored
-from hyvideo.settings.rules import check_evaluation, check_sampling
+from hyvideo.settings.rules import check_evaluation, check_sampling, with_local_weights
 from hyvideo.settings.sampling import Sampling
 from hyvideo.training.saved_policy import settings_of_run
 
@@ -56,6 +56,7 @@ def make_videos(options: argparse.Namespace) -> list[str]:
             )
         rewriter.write(requests)
         return []
+    settings = replace(settings, config=with_local_weights(config))
     sizes = {request: size_of(options, settings, request.image) for request in requests}
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
@@ -80,6 +81,8 @@ def sampling_of(options: argparse.Namespace, has_images: bool) -> tuple[Config, 
     """Return the settings of a YAML file, of a checkpoint's run or of a version, overridden by the
     flags, and how videos are sampled with them.
     """
+    options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
+    options.lora_path = options.lora_path and saved_lora(options.lora_path)
     file_settings = {} if options.config is None else read_settings(options.config)
     if options.checkpoint_path and options.config is None:
         file_settings, options.config = settings_of_run(options.checkpoint_path)
@@ -149,8 +152,8 @@ def check_noise(options: argparse.Namespace, requests: list, root: str, version:
 def generation_settings(options: argparse.Namespace, has_images: bool) -> GenerationSettings:
     """Return how the videos are made."""
     caching = caching_of(options)
-    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     config, sampling = sampling_of(options, has_images)
+    source = Source(options.checkpoint_path, options.lora_path, options.lora_scale)
     return GenerationSettings(
         config,
         sampling,

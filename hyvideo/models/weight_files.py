@@ -274,13 +274,19 @@ def tensor_problems(folder: Folder, expected: Shapes, weights: Weights) -> list[
             )
         elif shape not in (None, needed):
             problems.append(f"{tensor} has shape {shape}, but the model needs {needed}")
-        dtype = weights.dtypes.get(name, "F32")
-        if needed is not None and dtype not in _DTYPES and name not in weights.scales:
-            problems.append(
-                f"{tensor} has dtype {dtype}, of which only {' and '.join(_SCALED)} can be read, "
-                f"with a scale named {' or '.join(_SCALES)}, one number or one per row; use the "
-                "model in bfloat16"
-            )
+    unreadable = [
+        name
+        for name, dtype in weights.dtypes.items()
+        if name in expected and dtype not in _DTYPES and name not in weights.scales
+    ]
+    if unreadable:
+        first = unreadable[0]
+        problems.append(
+            f"tensor {first!r} in {weights.files[first]} has dtype {weights.dtypes[first]} "
+            f"({len(unreadable)} tensors in all), and no scale: 8-bit numbers are read if they are "
+            f"{' or '.join(_SCALED)} with one number or one per row in MODULE.{_SCALES[0]} or "
+            f"MODULE.{_SCALES[1]}; use the model in bfloat16"
+        )
     return problems
 
 

@@ -4,6 +4,7 @@ out.
 
 import asyncio
 import os
+import urllib.request
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -31,6 +32,18 @@ def answer_text(choice: dict) -> str:
     if "<think>" in text:
         raise ValueError(f"an answer must end its <think>, got {quote(text)}; raise max_tokens")
     return text
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the proxy of the environment for an address; none on this machine and for hosts in
+    NO_PROXY.
+    """
+    address = httpx.URL(url)
+    is_local = address.host in ("localhost", "::1") or address.host.startswith("127.")
+    if is_local or urllib.request.proxy_bypass(address.host):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(address.scheme, proxies.get("all"))
 
 
 class ChatEndpoint:
@@ -102,7 +115,9 @@ class ChatEndpoint:
             backoff_factor=self.backoff,
             max_backoff_wait=self.timeout,
         )
-        transport = RetryTransport(retry=retry)
+        # httpx does not read the environment's proxies for a transport of ours
+        direct = httpx.AsyncHTTPTransport(proxy=proxy_for(self.url))
+        transport = RetryTransport(transport=direct, retry=retry)
         limits = httpx.Timeout(self.timeout, connect=min(self.timeout, MAX_CONNECT_S))
         async with httpx.AsyncClient(
             transport=transport, headers=headers, timeout=limits

@@ -9,7 +9,6 @@ Publications do not state which scaling they use, so the mean cosine is also ret
 arithmetic is in float32. Only the central square of a frame is scored, as in CLIP's preprocessing.
 """
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +17,19 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
+from hyvideo.data.files import is_repository, read_json
 from hyvideo.data.videos import check_video, round_through
-from hyvideo.models.damage import check_values
+from hyvideo.models import encoders
+from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import Scorer, Scores
 
 NUM_FRAMES = 8
 NUM_TOKENS = 77  # per text, including start and end token; longer texts are truncated, as published
 PICKSCORE_PROCESSOR = "laion/CLIP-ViT-H-14-laion2B-s32B-b79K"
+
+
+# of a model in transformers' layout
+_FILES = ("*.json", "*.txt", "*.safetensors")
 
 
 class FrameTextScorer(Scorer):
@@ -184,7 +189,7 @@ class PickScorer(FrameTextScorer):
         """Return the weights' folder or, without a tokenizer, laion's beside it; laion's hub name
         for hub weights.
         """
-        if is_hub_name(path):
+        if is_repository(path):
             return PICKSCORE_PROCESSOR
         beside = Path(path).parent / PICKSCORE_PROCESSOR.partition("/")[2]
         if not has_tokenizer(Path(path)) and beside.is_dir():
@@ -203,17 +208,6 @@ def frame_indices(num_frames: int, most: int = NUM_FRAMES) -> list[int]:
     return np.linspace(0, num_frames - 1, min(most, num_frames)).round().astype(int).tolist()
 
 
-def is_hub_name(path: str | Path) -> bool:
-    """Return whether ``path`` is a model on the hub: a string "owner/model" and not a local
-    folder.
-    """
-    return (
-        isinstance(path, str)
-        and not Path(path).exists()
-        and bool(re.fullmatch(r"\w[\w.-]*/[\w.-]+", path))
-    )
-
-
 def has_tokenizer(folder: Path) -> bool:
     return (folder / "tokenizer.json").is_file() or all(
         (folder / f).is_file() for f in ("vocab.json", "merges.txt")
@@ -222,35 +216,27 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_model(path: str | Path, label: str) -> torch.nn.Module:
     """Load a frozen CLIPModel in float32. Raises ValueError unless ``path`` has every tensor."""
-    from transformers import AutoConfig, CLIPModel
+    from hyvideo.models.hub import local_folder
 
-    is_local = not is_hub_name(path)
     try:
-        config = AutoConfig.from_pretrained(path, local_files_only=is_local)
-        if config.model_type != "clip":
-            raise ValueError(f"its model_type is {config.model_type!r}, not 'clip'")
-        # transformers initializes missing tensors randomly and lists them in the loading info.
-        model, loaded = CLIPModel.from_pretrained(
-            path, dtype=torch.float32, local_files_only=is_local, output_loading_info=True
-        )
-        missing = sorted(map(str, {*loaded["missing_keys"], *loaded["mismatched_keys"]}))
-        if missing:
-            raise ValueError(f"it lacks tensor {missing[0]} ({len(missing)} in all)")
-        check_values(model.state_dict(), label, path)
+        folder = Folder(Path(local_folder(path, files=_FILES)), label)
+        kind = read_json(folder.path / "config.json", label).get("model_type")
+        if kind != "clip":
+            raise ValueError(f"its model_type is {kind!r}, not 'clip'")
+        return encoders.load_model("CLIPModel", folder, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ValueError(
             f"{label}: no CLIP model could be read from {path}, a folder or a name on the hub "
             '("owner/model"); '
             f"download it again. {error}"
         ) from error
-    return model.eval().requires_grad_(False)
 
 
 def load_tokenizer(path: str | Path, label: str):
     """Load the CLIP tokenizer from a local folder or the hub."""
     from transformers import CLIPTokenizer
 
-    is_local = not is_hub_name(path)
+    is_local = not is_repository(path)
     try:
         if is_local and not has_tokenizer(Path(path)):
             raise ValueError("It has neither tokenizer.json nor vocab.json with merges.txt.")

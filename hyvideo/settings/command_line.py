@@ -6,7 +6,7 @@ Mistakes end in one message.
 import argparse
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -57,10 +57,15 @@ class CommandLine:
     of_version: list[str]  # settings that were not given and have the value of the model version
 
 
-def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None) -> CommandLine:
+def parse(
+    argv: list[str] | None = None,
+    saved: Mapping[str, Any] | None = None,
+    *,
+    others: Sequence[str] = (),
+) -> CommandLine:
     """Return the settings of ``--config file.yaml``, or of a ``saved`` run, overridden by flags.
 
-    Exits on mistakes.
+    ``others`` are flags that the program has read before. Exits on mistakes.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     machine, words_of_run = _machine_parser().parse_known_args(words)
@@ -69,6 +74,7 @@ def parse(argv: list[str] | None = None, saved: Mapping[str, Any] | None = None)
     try:
         inherited = dict(saved or {}) if chosen.config is None else read_settings(chosen.config)
         parser = _parser(chosen.objective or inherited.get(OBJECTIVE), words)
+        parser.others = others
         given = vars(parser.parse_args(words))
         is_pilot = given["pilot"]
         given = {name: value for name, value in given.items() if name not in NO_SETTINGS}

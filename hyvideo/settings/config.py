@@ -8,16 +8,18 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from hyvideo.data.files import find_path
+from hyvideo.data.files import CACHED_REPOSITORY, find_path, is_repository
 from hyvideo.data.prompts import Request
+from hyvideo.data.run_folder import saved_lora, saved_policy
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.guidance import Expert, Guidance, expert_at, levels_of
-from hyvideo.models.versions import Version, version_defaults
+from hyvideo.models.versions import RELEASED, Version, version_defaults
 from hyvideo.rewards.rewards import DIMENSIONS, known_dimensions
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
@@ -27,6 +29,13 @@ from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import Leaf, leaf_of, leaves_of
 
 OBJECTIVE = "objective"  # the setting that chooses the objective, and the section of its settings
+# Settings that name what a run has saved, and how it is found in the folder of the run.
+SAVED = {
+    "anchor_path": saved_policy,
+    "pretrained_lora_path": saved_lora,
+    "base_lora_path": saved_lora,
+    "low_noise_base_lora_path": saved_lora,
+}
 RESUME_WORDS = ("auto", "latest")  # values of resume_from_checkpoint that are no folders
 # Settings A and B of the paper (arXiv:2603.21872, Table 2).
 REWARD_PRESETS = {
@@ -170,6 +179,7 @@ class Config(BaseModel):
         value in each.
         """
         config = self.with_settings(**self.defaults_of_version)
+        config = config._with_cached_weights()._with_checkpoints_of_runs()
         flat = config.flat()
         if flat.get("kl_weight") == 0:
             config = config.with_settings(kl_strategy="none")
@@ -183,6 +193,27 @@ class Config(BaseModel):
             return config.with_settings(eta=config.matched_eta())
         except ValueError:
             return config
+
+    def _with_cached_weights(self) -> "Config":
+        """Return the settings with the folder of a repository in the hub's cache; the sizes of a
+        version that is not listed are in its files, so these are downloaded.
+        """
+        root = self.model.pretrained_model_root
+        if not is_repository(root) and not Path(root).name.startswith(CACHED_REPOSITORY):
+            return self
+        from hyvideo.models.hub import local_folder  # slow to import
+
+        is_listed = self.model.transformer_version in RELEASED
+        return self.with_settings(pretrained_model_root=local_folder(root, only_cached=is_listed))
+
+    def _with_checkpoints_of_runs(self) -> "Config":
+        """Return the settings with the newest checkpoint where the folder of a run is named."""
+        changes: dict[str, object] = {}
+        for name, value in self.flat().items():
+            find = SAVED.get(name)
+            if find and value:
+                changes[name] = str(find(Path(str(value))))
+        return self.with_settings(**changes)
 
     def weights_of_scorers(self) -> str:
         """Return reward_weights, or weight 1 for each dimension that custom scorers declare if a
@@ -380,7 +411,9 @@ class Config(BaseModel):
         changes: dict[str, object] = {}
         leaves = self.leaves()
         for name, value in self.flat().items():
-            if leaves[name].is_path:
+            if leaves[name].is_path and not (
+                name == "pretrained_model_root" and is_repository(value)
+            ):
                 is_list = isinstance(value, list)
                 changes[name] = list(map(absolute, value)) if is_list else absolute(value)
         if os.path.isdir(self.model.family):  # else a module
@@ -395,7 +428,7 @@ class Config(BaseModel):
         return self.with_settings(
             max_steps=2,
             output_dir=folder,
-            resume_from_checkpoint="",
+            resume_from_checkpoint="auto",
             valid_video_csv=[],
             on_reward_hacking="warn",
         )

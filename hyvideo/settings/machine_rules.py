@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hyvideo.data.examples import check_videos
-from hyvideo.data.files import file_problem, find_path, folder_problem, write_problem
+from hyvideo.data.files import (
+    file_problem,
+    find_path,
+    folder_problem,
+    is_repository,
+    write_problem,
+)
 from hyvideo.data.prompts import Request, check_images
 from hyvideo.data.text import quote
 from hyvideo.models.versions import RELEASED
@@ -157,11 +163,12 @@ def image_problems(
 
 def checkpoints_exist(root: str) -> Problems:
     problem = folder_problem(root)
-    if problem:
+    if problem and not is_repository(root):
         yield (
-            f"pretrained_model_root must be a checkpoint folder, got {quote(root)}: {problem}; "
-            "download the weights (checkpoints-download.md), or use configs/miniature.yaml, which "
-            "needs no download"
+            "pretrained_model_root must be a checkpoint folder, or a repository on the Hugging Face "
+            f"Hub in diffusers' layout (OWNER/NAME), got {quote(root)}: {problem}; download the "
+            "weights (checkpoints-download.md), or use configs/miniature.yaml, which needs no "
+            "download"
         )
 
 

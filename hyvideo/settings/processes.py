@@ -20,8 +20,31 @@ _MAX_COMPILE_WORKERS = 32  # torch's limit
 
 
 def world_size() -> int:
-    """Return the number of processes started by torchrun, 1 without it. Needs no process group."""
+    """Return the number of processes started by torchrun, 1 without it. Needs no process group.
+
+    Raises ValueError in one of several tasks of another launcher, each of which would do the work
+    of all.
+    """
+    if "WORLD_SIZE" not in os.environ:
+        launcher, num_tasks = _tasks()
+        if num_tasks > 1:
+            raise ValueError(
+                f"this is one of {num_tasks} tasks that {launcher} has started, and each would do "
+                "the whole work: start one task per node, which starts torchrun (WORLD_SIZE is not "
+                "set), as scripts/post_train/slurm.sbatch does, or one task in all"
+            )
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _tasks() -> tuple[str, int]:
+    """Return the launcher that is not torchrun and the number of its tasks."""
+    given = os.environ.get
+    if "SLURM_PROCID" in os.environ:
+        # Slurm's batch script has the number of tasks of the job, and is a single process.
+        is_script = given("ENVIRONMENT") == "BATCH"
+        of_job = "1" if is_script else given("SLURM_NTASKS", "1")
+        return "srun", int(given("SLURM_STEP_NUM_TASKS", of_job))
+    return "mpirun", int(given("OMPI_COMM_WORLD_SIZE", given("PMI_SIZE", "1")))
 
 
 def rank() -> int:

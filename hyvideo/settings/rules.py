@@ -43,6 +43,18 @@ def check(
     return inputs
 
 
+def with_local_weights(config: Config) -> Config:
+    """Return the settings with a local folder of weights, after the download of a repository.
+
+    Raises ValueError as `hub.local_folder` does.
+    """
+    from hyvideo.models.hub import local_folder  # slow to import
+
+    return config.with_settings(
+        pretrained_model_root=local_folder(config.model.pretrained_model_root)
+    )
+
+
 def between_settings(config: Config, world_size: int, file: str = "") -> Problems:
     """Yield the rules that the settings violate, without reading files other than custom code."""
     yield from layout_problems(config, world_size, file)

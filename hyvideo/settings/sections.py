@@ -144,7 +144,10 @@ class ModelSettings(Section):
     """Model, precision and device."""
 
     pretrained_model_root: str = machine(
-        "./ckpts", "Checkpoint folder, in the original or the diffusers layout.", is_path=True
+        "./ckpts",
+        "Checkpoint folder, in the original or the diffusers layout, or a repository on the Hugging "
+        "Face Hub in diffusers' layout, such as Wan-AI/Wan2.1-T2V-1.3B-Diffusers.",
+        is_path=True,
     )
     transformer_version: str = learning(
         "480p_t2v", "Model version: a folder under <root>/transformer.", measured=True
@@ -384,14 +387,12 @@ class RewardSettings(Section):
         False,
         "Score after all rollouts of an iteration instead of beside them; saves memory with reward_offload.",
     )
-    check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(
         0.25, "Fraction of failed rewards above which the run stops.", ge=0, le=1
     )
     remote_reward_url: str = machine(
         "", "Comma-separated URLs of services that replace scorers.", measured=True
     )
-    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", gt=0)
     ignore_rewards: bool = learning(
         False, "Control run: set all advantages to 0 and train on the KL terms alone."
     )
@@ -464,7 +465,6 @@ class DistributedSettings(Section):
         "memory; auto: selective if it fits.",
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
-    compile_backend: str = machine("inductor", "Backend of torch.compile.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
     timeout: float = machine(
         1800.0,
@@ -511,7 +511,7 @@ class RecordSettings(Section):
     resume_from_checkpoint: str = start(
         "auto",
         "auto (or latest): continue the run in output_dir from its newest complete checkpoint, "
-        "or start one; a folder: start from this checkpoint; empty: start a new run only.",
+        "or start one; a folder: start from this checkpoint.",
         is_path=True,
     )
     allow_changed_settings: list[str] = start(

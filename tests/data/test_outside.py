@@ -2,6 +2,7 @@
 lines.
 """
 
+import argparse
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.files import publish
+from hyvideo.data.text import nearest
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):
@@ -50,6 +52,43 @@ def test_an_unknown_flag_is_answered_with_the_nearest(capsys):
     with pytest.raises(SystemExit):
         make_parser().parse_args(["--output_path", "x"])
     assert "--output_dir" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "word, names, meant",
+    [
+        ("--lr", ["--lora_r", "--learning_rate"], "--learning_rate"),
+        ("--steps", ["--total_steps", "--num_inference_steps"], "--num_inference_steps"),
+        ("--num-frames=9", ["--num_threads", "--video_length"], "--video_length"),
+        ("--checkpoint", ["--reward_checkpoint_mode", "--checkpoint_path"], "--checkpoint_path"),
+        ("--epochs", ["--eps", "--max_steps"], "--max_steps"),
+        ("--model", ["--mode", "--pretrained_model_root"], "--pretrained_model_root"),
+        ("--batch", ["--patch", "--batch_size"], "--batch_size"),
+        ("clipscore", ["pickscore", "clip"], "clip"),
+        ("lernign_rate", ["learning_rate"], "learning_rate"),
+    ],
+)
+def test_a_word_of_other_programs_is_answered_with_our_name(word, names, meant):
+    """Flags of diffusers' and TRL's scripts, as people type them."""
+    assert nearest(word, names) == f"did you mean {meant}?"
+
+
+def test_no_name_is_suggested_for_a_word_that_is_far_from_all():
+    assert nearest("--zzz", ["--learning_rate"]) == ""
+
+
+def test_a_hidden_flag_is_never_suggested(capsys):
+    parser = make_parser()
+    parser.add_argument("--job_type", help=argparse.SUPPRESS)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--job_typ", "x"])
+    assert "job_type" not in capsys.readouterr().err.partition("unrecognized")[2]
+
+
+def test_the_flag_of_the_old_launcher_names_the_new_one(capsys):
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["--local-rank=1"])
+    assert "torchrun" in capsys.readouterr().err
 
 
 def test_exit_on_error_reports_a_path_that_cannot_be_written(capsys):

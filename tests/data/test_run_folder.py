@@ -3,7 +3,15 @@
 import pytest
 
 from hyvideo.data import run_folder
-from hyvideo.data.run_folder import RunRecord, claim, is_marked, remove_after
+from hyvideo.data.run_folder import (
+    RunRecord,
+    claim,
+    is_marked,
+    remove_after,
+    saved_lora,
+    saved_policy,
+)
+from hyvideo.settings.config import Config
 
 RUN, OTHER = "0f0f0f0f", "1e1e1e1e"
 
@@ -126,3 +134,39 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     run_folder.write_record(tmp_path, record)
     run_folder.update_record(tmp_path, has_checkpoint=True)
     assert run_folder.read_record(tmp_path) == record.model_copy(update={"has_checkpoint": True})
+
+
+def run_with_checkpoints(root):
+    """A run of which iteration 3 was not written to its end."""
+    for number in (1, 2, 3):
+        (root / "checkpoints" / f"{number:06d}" / "lora").mkdir(parents=True)
+    for number in (1, 2):
+        (root / "checkpoints" / f"{number:06d}" / "digests.json").touch()
+    return root
+
+
+def test_the_folder_of_a_run_stands_for_its_newest_complete_checkpoint(tmp_path, capsys):
+    run = run_with_checkpoints(tmp_path / "run")
+    newest = run / "checkpoints" / "000002"
+    assert saved_policy(run) == newest
+    assert str(newest) in capsys.readouterr().err
+    assert saved_lora(run) == saved_lora(newest) == newest / "lora"
+    capsys.readouterr()
+    for other in (newest, newest / "lora", tmp_path / "lora.safetensors", tmp_path / "missing"):
+        assert saved_policy(other) == other
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_without_a_complete_checkpoint_is_named(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        saved_policy(tmp_path)
+
+
+def test_settings_that_name_a_run_get_its_checkpoint(tmp_path):
+    run = run_with_checkpoints(tmp_path / "run")
+    given = {"pretrained_lora_path": str(run), "anchor_path": str(run)}
+    config = Config.from_flat(given).resolved()
+    newest = run / "checkpoints" / "000002"
+    assert config.objective.anchor_path == str(newest)
+    assert config.optimizer.pretrained_lora_path == str(newest / "lora")

@@ -14,6 +14,7 @@ import torch
 import yaml
 from PIL import Image
 
+from hyvideo.rewards.chat_endpoint import ChatEndpoint
 from hyvideo.rewards.rewards import make_scorer
 from hyvideo.rewards.vlm_judge import RUBRIC, VlmJudge
 from tests.rewards.chat_server import completion
@@ -252,3 +253,25 @@ def test_a_server_on_another_node_needs_no_https(key, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", key)
     judge = VlmJudge(url="http://gpu12:8000/v1", model="a")
     assert judge.endpoint.url == "http://gpu12:8000/v1/chat/completions"
+
+
+def test_a_judge_outside_is_asked_through_the_proxy_of_the_environment(endpoint, monkeypatch):
+    """A cluster whose nodes reach the internet through a proxy, as with httpx and curl."""
+    proxy = endpoint(completion("yes"))
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxy.url.removesuffix("/v1"))
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    options = {"model": "m", "key_env": "", "parallel": 1, "timeout": 5, "retries": 0}
+
+    def ask(url):
+        judge = ChatEndpoint("judge", url=url, **options)
+        return judge.ask([lambda: "{}"], lambda choice: choice["message"]["content"])
+
+    outside = "http://judge.invalid/v1"
+    assert ask(outside) == [("yes", "")]
+    assert proxy.headers[0]["path"] == f"{outside}/chat/completions"
+    local = endpoint(completion("no"))
+    assert ask(local.url) == [("no", "")] and len(proxy.requests) == 1
+    monkeypatch.setenv("no_proxy", "judge.invalid")
+    assert ask(outside)[0][0] is None and len(proxy.requests) == 1

@@ -52,3 +52,40 @@ def test_a_closed_terminal_stops_a_run_unless_nohup_ignores_it():
         assert processes.stop_signals() == {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+SLURM_TASK = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+
+
+@pytest.mark.parametrize(
+    "environment, launcher",
+    [
+        (SLURM_TASK | {"SLURM_STEP_NUM_TASKS": "2"}, "srun"),
+        (SLURM_TASK, "srun"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "srun"),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "mpirun"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "mpirun"),
+        # srun in a batch script
+        (SLURM_TASK | {"SLURM_STEP_NUM_TASKS": "2", "ENVIRONMENT": "BATCH"}, "srun"),
+        ({}, None),
+        (SLURM_TASK | {"WORLD_SIZE": "2"}, None),  # torchrun, or the user's own variables
+        ({"SLURM_NTASKS": "8"}, None),  # the shell of salloc
+        (
+            {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "ENVIRONMENT": "BATCH"},
+            None,
+        ),  # a batch script
+        (SLURM_TASK | {"SLURM_STEP_NUM_TASKS": "1"}, None),  # srun --ntasks=1 in a larger job
+    ],
+)
+def test_several_tasks_of_another_launcher_are_refused(monkeypatch, environment, launcher):
+    for name in ("WORLD_SIZE", "ENVIRONMENT", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if launcher is None:
+        assert processes.world_size() == int(environment.get("WORLD_SIZE", "1"))
+        return
+    with pytest.raises(ValueError, match=f"{launcher}.*torchrun"):
+        processes.world_size()

@@ -3,7 +3,6 @@ videos with their captions.
 """
 
 import csv
-import difflib
 import io
 import json
 import os
@@ -67,7 +66,7 @@ class Table:
 
         A column is found in any case, or under one of its ``SYNONYMS``; its missing cells are
         empty. Raises ValueError, naming the file, if a column is missing or occurs twice, and for
-        one that is not read although it has pictures or nearly the name of one that is.
+        one that is not read although it has pictures or the name of one that is, in another spelling.
         """
         names = [*needed, *optional]
         found: dict[str, str] = {}
@@ -98,7 +97,7 @@ class Table:
 
     def _check_unread(self, unread: Sequence[str], absent: Sequence[str]) -> None:
         for column in unread:
-            near = difflib.get_close_matches(column.casefold(), absent, n=1, cutoff=0.8)
+            near = [name for name in absent if _letters(name) == _letters(column)]
             if self._has_pictures(column) or (
                 column.casefold() in PICTURE_COLUMNS and "ref_image_path" in absent
             ):
@@ -122,6 +121,11 @@ class Table:
         cells = (row.get(column, "").strip() for row in self.rows)
         first = next((cell for cell in cells if cell.casefold().endswith(PICTURES)), None)
         return first is not None and find_file(self.folder, first) is not None
+
+
+def _letters(name: str) -> str:
+    """Return the letters of a column's name, without those that people vary: ``Seeds`` is `seed`."""
+    return re.sub(r"[\W_]", "", name.casefold()).removesuffix("s")
 
 
 def read_table(path: str | Path, what: str) -> Table:

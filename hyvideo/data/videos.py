@@ -331,7 +331,9 @@ class ClipForm:
             done.append(f"resampled from another rate to fps {self.fps:g}")
         if found.fps < self.fps * (1 - SAME_RATE):
             done.append("repeat frames, because they have fewer per second")
-        if not found.num_frames or self._length(found) > self.frames:
+        if not found.num_frames:
+            done.append("of a length that their files do not state, which may be too short")
+        elif self._length(found) > self.frames:
             done.append(f"cut to their first {self.frames} frames")
         if not self.has_size(found.height, found.width):
             done.append(f"resized to {self.height} x {self.width} ({self.fit})")
@@ -341,7 +343,7 @@ class ClipForm:
 
     def _length(self, found: Header) -> int:
         """Return the number of frames at the rate of this form."""
-        return math.floor(found.num_frames / found.fps * self.fps + 0.5 + 1e-6)
+        return max(1, math.floor(found.num_frames / found.fps * self.fps + 0.5 + 1e-6))
 
     def has_size(self, height: int, width: int) -> bool:
         """Return whether a file has this size, perhaps enlarged by `write_video`."""
@@ -402,7 +404,7 @@ def _at_rate(
             count += 1
         shown = picture
         end = time + 1 / own
-    while shown is not None and count < math.floor(end * rate + Fraction(1, 2)):
+    while shown is not None and count < max(1, math.floor(end * rate + Fraction(1, 2))):
         yield shown
         count += 1
 
@@ -513,8 +515,14 @@ def _turn_of(
     # side_data makes a cycle that keeps the decoder and its threads alive until the next collection
     if not picture.rotation:
         return None
-    matrix = picture.side_data[av.sidedata.sidedata.Type.DISPLAYMATRIX]
-    a, b, _, c, d = np.sign(np.frombuffer(bytes(matrix), np.int32)[:5]).tolist()
+    try:
+        data = picture.side_data[av.sidedata.sidedata.Type.DISPLAYMATRIX]
+        matrix = np.frombuffer(bytes(data), np.int32)[:5]
+    except ValueError:  # PyAV does not know all that a frame may have beside it, such as EXIF
+        angle = math.radians(-picture.rotation)
+        cos, sin = math.cos(angle), math.sin(angle)
+        matrix = np.array([cos, sin, 0.0, -sin, cos]).round(6)
+    a, b, _, c, d = map(int, np.sign(matrix))
     if b and c and not (a or d):
         rows, columns = b, c
     elif a and d and not (b or c):

@@ -65,8 +65,7 @@ def make_best_of(
     scorer = make_async_scorer(config, device)
     prompts = [video.request.prompt for video in videos]
     scorer.check_prompts(prompts)
-    if config.reward.check_reward:
-        try_scorers(scorer, config.data, prompts[0])
+    try_scorers(scorer, config.data, prompts[0])
     return BestOf(count, scorer, config.data.fps, config.rollout.decode_batch_size)
 
 

@@ -35,7 +35,6 @@ def place(
         transformer,
         mesh,
         compile=run.enable_compile == "true",
-        compile_backend=run.compile_backend,
         is_hooked=True,
     )
     if offloading == "group":

@@ -167,10 +167,15 @@ class PlannedRun:
         Raises ValueError for an invalid file.
         """
         data = self.config.data
-        source = self.config.objective.videos_from
-        trained = getattr(self.config.objective, source) if source else data.prompts_csv
-        paths = dict.fromkeys([*trained, *data.valid_video_csv])
-        return len(self.files.read(path for path in paths if os.path.isfile(find_path(path))))
+        objective = self.config.objective
+        paths = dict.fromkeys([*data.prompts_csv, *data.valid_video_csv])
+        given = 0
+        if objective.videos_from:
+            paths = dict.fromkeys(data.valid_video_csv)
+            if all(os.path.exists(path) for path in getattr(objective, objective.videos_from)):
+                given = len(objective.read_videos(data.seed).all_requests)
+        found = (path for path in paths if os.path.exists(find_path(path)))
+        return given + len(self.files.read(found))
 
     @cached_property
     def num_validated(self) -> int:

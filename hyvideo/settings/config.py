@@ -432,7 +432,7 @@ class Config(BaseModel):
         return self.with_settings(
             max_steps=2,
             output_dir=folder,
-            resume_from_checkpoint="",
+            resume_from_checkpoint="auto",
             valid_video_csv=[],
             on_reward_hacking="warn",
         )

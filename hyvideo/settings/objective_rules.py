@@ -86,16 +86,10 @@ def expert_problems(config: Config, boundary: float) -> Problems:
                     f"{objective.window or 'all steps'}; {fix}"
                 )
     elif objective.reward_weight > 0:
-        rewarded = 1
-        if objective.reward_gradient_step != "last":
-            rewarded = max(1, len(levels) // 4)
-        if not own or own[-1] < len(levels) - 1 or len(own) < rewarded:
-            fix = "Set expert low, or reward_gradient_weight 0"
-            if expert == "low":
-                fix = "Set reward_gradient_step last, or more grpo_sampling_steps"
+        if not own or own[-1] < len(levels) - 1:
             yield (
-                f"a reward gradient trains the last steps, got expert {expert}, {described}; "
-                f"{steps}. {fix}"
+                f"a reward gradient trains the last step, got expert {expert}, {described}; "
+                f"{steps}. Set expert low, or reward_gradient_weight 0"
             )
 
 

@@ -177,11 +177,6 @@ class RewardGradientSettings(ObjectiveSettings):
     reward_gradient_weight: float = learning(
         0.0, "Weight of the reward's gradient through scorer and VAE; 0: off.", ge=0
     )
-    reward_gradient_step: Literal["last", "random"] = learning(
-        "last",
-        "Step whose predicted video the reward gradient scores: the last one (DRaFT-1), or a random "
-        "one of the last quarter (ReFL).",
-    )
 
 
 class GRPOSettings(TrainedStepsSettings, TrustRegionSettings):

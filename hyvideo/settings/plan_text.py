@@ -155,7 +155,7 @@ def _objective(objective: ObjectiveSettings, plan: Plan, teacher_scale: float) -
     if objective.trains == "levels":
         text = f"{objective.name}, {objective.nft_levels} noise levels per rollout"
         if plan.num_reward_steps:
-            text += f", gradient of the reward at the {objective.reward_gradient_step} step"
+            text += ", gradient of the reward at the last step"
         return [("objective", text)]
     if objective.trains == "path":
         teacher = f"{plan.num_anchor_steps} steps with guidance scale {teacher_scale:g}"

@@ -387,14 +387,12 @@ class RewardSettings(Section):
         False,
         "Score after all rollouts of an iteration instead of beside them; saves memory with reward_offload.",
     )
-    check_reward: bool = machine(True, "Check the scorers on a test video before training.")
     max_missing_fraction: float = machine(
         0.25, "Fraction of failed rewards above which the run stops.", ge=0, le=1
     )
     remote_reward_url: str = machine(
         "", "Comma-separated URLs of services that replace scorers.", measured=True
     )
-    remote_reward_timeout: float = machine(120.0, "Timeout of a reward request in seconds.", gt=0)
     ignore_rewards: bool = learning(
         False, "Control run: set all advantages to 0 and train on the KL terms alone."
     )
@@ -467,7 +465,6 @@ class DistributedSettings(Section):
         "memory; auto: selective if it fits.",
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
-    compile_backend: str = machine("inductor", "Backend of torch.compile.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")
     timeout: float = machine(
         1800.0,
@@ -514,7 +511,7 @@ class RecordSettings(Section):
     resume_from_checkpoint: str = start(
         "auto",
         "auto (or latest): continue the run in output_dir from its newest complete checkpoint, "
-        "or start one; a folder: start from this checkpoint; empty: start a new run only.",
+        "or start one; a folder: start from this checkpoint.",
         is_path=True,
     )
     allow_changed_settings: list[str] = start(

@@ -54,7 +54,7 @@ def resolve_auto(config: Config, mesh: Mesh, device: torch.device) -> Config:
 
 def check_compiler(distributed: DistributedSettings) -> None:
     """Raise ValueError if blocks are compiled and this machine lacks what that needs."""
-    if distributed.enable_compile != "true" or distributed.compile_backend != "inductor":
+    if distributed.enable_compile != "true":
         return
     missing = []
     compilers = (os.environ.get("CC") or "cc", "gcc", "clang")

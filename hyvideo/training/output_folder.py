@@ -80,12 +80,12 @@ def _recorded_iterations(metrics: Path) -> frozenset[int]:
 def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) -> list[Path]:
     """Return the checkpoints to start from, the best first; none for the base model."""
     named = None
-    if resume_from and resume_from not in RESUME_WORDS:
+    if resume_from not in RESUME_WORDS:
         named = run_folder.saved_policy(Path(resume_from))
-        if not (named / DIGESTS).is_file():
+        if not resume_from or not (named / DIGESTS).is_file():
             raise ValueError(
                 "resume_from_checkpoint must be auto or a complete checkpoint of a run, got "
-                f"{quote(named)}"
+                f"{quote(resume_from)}"
             )
     if record is None:
         found = run_folder.results_in(output_dir)
@@ -96,11 +96,6 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
                 "resume_from_checkpoint may name a checkpoint of this one"
             )
         return [named] if named else []
-    if not resume_from:
-        raise ValueError(
-            f"output_dir {quote(output_dir)} has a run; set resume_from_checkpoint auto to continue "
-            "it, delete the folder, or choose another output_dir"
-        )
     own = [path for _, path in run_folder.numbered(output_dir, CHECKPOINTS) if path.is_dir()][::-1]
     if named and named.resolve().parent == (output_dir / CHECKPOINTS).resolve():
         return [named]

@@ -51,7 +51,6 @@ def load_partner(
         recompute="none",
         # blocks on the CPU are copied by hooks, which would interrupt a graph
         compile=distributed.enable_compile == "true" and not model.partner_offload,
-        compile_backend=distributed.compile_backend,
         shard=distributed.enable_fsdp and mesh.world_size > 1,
         reshard_after_forward=distributed.reshard_after_forward,
         compute_dtype=DTYPES[model.dtype],

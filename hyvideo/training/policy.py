@@ -106,7 +106,6 @@ class Policy:
             self.mesh,
             recompute=distributed.activation_checkpointing,
             compile=distributed.enable_compile == "true",
-            compile_backend=distributed.compile_backend,
             shard=self.is_sharded,
             reshard_after_forward=distributed.reshard_after_forward,
             compute_dtype=DTYPES[model.dtype],

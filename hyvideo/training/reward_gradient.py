@@ -1,12 +1,11 @@
 """Reward gradients: the loss term ``-weight mean R(decode(x0_hat))``, added to an objective on
 noise levels.
 
-    latents at the reward step -> velocity -> x0_hat = x - sigma v -> decoder -> scorers -> weighted sum R
+    latents before the last step -> velocity -> x0_hat = x - sigma v -> decoder -> scorers -> weighted sum R
 
-The reward step is the last one of a rollout (DRaFT-1, Clark et al. 2023, arXiv:2309.17400) or a
-random one (ReFL, Xu et al. 2023, arXiv:2304.05977). The chain rule is applied in three parts, each
-of which frees its memory before the next: the gradient of R by the video, of the video by x0_hat,
-and of x0_hat by the weights, in the pass of the update.
+The reward step is the last one of a rollout (DRaFT-1, Clark et al. 2023, arXiv:2309.17400). The
+chain rule is applied in three parts, each of which frees its memory before the next: the gradient
+of R by the video, of the video by x0_hat, and of x0_hat by the weights, in the pass of the update.
 """
 
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_levels
 from hyvideo.grpo.nft import mean_square, relative_norm
 from hyvideo.models import decoding
@@ -204,21 +202,8 @@ class WithRewardGradient(LevelObjective):
         Shape: (rollouts, count + 1).
         """
         levels = self.inner.draw(schedule, iteration, indices, count)
-        steps = [self.reward_step(len(schedule.transitions), iteration, index) for index in indices]
-        of_reward = torch.tensor([[schedule.sigmas[step]] for step in steps], dtype=torch.float32)
+        of_reward = torch.full((len(indices), 1), schedule.sigmas[-2])
         return torch.cat([levels.view(len(indices), count), of_reward], dim=1)
-
-    def reward_step(self, num_steps: int, iteration: int, index: RolloutIndex) -> int:
-        """Return the step whose x0_hat is scored: the last one, or one of the last quarter, before
-        which ReFL finds x0_hat too vague to be judged.
-        """
-        if self.config.objective.reward_gradient_step == "last":
-            return num_steps - 1
-        late = max(1, num_steps // 4)
-        random = generator(
-            self.config.data.seed, "reward step", iteration, index.group, index.member
-        )
-        return num_steps - late + int(random.integers(late))
 
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
         """Return the velocities that the KL to the anchor compares."""
@@ -237,11 +222,8 @@ class WithRewardGradient(LevelObjective):
 
         Shape: (rows, channels, frames, height, width).
         """
-        return select(rollouts.trajectories.latents, rows, self._steps(rollouts, rows))
-
-    def _steps(self, rollouts: RolloutBatch, rows: list[int]) -> list[int]:
-        levels = torch.tensor(rollouts.schedule.sigmas[:-1])
-        return [int((levels - level).abs().argmin()) for level in rollouts.trained_steps[rows, -1]]
+        last = len(rollouts.schedule.transitions) - 1
+        return select(rollouts.trajectories.latents, rows, [last] * len(rows))
 
     # Before the updates of an iteration.
 
@@ -352,13 +334,10 @@ class WithRewardGradient(LevelObjective):
 
         The last step of an ODE ends at x0_hat.
         """
-        steps = self._steps(rollouts, rows)
-        last = len(rollouts.schedule.transitions) - 1
-        if self.config.reward.ignore_rewards or rollouts.schedule.transitions[last].is_stochastic:
+        if self.config.reward.ignore_rewards or rollouts.schedule.transitions[-1].is_stochastic:
             return
-        for row, step, reward in zip(rows, steps, rewards):
-            is_scored = row in rollouts.rewards and not rollouts.rewards[row].is_missing
-            if step == last and is_scored:
+        for row, reward in zip(rows, rewards):
+            if row in rollouts.rewards and not rollouts.rewards[row].is_missing:
                 # NaN if the score with gradient or its gradient is not finite
                 reference.differences.append((reward - rollouts.rewards[row].total).abs())
 

@@ -209,7 +209,6 @@ def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
     scorer = RemoteScorer(
         [url.strip() for url in settings.remote_reward_url.split(",")],
         token=os.environ.get("REWARD_SERVER_TOKEN"),
-        timeout=settings.remote_reward_timeout,
     )
     return {"remote": scorer}
 

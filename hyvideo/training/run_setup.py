@@ -231,7 +231,7 @@ def load_rewards(
         scorer.check_prompts(
             [request.prompt for request in requests], [request.prompt for request in validated]
         )
-        if config.reward.check_reward and given is None and is_scored:
+        if given is None and is_scored:
             try_scorers(scorer, config.data, loaded.inputs.requests[0].prompt)
             if scorer.held_out_scorers:
                 try_scorers(scorer.held_out_scorers, config.data, validated[0].prompt)

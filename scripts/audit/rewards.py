@@ -57,6 +57,15 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
             for entry in entries_of(line):
                 where = f"iteration {line['iteration']}, rollout {entry['number']}"
                 rows.number(where, weighted(_named(entry), run.weights), entry["reward"])
+    text = "each video was scored with the prompt of its rollout, at the rate of the run"
+    with audit.compare(REWARDS, text, files) as rows:
+        for line in run.rollout_lines:
+            if "reward" not in line["rollouts"]:
+                raise Inapplicable
+            for entry in entries_of(line):
+                if entry.get("asked"):
+                    where = f"iteration {line['iteration']}, rollout {entry['number']}"
+                    rows.equal(where, [entry["prompt"], run.get("fps")], entry["asked"])
     with audit.compare(
         REWARDS,
         "mean, spread within groups and number of missing rewards",

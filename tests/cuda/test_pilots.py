@@ -57,7 +57,6 @@ ALWAYS = {
     "log_video_interval": 0,
     "report": False,
     "report_to": ["none"],
-    "check_reward": False,
 }
 
 

@@ -164,7 +164,7 @@ def test_a_path_that_is_no_table_is_named(tmp_path, name):
         ("image", "https://example.org/cat.png"),
         ("first_frame", ""),
         ("anything", "cat.png"),
-        ("ref_image_paths", "x"),
+        ("Ref Image Path", "x"),
         ("seeds", "7"),
     ],
 )
@@ -183,9 +183,9 @@ def test_a_column_that_nearly_says_what_is_read_is_refused(write, column, cell):
 
 
 def test_other_columns_are_named_in_one_line(write, capfd):
-    path = write("a.csv", "prompt,style,tag\na cat,photo,1\n")
+    path = write("a.csv", "prompt,style,speed\na cat,photo,1\n")
     read_requests(path)
-    assert "style, tag" in capfd.readouterr().err
+    assert "style, speed" in capfd.readouterr().err
     read_requests(write("b.csv", "prompt,seed\na cat,1\n"))
     assert not capfd.readouterr().err
 

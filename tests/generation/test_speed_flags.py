@@ -2,6 +2,7 @@
 they meet.
 """
 
+import functools
 import json
 import shutil
 import sys
@@ -11,6 +12,8 @@ import torch
 from torch._dynamo.utils import counters
 
 import generate
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.generation import offloading
 from hyvideo.models import attention_kernels
 from hyvideo.models.attention_kernels import Shape, problem_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -139,11 +142,12 @@ def test_sageattention_must_run_and_has_no_gradient(monkeypatch, package):
 def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     tmp_path, monkeypatch, make, without_graphs, backend
 ):
+    with_backend = functools.partial(parallelize, compile_backend=backend)
+    monkeypatch.setattr(offloading, "parallelize", with_backend)
     # six blocks, an image, a LoRA
     model = dict(zip(*[iter(map(str, hunyuan(tmp_path, monkeypatch)))] * 2))
     settings = {
         "pretrained_model_root": model.pop("--model_path"),
-        "compile_backend": backend,
         "dtype": "fp32",
     }
     # the default on a GPU; rows of unequal length are not compiled in one pass
@@ -157,9 +161,8 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     )
     schedule = schedule.split()
     expected, _ = make(*flags, *schedule)
-    offloading = ["--offloading", "group"]
     latents, record = make(
-        *flags, *schedule, *offloading, "--enable_torch_compile", name="compiled"
+        *flags, *schedule, "--offloading", "group", "--enable_torch_compile", name="compiled"
     )
     assert record["enable_torch_compile"] is True
     # With inductor, the largest difference was 2.7e-6 of 3.06 (measured).

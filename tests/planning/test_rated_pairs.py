@@ -16,6 +16,7 @@ from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.command_line import load_config
 from tests.forked import ROOT
+from tests.rated_pairs import PROMPTS, write_pairs
 
 
 @pytest.fixture
@@ -56,3 +57,14 @@ def test_an_iteration_samples_decodes_and_scores_nothing_but_a_validation_does(p
     )
     without = run.with_settings(valid_video_csv=[])
     assert without.reward_bytes == 0 < run.reward_bytes
+
+
+def test_pairs_are_not_read_as_prompts(planned, tmp_path, capfd):
+    """Pairs of pictures would be refused, and a line would name the videos as columns not read."""
+    path = write_pairs(tmp_path / "rated")
+    settings = {"valid_video_csv": [], "pair_weights": {}}
+    run = planned("wan21_1gpu_dpo", pairs_csv=[str(path)], **settings)
+    assert run.num_prompts == len(PROMPTS)
+    missing = planned("wan21_1gpu_dpo", pairs_csv=[str(tmp_path / "later.csv")], **settings)
+    assert missing.num_prompts == 0
+    assert not capfd.readouterr().err

@@ -48,7 +48,6 @@ SETTINGS = {
     "valid_video_csv": "",
     "cfg_scale": 1.0,
     "report_to": "none",
-    "check_reward": "false",
     "log_video_interval": 0,
     "max_steps": 3,
     "save_interval": 1,

@@ -80,8 +80,8 @@ def test_a_new_run_is_refused_only_where_results_are(finished, tmp_path):
     assert run.start().code == 0
     assert (run.out / "notes.txt").read_text() == "mine"
     before = run.files()
-    refused = run.start(resume_from_checkpoint="")
-    assert refused.code == 2 and "output_dir" in refused.output
+    refused = run.start(resume_from_checkpoint="")  # such as that of an unset variable
+    assert refused.code == 2 and "resume_from_checkpoint" in refused.output
     other = str(finished.checkpoint(2))
     refused = run.start(resume_from_checkpoint=other, max_steps=3)
     assert refused.code == 2 and "resume_from_checkpoint" in refused.output

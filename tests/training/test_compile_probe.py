@@ -2,13 +2,16 @@
 compilation.
 """
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
-from hyvideo.training import compile_probe
+from hyvideo.training import compile_probe, policy
 
 CPU = torch.device("cpu")
 RELATIVE_ERROR = 1e-3
@@ -40,8 +43,10 @@ def quick_compiler(monkeypatch):
 
 
 def trainer_of(config, mesh, backend, **changes):
-    compiled = {"enable_compile": True, "compile_backend": backend, "grpo_sampling_steps": 2}
-    trainer = Trainer(config.with_settings(**compiled, **changes), mesh, CPU)
+    compiled = {"enable_compile": True, "grpo_sampling_steps": 2}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(policy, "parallelize", partial(parallelize, compile_backend=backend))
+        trainer = Trainer(config.with_settings(**compiled, **changes), mesh, CPU)
     trainer.iteration = 1
     return trainer
 

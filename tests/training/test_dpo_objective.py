@@ -210,7 +210,6 @@ def test_encoding_inverts_decoding(config, mesh):
             "configs/miniature.yaml",
             output_dir=config.record.output_dir,
             valid_video_csv="",
-            check_reward=False,
         ),
         mesh,
         CPU,

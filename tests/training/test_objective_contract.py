@@ -53,7 +53,7 @@ OBJECTIVES = {
         "grpo_sampling_steps": 2,
     },
     "nft and reward": {"objective": "nft", "reward_gradient_weight": 0.1} | LEVELS,
-    "draft": {"objective": "draft", "reward_gradient_step": "random"} | LEVELS,
+    "draft": {"objective": "draft"} | LEVELS,
     "dpo": DPO,
     "distill": {
         "objective": "distill",

@@ -249,17 +249,13 @@ def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config,
 
 
 def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, mesh):
-    changes = {"nft_levels": 0, "reward_gradient_step": "random", "grpo_sampling_steps": 8}
+    changes = {"nft_levels": 0, "grpo_sampling_steps": 8}
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
     rollouts = sample(trainer)
     reference = trainer.run.objective.prepare(rollouts)
     terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
-    steps = [trainer.run.objective.reward_step(8, 1, index) for index in rollouts.indices]
-    assert {*steps} == {6, 7}
-    latents = torch.stack(
-        [rollouts.trajectories.latents[row, number] for row, number in enumerate(steps)]
-    )
-    times = torch.tensor([1000 * rollouts.schedule.sigmas[number] for number in steps])
+    latents = rollouts.trajectories.latents[:, 7]
+    times = torch.full((8,), 1000 * rollouts.schedule.sigmas[7])
     with torch.no_grad():
         velocity = trainer.run.pipeline.velocity(latents, times, rollouts.conditions)
         anchor = trainer.run.pipeline.with_guidance(Guidance(2.0)).velocity(

@@ -244,7 +244,6 @@ def test_the_policy_is_parallelized_and_adapted_as_the_settings_say(elsewhere):
     assert options == {
         "recompute": "selective",
         "compile": False,
-        "compile_backend": "inductor",
         "shard": False,  # one process
         "reshard_after_forward": False,
         "compute_dtype": torch.bfloat16,

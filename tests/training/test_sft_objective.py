@@ -42,7 +42,6 @@ def config(tiny_config, tmp_path):
 
 
 def test_it_trains_on_its_videos_alone_and_refuses_others_on_resume(config, mesh, tmp_path):
-    config = config.with_settings(check_reward=True)
     check(config)
     trainer = Trainer(config, mesh, CPU)
     before = weights(trainer)

@@ -38,7 +38,6 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = {
     "valid_video_csv": "",
     "report_to": "none",
-    "check_reward": "false",
     "num_threads": 1,
     "batch_size": 2,
     "gradient_accumulation_steps": 2,

@@ -44,7 +44,6 @@ STREAMS = {
     "noise levels": ROLLOUTS,
     "new noise": [*ROLLOUTS, COLUMNS],
     "interval ends": [*ROLLOUTS, COLUMNS],
-    "reward step": ROLLOUTS,
     "levels of the schedule": [ITERATIONS],
     "held-out pairs": [],
     "validation noise": [{0, 1, 2, 3, 4, 5, 6, 7}, {0, 1}],  # prompt and repeat
@@ -55,7 +54,7 @@ OF_A_REQUEST_WITH_A_SEED = {
     "validation step noise": [{0, 1}, VALIDATION_STEPS],
 }
 # Streams of trials and fixed projections, which have no seed of a run.
-WITHOUT_SEED = {"compile probe", "trial objective", "tile", "frechet features"}
+WITHOUT_SEED = {"compile probe", "tile", "frechet features"}
 
 GRPO = {
     "batch_size": 12,
@@ -152,9 +151,6 @@ def test_the_draws_of_objectives_on_noise_levels_depend_on_iteration_rollout_and
     for trainer.iteration in sorted(ITERATIONS):
         trainer.run_iteration()
     check(keys, SEED, "noise levels", "new noise", "interval ends")
-    keys.clear()
-    collect(make(objective="draft", nft_levels=0, reward_gradient_step="random", **LEVELS))
-    check(keys, SEED, "reward step")
     keys.clear()
     student = {"objective": "distill", "anchor_substeps": 2, "anchor_cfg_scale": 3.0}
     collect(make(transformer_version="miniature_flow_map", **student, **LEVELS))

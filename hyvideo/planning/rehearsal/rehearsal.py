@@ -68,7 +68,7 @@ def check_given_videos(config: Config) -> None:
     """Raise ValueError if the videos of a run that trains on given videos do not exist yet."""
     source = config.objective.videos_from
     for path in getattr(config.objective, source) if source else ():
-        if not find_path(path).is_file():
+        if not find_path(path).exists():
             raise ValueError(
                 f"{source}: file not found: {path}; make it with scripts.rate or scripts.improve "
                 f"first, or rehearse with a file that exists: --{source} FILE.csv"

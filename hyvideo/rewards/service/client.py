@@ -37,7 +37,7 @@ class RemoteScorer(Scorer):
         urls: Sequence[str],
         *,
         token: str | None = None,
-        timeout: float = 120.0,  # seconds without receiving or sending a byte
+        timeout: float = 300.0,  # seconds without receiving or sending a byte
         retries: int = SERVICE_ATTEMPTS - 1,
         backoff: float = 1.0,  # about the seconds before the first retry, doubled each time
         max_videos: int = 16,  # in a request

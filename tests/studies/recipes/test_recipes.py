@@ -38,7 +38,7 @@ from studies.tables.seed_table import read_seed_table
 
 FILE = """
 base: configs/smoke.yaml
-common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2, check_reward: false,
+common: {grpo_sampling_steps: 2, cfg_scale: 1, validation_interval: 2, validation_steps: 2,
          log_num_videos: 0, report: false, validation_repeats: 2, validate_at_step0: true,
          pretrained_model_root: tests/shallow_miniature}
 recipes:

@@ -14,7 +14,7 @@ from tests.shallow import SHALLOW
 SMOKE = "configs/smoke.yaml"
 EXTRA = (
     f"--pretrained_model_root {SHALLOW} --max_steps 1 --grpo_sampling_steps 2 --cfg_scale 1 "
-    "--num_updates_per_rollout 1 --validation_steps 1 --check_reward false --log_num_videos 0 "
+    "--num_updates_per_rollout 1 --validation_steps 1 --log_num_videos 0 "
     "--report false"
 )
 

@@ -11,7 +11,7 @@ from tests.shallow import SHALLOW
 FLAGS = ["--config", "configs/smoke.yaml", "--settings", "B", "--kl", "none", "--seeds", "0"]
 EXTRA = (
     f"--pretrained_model_root {SHALLOW} --max_steps 1 --grpo_sampling_steps 2 --cfg_scale 1 "
-    "--learning_rate 1e-2 --validation_repeats 2 --validation_steps 2 --check_reward false "
+    "--learning_rate 1e-2 --validation_repeats 2 --validation_steps 2 "
     "--log_num_videos 0 --report false"
 )
 

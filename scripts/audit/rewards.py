@@ -157,7 +157,9 @@ def _audit_validations(run: Run, audit: Audit) -> None:
                     mean = fmean(entry[name] for entry in known)
                     rows.number(f"validation/{name} of {where}", mean, found[f"validation/{name}"])
     with audit.compare(
-        REWARDS, "validation has its prompts in order, each as often as set", "samples/, the CSV"
+        REWARDS,
+        "validation has its prompts in order, each as often as set",
+        "samples/, valid_video_csv",
     ) as rows:
         repeats = run.get("validation_repeats", 1)
         expected = [prompt for prompt in run.prompts("valid_video_csv") for _ in range(repeats)]
@@ -195,7 +197,7 @@ def audit_advantages(run: Run, audit: Audit) -> None:
                 where = f"iteration {line['iteration']}, group {number}"
                 rows.numbers(where, expected, [entry["advantage"] for entry in group])
     with audit.compare(
-        ADVANTAGES, "the same, from the rollouts that were recorded", "rollouts/", 1e-5
+        ADVANTAGES, "advantages of the saved rollouts follow from their rewards", "rollouts/", 1e-5
     ) as rows:
         if "reward" not in run.first_rollouts:
             raise Inapplicable

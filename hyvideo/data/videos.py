@@ -321,7 +321,7 @@ class ClipForm:
             raise ValueError(
                 f"a training video must last {self.frames} frames at {self.fps:g} per second "
                 f"(sample_n_frames, fps), got {found.num_frames} at {found.fps:g} in {path}; lower "
-                "sample_n_frames or leave the video out"
+                "sample_n_frames, set the fps of the videos, or leave this one out"
             )
 
     def changes(self, found: Header) -> list[str]:

@@ -17,7 +17,7 @@ from scripts.audit import outputs
 from scripts.audit.__main__ import audit_of, main
 from scripts.audit.run import read_table
 from scripts.audit.statements import AGREES, DIFFERS, UNCHECKED
-from tests.audit.cases import ALL, Case, cases, flags
+from tests.audit.cases import ALL, FPS, Case, cases, flags
 from tests.forked import ROOT, python
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
 
@@ -33,12 +33,12 @@ VIDEOS = [  # prompt, score, keep: four of the best are kept of the first prompt
 def inputs(tmp_path_factory):
     """CSV files of rated pairs and of scored videos."""
     folder = tmp_path_factory.mktemp("inputs")
-    pairs = write_pairs(folder / "pairs")
+    pairs = write_pairs(folder / "pairs", fps=FPS)
     with (folder / "videos.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["prompt", "video", "score", "keep"])
         for number, (prompt, score, keep) in enumerate(VIDEOS):
-            write_clip(folder / f"{number}.mp4", 100 + number)
+            write_clip(folder / f"{number}.mp4", 100 + number, fps=FPS)
             writer.writerow([prompt, f"{number}.mp4", score, keep])
     return pairs, folder / "videos.csv"
 

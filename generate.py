@@ -17,8 +17,6 @@ import argparse
 import signal
 import sys
 
-from safetensors import SafetensorError
-
 from hyvideo.data.text import shorten
 from hyvideo.generation import flags
 from hyvideo.settings import processes
@@ -50,6 +48,8 @@ def exit_on_signal(number: int, _frame) -> None:
 
 
 def main() -> int:
+    from safetensors import SafetensorError
+
     processes.use_expandable_segments()
     options = parse()
     try:

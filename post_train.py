@@ -13,8 +13,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import yaml
-
 from hyvideo.data.text import labelled, lines_of, shorten
 from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
 from hyvideo.settings import processes
@@ -103,6 +101,8 @@ def show(command: CommandLine) -> None:
 
     Raises ValueError only for invalid settings.
     """
+    import yaml  # not at the top: without packages, hyvideo.data says which command finds them
+
     config = command.config
     started = processes.world_size()
     world_size = command.world_size or started

@@ -22,6 +22,7 @@ from hyvideo.data.files import free_disk, publish, read_json, remove_partial
 from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
 from hyvideo.data.run_folder import Lease
+from hyvideo.data.tables import PICTURES
 from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.records.run_files import write_text
@@ -131,9 +132,13 @@ def check_room(folder: Path, model: torch.nn.Module) -> None:
 
 
 def check_videos(pairs: Iterable[RatedPair]) -> None:
-    """Raise ValueError, naming the file, if the header of a video cannot be read."""
+    """Raise ValueError, naming the file, if the header of a video cannot be read, and for a picture."""
     for video in dict.fromkeys(video for pair in pairs for video in pair.videos):
-        read_header(video)
+        if read_header(video).num_frames == 1 or video.suffix.casefold() in PICTURES:
+            raise ValueError(
+                f"VideoAlign scores videos of at least 2 frames, got a picture: {quote(video)}; leave "
+                "out the pairs of pictures"
+            )
 
 
 def split_by_prompt(

@@ -40,7 +40,9 @@ def write_clip(
     write_video(path, pixels.to(torch.uint8), fps=fps)
 
 
-def write_pairs(folder: Path, rows=None, columns=("prompt", "first", "second", "answer")) -> Path:
+def write_pairs(
+    folder: Path, rows=None, columns=("prompt", "first", "second", "answer"), fps: float = 8
+) -> Path:
     """Write two videos of each prompt and a CSV with one answer for each, or with the
     given rows.
     """
@@ -48,7 +50,7 @@ def write_pairs(folder: Path, rows=None, columns=("prompt", "first", "second", "
     for number in range(2 * len(PROMPTS)):
         video = folder / f"{number // 2}{'ab'[number % 2]}.mp4"
         if not video.is_file():
-            write_clip(video, number)
+            write_clip(video, number, fps=fps)
     if rows is None:
         answers = ("first", "second", "first", "first")
         rows = [(p, f"{k}a.mp4", f"{k}b.mp4", a) for k, (p, a) in enumerate(zip(PROMPTS, answers))]

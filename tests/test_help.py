@@ -1,6 +1,7 @@
 """Every program answers --help."""
 
 import importlib
+import subprocess
 import sys
 
 import pytest
@@ -28,3 +29,24 @@ def test_a_program_answers_help(name, capsys, monkeypatch):
         importlib.import_module(name).main()
     assert not ended.value.code
     assert "usage" in capsys.readouterr().out
+
+
+def test_a_script_may_be_started_as_a_file(tmp_path):
+    """``python scripts/report.py``, as people type it, from any folder."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "report.py", "--help"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and "usage" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("program", ["post_train.py", "generate.py", "scripts/report.py"])
+def test_a_python_without_packages_is_one_sentence(program):
+    """Without ``source .venv/bin/activate``."""
+    done = subprocess.run(
+        [sys.executable, "-S", ROOT / program, "--help"], capture_output=True, text=True
+    )
+    assert done.returncode == 2 and "activate" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

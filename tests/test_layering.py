@@ -27,6 +27,7 @@ LAYERS = (
     ("report",),
     ("generation",),
     ("trainer",),
+    ("commands",),
 )
 LAYER_OF = {package: number for number, layer in enumerate(LAYERS) for package in layer}
 COMMUNICATION = ("torch.distributed", "hyvideo.distributed.mesh", "hyvideo.distributed.collectives")

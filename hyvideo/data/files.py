@@ -20,7 +20,10 @@ from hyvideo.data.text import describe_error, quote
 
 LEASE = ".lease"  # name of the file of `run_folder.Lease`, which a killed process leaves
 PARTIAL = ".partial"  # end of the hidden names of `publish`
-ROOT = Path(__file__).resolve().parents[2]  # root of the project
+# Root of the project: of the repository, or of an installed copy (setup.py).
+ROOT = Path(__file__).resolve().parents[2]
+if not (ROOT / "configs").is_dir():
+    ROOT = Path(__file__).resolve().parents[1] / "project"
 
 
 def file_problem(path: str | Path) -> str | None:
@@ -33,12 +36,12 @@ def file_problem(path: str | Path) -> str | None:
 
 
 def find_path(path: str | Path) -> Path:
-    """Return the path of a file to read; files in the project's ``assets`` folder are found from
-    any folder.
+    """Return the path of a file to read; files in the project's folders ``assets`` and ``configs``
+    are found from any folder.
     """
     path = Path(path)
-    is_asset = path.parts[:1] == ("assets",) and not os.path.exists(path)
-    return ROOT / path if is_asset else path
+    is_ours = path.parts[:1] in (("assets",), ("configs",)) and not os.path.exists(path)
+    return ROOT / path if is_ours else path
 
 
 def folder_problem(path: str | Path) -> str | None:
@@ -123,7 +126,7 @@ def read_text(path: str | Path) -> str:
     errors of the file system stay OSError, because a restart may succeed after them.
     """
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        return find_path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise ValueError(f"file not found: {path}") from error
     except (IsADirectoryError, NotADirectoryError, PermissionError) as error:

@@ -321,7 +321,7 @@ class ClipForm:
             raise ValueError(
                 f"a training video must last {self.frames} frames at {self.fps:g} per second "
                 f"(sample_n_frames, fps), got {found.num_frames} at {found.fps:g} in {path}; lower "
-                "sample_n_frames or leave the video out"
+                "sample_n_frames, set the fps of the videos, or leave this one out"
             )
 
     def changes(self, found: Header) -> list[str]:
@@ -343,7 +343,7 @@ class ClipForm:
 
     def _length(self, found: Header) -> int:
         """Return the number of frames at the rate of this form."""
-        return math.floor(found.num_frames / found.fps * self.fps + 0.5 + 1e-6)
+        return max(1, math.floor(found.num_frames / found.fps * self.fps + 0.5 + 1e-6))
 
     def has_size(self, height: int, width: int) -> bool:
         """Return whether a file has this size, perhaps enlarged by `write_video`."""
@@ -404,7 +404,7 @@ def _at_rate(
             count += 1
         shown = picture
         end = time + 1 / own
-    while shown is not None and count < math.floor(end * rate + Fraction(1, 2)):
+    while shown is not None and count < max(1, math.floor(end * rate + Fraction(1, 2))):
         yield shown
         count += 1
 
@@ -515,8 +515,14 @@ def _turn_of(
     # side_data makes a cycle that keeps the decoder and its threads alive until the next collection
     if not picture.rotation:
         return None
-    matrix = picture.side_data[av.sidedata.sidedata.Type.DISPLAYMATRIX]
-    a, b, _, c, d = np.sign(np.frombuffer(bytes(matrix), np.int32)[:5]).tolist()
+    try:
+        data = picture.side_data[av.sidedata.sidedata.Type.DISPLAYMATRIX]
+        matrix = np.frombuffer(bytes(data), np.int32)[:5]
+    except ValueError:  # PyAV does not know all that a frame may have beside it, such as EXIF
+        angle = math.radians(-picture.rotation)
+        cos, sin = math.cos(angle), math.sin(angle)
+        matrix = np.array([cos, sin, 0.0, -sin, cos]).round(6)
+    a, b, _, c, d = map(int, np.sign(matrix))
     if b and c and not (a or d):
         rows, columns = b, c
     elif a and d and not (b or c):

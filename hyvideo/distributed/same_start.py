@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from hyvideo.data.digests import digest_file, digest_of
-from hyvideo.data.files import ROOT
 from hyvideo.distributed.collectives import agree
 from hyvideo.distributed.mesh import Mesh
 
@@ -18,7 +17,8 @@ PACKAGES = ("torch", "diffusers", "transformers")
 
 def require_same_start(settings: Mapping[str, Any], device: torch.device, mesh: Mesh) -> None:
     """Raise ValueError on all ranks if they have other code, versions or settings. Collective."""
-    agree("the Python code of the project:", code_digest(ROOT), mesh)
+    root = Path(__file__).resolve().parents[2]  # of an installed copy, where packages are
+    agree("the Python code of the project:", code_digest(root), mesh)
     versions = {name: metadata.version(name) for name in PACKAGES}
     # Patch versions of Python have the same language and library.
     versions["Python"] = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -221,8 +221,9 @@ def transformer_folder(
             f"{label}: {versions} has no such folder with a config.json; available: {present}"
         )
     raise ValueError(
-        f"{label}: {root} has neither a transformer folder nor a config.json; set "
-        "pretrained_model_root"
+        f"{label}: {root} has neither a transformer folder nor a config.json; there is "
+        f"{weight_files.contents_of(Path(root))}. Set pretrained_model_root to a folder in "
+        "diffusers' layout, or to the name of its repository on the Hugging Face Hub"
     )
 
 

@@ -196,11 +196,9 @@ def _weight_paths(folder: Folder, stem: str) -> list[Path]:
             "programs differ in which of them they read; delete the older of the two"
         )
     if not paths:
-        there = sorted(path.name for path in folder.path.iterdir()) if folder.path.is_dir() else []
-        listed = ", ".join(there[:_NUM_PROBLEMS_SHOWN]) or "nothing"
         raise ValueError(
             f"{folder.label}: {folder.path} has neither {whole.name} nor {index.name}; there is "
-            f"{listed}. Download the first, or the second and its parts; a variant such as "
+            f"{contents_of(folder.path)}. Download the first, or the second and its parts; a variant such as "
             f"{stem}.fp16.safetensors may be renamed"
         )
     if missing:
@@ -208,6 +206,15 @@ def _weight_paths(folder: Folder, stem: str) -> list[Path]:
             f"{folder.label}: {listed_in} lists {missing}, which are missing from {folder.path}"
         )
     return paths
+
+
+def contents_of(folder: Path) -> str:
+    """Return the first names in a folder, for a message."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    more = (
+        f" and {len(names) - _NUM_PROBLEMS_SHOWN} more" if len(names) > _NUM_PROBLEMS_SHOWN else ""
+    )
+    return (", ".join(names[:_NUM_PROBLEMS_SHOWN]) or "nothing") + more
 
 
 def stream_tensors(

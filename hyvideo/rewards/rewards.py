@@ -9,7 +9,7 @@ import inspect
 import math
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -163,6 +163,8 @@ class Reward:
     total: float  # weighted sum of the scores
     scores: Scores  # by dimension
     reason: str | None = None  # why the reward is missing
+    # prompt and frames per second that the scorers were given; None if they were not called
+    asked: tuple[str, float] | None = field(default=None, compare=False)
 
     @property
     def is_missing(self) -> bool:

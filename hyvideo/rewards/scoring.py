@@ -342,7 +342,10 @@ class AsyncScorer:
                         "`dimensions`"
                     )
                 results[row] = ScoreResult(scores | results[row].scores, reason)
-        return [self._reward(result) for result in results]
+        return [
+            replace(self._reward(result), asked=(prompt, fps))
+            for result, prompt in zip(results, prompts, strict=True)
+        ]
 
     def _reward(self, result: ScoreResult) -> Reward:
         total = weighted_sum(result.scores, self.weights)

@@ -195,10 +195,14 @@ class Config(BaseModel):
             return config
 
     def _with_cached_weights(self) -> "Config":
-        """Return the settings with the folder of a repository in the hub's cache; the sizes of a
-        version that is not listed are in its files, so these are downloaded.
+        """Return the settings with the project's own folder of assets, or that of a repository in
+        the hub's cache; the sizes of a version that is not listed are in its files, so these are
+        downloaded.
         """
         root = self.model.pretrained_model_root
+        found = find_path(root)
+        if found != Path(root):
+            return self.with_settings(pretrained_model_root=str(found))
         if not is_repository(root) and not Path(root).name.startswith(CACHED_REPOSITORY):
             return self
         from hyvideo.models.hub import local_folder  # slow to import

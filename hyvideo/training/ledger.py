@@ -124,6 +124,8 @@ class Ledger:
                 entry["video"] = rollouts.videos[row]
             if reward := rollouts.rewards.get(row):  # scored by this rank
                 entry["reward"] = _number(reward.total)
+                if reward.asked:
+                    entry["asked"] = [prompt_digest(reward.asked[0]), reward.asked[1]]
                 entry |= {
                     f"score/{name}": _number(value)
                     for name, value in reward.scores.items()

@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from scripts.audit.files import audit_files
 from scripts.audit.improvement import PLAN, audit_improvement
 from scripts.audit.outputs import audit_samples, audit_scores
 from scripts.audit.pages import audit_report
@@ -80,6 +81,7 @@ def audit_of(folder: Path, *, score: bool = False, sample: bool = False) -> Audi
 def audit_run(run: Run, *, score: bool = False, sample: bool = False) -> Audit:
     """Return the statements about a run."""
     audit = Audit()
+    audit_files(run, audit)
     audit_rewards(run, audit)
     audit_advantages(run, audit)
     audit_rollouts(run, audit)

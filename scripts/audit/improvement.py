@@ -5,7 +5,7 @@ what each round trains on.
 import json
 from pathlib import Path
 
-from scripts.audit.run import Run, read_csv
+from scripts.audit.run import Run, read_csv, read_table
 from scripts.audit.statements import Audit
 
 TOPIC = "Improvement"
@@ -30,7 +30,7 @@ def audit_improvement(folder: Path, audit: Audit) -> list[Path]:
             prompts = [
                 row["prompt"].strip()
                 for path in plan["prompts_csv"]
-                for row in read_csv(Path(path))
+                for row in read_table(Path(path), "prompt")
             ]
             expected = [prompt for prompt in prompts for _ in range(plan["num_videos"])]
             rows.equal(
@@ -46,9 +46,11 @@ def audit_improvement(folder: Path, audit: Audit) -> list[Path]:
             checkpoint = None
             if number > 1:
                 last = f"{(number - 1) * plan['max_steps']:06d}"
-                checkpoint = str(folder.resolve() / f"round{number - 1}/run/checkpoints/{last}")
+                checkpoint = f"round{number - 1}/run/checkpoints/{last}"
+            # without the folder, which may have another name by now
             found = {
-                video["checkpoint"] and str(Path(video["checkpoint"]).resolve()) for video in videos
+                video["checkpoint"] and "/".join(Path(video["checkpoint"]).parts[-4:])
+                for video in videos
             }
             rows.equal(f"checkpoint of round {number}", {checkpoint}, found)
     text = "each score belongs to its video and prompt"
@@ -79,7 +81,8 @@ def audit_improvement(folder: Path, audit: Audit) -> list[Path]:
     with audit.compare(TOPIC, text, "round*/run/config.yaml") as rows:
         for path in rounds:
             if (path / "run" / "config.yaml").is_file():
-                found = [Path(each).resolve() for each in Run(path / "run").get("videos_csv")]
+                given = Run(path / "run").get("videos_csv")
+                found = ["/".join(Path(each).parts[-3:]) for each in given]
                 chosen = "rated" if plan["rate"] else "scores"
-                rows.equal(path.name, [(path / chosen / "videos.csv").resolve()], found)
+                rows.equal(path.name, [f"{path.name}/{chosen}/videos.csv"], found)
     return [path / "run" for path in rounds if (path / "run" / "config.yaml").is_file()]

@@ -19,38 +19,46 @@ def audit_report(run: Run, audit: Audit) -> None:
     with audit.compare(TOPIC, text, "report.html, metrics.jsonl, samples/", 1e-4) as rows:
         if not file.is_file():
             raise CannotCheck("the run has no report.html")
+        page = file.read_text(encoding="utf-8")
         data = re.search(
-            r'<script type="application/json" id="data">(.*?)</script>', file.read_text(), re.DOTALL
+            r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL
         )
+        if data is None:
+            raise CannotCheck("report.html has no data")
         (shown,) = json.loads(data[1])["runs"].values()
-        lines = [line for line in run.metrics if line["iteration"] > 0]
         # the report of a run that goes on is that of its last validation
-        rows.equal("iterations", True, shown["iterations"] <= len(lines))
+        last = shown["iterations"]
+        rows.equal("last iteration", min(last, run.last_iteration), last)
+        lines = [line for line in run.metrics if 0 < line["iteration"] <= last]
         if len(lines) <= CURVES:
             for name, points in shown["metrics"].items():
+                rows.equal(f"points of {name}", len(lines), len(points))
                 for line, point in zip(lines, points):
                     value = line.get(name)
                     if isinstance(value, int | float):
                         where = f"{name} of iteration {line['iteration']}"
-                        scale = max(abs(value), 1e-12)
-                        rows.number(where, value / scale, None if point is None else point / scale)
-        expected = gain(run)
-        if expected and shown["gain"]:
+                        rows.number(where, value, point, max(abs(value), 1e-12))
+        expected, given = gain(run, last), shown["gain"]
+        rows.equal("whether there is a gain", expected is not None, given is not None)
+        if expected and given:
             mean, half = expected
-            rows.number("gain of the reward", mean, shown["gain"]["mean"])
+            rows.number("gain of the reward", mean, given["mean"])
+            if printed := re.search(r'class="gain">([+−]?\d+\.(\d+))', page):
+                rounding = 0.51 * 10.0 ** -len(printed[2])
+                value = float(printed[1].replace("−", "-"))
+                rows.small("printed gain, its difference", abs(mean - value), rounding)
             if half is not None:
-                rows.number(
-                    "interval of the gain", half, shown["gain"]["mean"] - shown["gain"]["low"]
-                )
+                rows.number("lower end of the gain's interval", mean - half, given["low"])
+                rows.number("upper end of the gain's interval", mean + half, given["high"])
 
 
-def gain(run: Run) -> tuple[float, float | None] | None:
-    """Return the mean gain of the validation reward over the prompts, and half of its 95 %
-    interval by Student's t; None without two validations.
+def gain(run: Run, last: int) -> tuple[float, float | None] | None:
+    """Return the mean gain of the validation reward over the prompts until iteration ``last``, and
+    half of its 95 % interval by Student's t; None without two validations.
     """
     from scipy.stats import t
 
-    validations = run.validations
+    validations = {i: entries for i, entries in run.validations.items() if i <= last}
     if 0 not in validations or max(validations) == 0:
         return None
     before = {entry["number"]: entry for entry in validations[0]}
@@ -60,6 +68,8 @@ def gain(run: Run) -> tuple[float, float | None] | None:
         if None not in (first, entry["reward"]):
             by_prompt[entry["group"]].append(entry["reward"] - first)
     means = [fmean(values) for values in by_prompt.values()]
+    if not means:
+        return None
     if len(means) < 2:
         return fmean(means), None
     half = t.ppf(0.975, len(means) - 1) * stdev(means) / math.sqrt(len(means))

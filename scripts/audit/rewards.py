@@ -57,6 +57,15 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
             for entry in entries_of(line):
                 where = f"iteration {line['iteration']}, rollout {entry['number']}"
                 rows.number(where, weighted(_named(entry), run.weights), entry["reward"])
+    text = "each video was scored with the prompt of its rollout, at the rate of the run"
+    with audit.compare(REWARDS, text, files) as rows:
+        for line in run.rollout_lines:
+            if "reward" not in line["rollouts"]:
+                raise Inapplicable
+            for entry in entries_of(line):
+                if entry.get("asked"):
+                    where = f"iteration {line['iteration']}, rollout {entry['number']}"
+                    rows.equal(where, [entry["prompt"], run.get("fps")], entry["asked"])
     with audit.compare(
         REWARDS,
         "mean, spread within groups and number of missing rewards",
@@ -148,8 +157,12 @@ def _audit_validations(run: Run, audit: Audit) -> None:
                     mean = fmean(entry[name] for entry in known)
                     rows.number(f"validation/{name} of {where}", mean, found[f"validation/{name}"])
     with audit.compare(
-        REWARDS, "validation has its prompts in order, each as often as set", "samples/, the CSV"
+        REWARDS,
+        "validation has its prompts in order, each as often as set",
+        "samples/, valid_video_csv",
     ) as rows:
+        if not run.get("valid_video_csv"):
+            raise Inapplicable
         repeats = run.get("validation_repeats", 1)
         expected = [prompt for prompt in run.prompts("valid_video_csv") for _ in range(repeats)]
         for iteration, entries in run.validations.items():
@@ -186,7 +199,7 @@ def audit_advantages(run: Run, audit: Audit) -> None:
                 where = f"iteration {line['iteration']}, group {number}"
                 rows.numbers(where, expected, [entry["advantage"] for entry in group])
     with audit.compare(
-        ADVANTAGES, "the same, from the rollouts that were recorded", "rollouts/", 1e-5
+        ADVANTAGES, "advantages of the saved rollouts follow from their rewards", "rollouts/", 1e-5
     ) as rows:
         if "reward" not in run.first_rollouts:
             raise Inapplicable

@@ -25,12 +25,16 @@ def audit_rollouts(run: Run, audit: Audit) -> None:
                 rows.equal(f"group {number} of {where}", list(range(run.group_size)), members)
                 prompts = {entry["prompt"] for entry in group}
                 rows.equal(f"prompts of group {number} of {where}", 1, len(prompts))
+    files = "audit.jsonl, metrics.jsonl"
     with audit.compare(
-        TOPIC, "the iterations of audit.jsonl are those of metrics.jsonl", "both"
+        TOPIC, "the iterations of audit.jsonl are those of metrics.jsonl", files
     ) as rows:
         found = [line["iteration"] for line in run.lines]
-        rows.equal("iterations", sorted(set(found)), found)
-        rows.equal("iterations", [i for i in run.by_iteration if i >= found[0]], found)
+        # a run that began before audit.jsonl was recorded, or goes on with --record none
+        last = found[-1] if run.get("record") == "none" else run.last_iteration
+        measured = [line["iteration"] for line in run.metrics]
+        rows.equal("iterations", [i for i in measured if found[0] <= i <= last], found)
+        rows.equal("iterations, in order and once", sorted(set(measured)), measured)
     _audit_prompts(run, audit)
     _audit_noise(run, audit)
     _audit_updates(run, audit)
@@ -39,7 +43,7 @@ def audit_rollouts(run: Run, audit: Audit) -> None:
 
 def _audit_prompts(run: Run, audit: Audit) -> None:
     text = "each prompt once per epoch, in the order of the seed"
-    with audit.compare(TOPIC, text, "audit.jsonl, the CSV") as rows:
+    with audit.compare(TOPIC, text, "audit.jsonl, prompts_csv") as rows:
         prompts = run.prompts("prompts_csv") if not run.trains_given_videos else None
         for line in run.rollout_lines:
             found = groups(line)
@@ -80,6 +84,8 @@ def _audit_noise(run: Run, audit: Audit) -> None:
     validated: dict[int, list[float]] = {}
     text = "the noise of a validation video is that of its seed, prompt and repeat"
     with audit.compare(TOPIC, text, "samples/", 1e-7) as rows:
+        if not run.get("valid_video_csv"):
+            raise Inapplicable
         requests = [prompt for prompt in run.prompts("valid_video_csv") for _ in range(repeats)]
         for iteration, entries in run.validations.items():
             file = run.folder / "samples" / f"{iteration:06d}" / "noise.json"

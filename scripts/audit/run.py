@@ -2,6 +2,7 @@
 
 import csv
 import hashlib
+import io
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,15 +45,18 @@ class Run:
                 f"RUN must be the output_dir of a run, or a folder of scripts.improve or "
                 f"scripts.compare_recipes; {folder} has no config.yaml"
             )
-        self.settings: dict[str, Any] = yaml.safe_load((folder / "config.yaml").read_text())
+        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        if not isinstance(settings, dict) or "environment" not in settings:
+            raise ValueError(
+                f"{folder / 'config.yaml'} lacks the `environment` that a run writes into it; RUN "
+                "must be the output_dir of a run"
+            )
+        self.settings: dict[str, Any] = settings
         self.processes = self.settings["environment"]["processes"]
         self.metrics = read_lines(folder / ITERATIONS)
-        self.by_iteration = {line["iteration"]: line for line in self.metrics}
+        self.by_iteration = Lines({line["iteration"]: line for line in self.metrics})
         self.all_lines = read_lines(folder / LEDGER)
-        if (
-            self.all_lines
-            and self.all_lines[-1]["iteration"] == max(self.by_iteration, default=0) + 1
-        ):
+        if self.all_lines and self.all_lines[-1]["iteration"] == self.last_iteration + 1:
             del self.all_lines[-1]  # of an iteration that is not finished, or was not validated
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -67,6 +71,8 @@ class Run:
     @property
     def lines(self) -> list[dict]:
         """Lines of audit.jsonl. Raises CannotCheck if the run has none."""
+        if not self.all_lines and not any(self.by_iteration):
+            raise CannotCheck("the run has not finished an iteration")
         if not self.all_lines:
             raise CannotCheck(
                 f"the run has no {LEDGER}: it was made by an earlier version, or with --record none"
@@ -142,7 +148,16 @@ class Run:
         """Entries of each scores.json of rollouts and validations, by its folder."""
         files = sorted(self.folder.glob("rollouts/*/scores.json"))
         files += sorted(self.folder.glob("samples/*/scores.json"))
-        return {file.parent: json.loads(file.read_text()) for file in files}
+        return {
+            file.parent: read_json(file)
+            for file in files
+            if file.parent.name.isdecimal() and int(file.parent.name) <= self.last_iteration
+        }
+
+    @property
+    def last_iteration(self) -> int:
+        """The last iteration that is finished; 0 if none is."""
+        return max(self.by_iteration, default=0)
 
     @property
     def rollout_scores(self) -> dict[int, list[dict]]:
@@ -162,11 +177,11 @@ class Run:
         }
 
     def prompts(self, setting: str) -> list[Prompt]:
-        """Return the rows of the CSV files of a setting. Raises CannotCheck if one has moved."""
+        """Return the rows of the files of a setting. Raises CannotCheck if one has moved."""
         rows: list[Prompt] = []
         for path in self.paths(setting):
-            for row in read_csv(path):
-                seed = (row.get("seed") or "").strip().removesuffix(".0")
+            for row in read_table(path, "prompt"):
+                seed = row.get("seed", "").strip().removesuffix(".0")
                 rows.append(Prompt(row["prompt"].strip(), int(seed) if seed else None))
         return rows
 
@@ -195,6 +210,20 @@ class Run:
         }
 
 
+class Lines(dict):
+    """Lines of metrics.jsonl by iteration."""
+
+    def __missing__(self, iteration: int):
+        raise CannotCheck(f"{ITERATIONS} has no line of iteration {iteration}")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CannotCheck(f"{path} is not valid JSON ({error})") from error
+
+
 def read_lines(path: Path) -> list[dict]:
     """Return the JSON objects of a file, without a last line that was cut."""
     if not path.is_file():
@@ -204,10 +233,43 @@ def read_lines(path: Path) -> list[dict]:
     for number, line in enumerate(lines, 1):
         try:
             found.append(json.loads(line))
-        except ValueError:
+        except ValueError as error:
             if number < len(lines):
-                raise
+                raise ValueError(f"line {number} of {path} is not valid JSON ({error})") from error
     return found
+
+
+def read_table(path: Path, *needed: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV, TSV, JSON, JSONL or text file that are not blank, with the names of
+    their columns in lower case. Raises CannotCheck if a ``needed`` column is missing.
+    """
+    if path.is_dir():
+        raise CannotCheck(f"the audit reads files, and {path} is a folder")
+    text = path.read_text(encoding="utf-8-sig")
+    kind = path.suffix.lower()
+    if kind in (".json", ".jsonl", ".ndjson"):
+        texts = [text] if kind == ".json" else [line for line in text.split("\n") if line.strip()]
+        values = [json.loads(each) for each in texts]
+        values = [row for each in values for row in (each if isinstance(each, list) else [each])]
+        values = [{"prompt": each} if isinstance(each, str) else each for each in values]
+        rows = [
+            {name: "" if cell is None else str(cell) for name, cell in each.items()}
+            for each in values
+        ]
+    elif kind == ".txt" and "prompt" not in text.lstrip().partition("\n")[0].lower():
+        rows = [{"prompt": line} for line in text.split("\n")]
+    else:
+        mark = max(",;\t", key=text.lstrip().partition("\n")[0].count)
+        rows = [
+            {name: cell or "" for name, cell in row.items() if name is not None}
+            for row in csv.DictReader(io.StringIO(text, newline=""), delimiter=mark)
+        ]
+    rows = [row for row in rows if any(cell.strip() for cell in row.values())]
+    rows = [{name.strip().lower(): cell for name, cell in row.items()} for row in rows]
+    for name in needed:
+        if not all(name in row for row in rows):
+            raise CannotCheck(f"{path} has no column `{name}`, and the audit knows no other names")
+    return rows
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:

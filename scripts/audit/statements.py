@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 
 AGREES, DIFFERS, UNCHECKED = "agrees", "differs", "cannot be checked"
 
@@ -33,22 +34,32 @@ class Statement:
 class Comparison:
     """Collects the values of one statement."""
 
-    tolerance: float  # of numbers, relative to the larger of 1 and the expected value
+    tolerance: float  # of numbers, relative to their scale
     count: int = 0
     largest: float = 0.0
     differing: int = 0
     first: str = ""
 
-    def number(self, where: str, expected: float | None, found: float | None) -> None:
-        """Compare two numbers; None and NaN are missing values, equal to one another."""
+    def number(
+        self,
+        where: str,
+        expected: float | None,
+        found: float | None,
+        scale: float | None = None,
+    ) -> None:
+        """Compare two numbers; None and NaN are missing values, equal to one another. ``scale``: what
+        their difference is relative to; the larger of 1 and the expected value unless given.
+        """
         self.count += 1
         missing = [value is None or math.isnan(value) for value in (expected, found)]
         if any(missing):
             difference = 0.0 if all(missing) else math.inf
         elif expected == found:  # also two infinities
             difference = 0.0
+        elif math.isinf(expected) or math.isinf(found):
+            difference = math.inf
         else:
-            difference = abs(expected - found) / max(1.0, abs(expected))
+            difference = abs(expected - found) / (scale or max(1.0, abs(expected)))
         self.largest = max(self.largest, difference)
         if difference > self.tolerance:
             self._differ(where, expected, found)
@@ -99,23 +110,27 @@ class Audit:
         `Inapplicable`.
         """
         found = Comparison(tolerance)
+        reason = ""
         try:
             yield found
         except Inapplicable:
             return
-        except CannotCheck as reason:
-            self.cannot(topic, text, files, str(reason))
-            return
-        except (KeyError, IndexError, TypeError, ValueError, OSError) as error:
-            self.cannot(topic, text, files, f"{type(error).__name__}: {error}")
-            return
+        except CannotCheck as error:
+            reason = str(error)
+        except KeyError as error:
+            reason = f"the files lack {error}"
+        except Exception as error:  # of a damaged file; the other statements are still checked
+            reason = f"{type(error).__name__}: {error}"
         if not found.count:
-            self.cannot(topic, text, files, "the run has recorded no values of this kind")
+            reason = reason or "the run has recorded no values of this kind"
+        if reason and not found.differing:  # a difference that was found before is reported
+            self.cannot(topic, text, files, reason)
             return
         verdict, because = AGREES, ""
         if found.differing:
             verdict = DIFFERS
             because = f"{found.differing} of {found.count} differ, first {found.first}"
+            because += f"; the others cannot be checked: {reason}" if reason else ""
         self.statements.append(
             Statement(topic, text, files, verdict, found.count, found.largest, because)
         )
@@ -146,12 +161,13 @@ class Audit:
         lines = []
         for topic in dict.fromkeys(statement.topic for statement in self.statements):
             lines.append(f"\n{topic}")
-            for each in self.statements:
-                if each.topic != topic:
-                    continue
+            rows = [statement for statement in self.statements if statement.topic == topic]
+            for each, after in zip_longest(rows, rows[1:]):
                 lines.append(f"  {_mark(each):<18}{each.text} ({each.files})")
-                if each.because:
-                    lines.append(f"  {'':<18}because: {each.because}")
+                # statements in a row with the same reason have it once
+                if each.because and not (after and after.because == each.because):
+                    because = "" if each.verdict == DIFFERS else "because "
+                    lines.append(f"  {'':<18}  {because}{each.because}")
         lines.append(f"\n{summary(self.statements)}")
         return "\n".join(lines).lstrip("\n")
 

@@ -7,7 +7,7 @@ from statistics import fmean
 from scripts.audit import formulas
 from scripts.audit.rewards import entries_of
 from scripts.audit.rollouts import eta_of, levels_of, steps_with_noise, trained_per_rollout
-from scripts.audit.run import Run
+from scripts.audit.run import Run, read_json
 from scripts.audit.statements import Audit, CannotCheck, Inapplicable
 
 TOPIC = "Update"
@@ -75,7 +75,7 @@ def _audit_rates(run: Run, audit: Audit) -> None:
             for update in line["updates"]:
                 share = min(1.0, (made + 1) / warmup) if warmup else 1.0
                 where = f"iteration {line['iteration']}, update {update['update']}"
-                rows.number(where, share, update["lr"] / full)
+                rows.number(where, share * full, update["lr"], full)
                 if update["grad_norm"] is not None:
                     made += 1
                     weighted.append((update["lr"], update["num_terms"]))
@@ -95,8 +95,9 @@ def _audit_mean_rates(run: Run, audit: Audit) -> None:
             shares = [min(1.0, (total + i + 1) / warmup) if warmup else 1.0 for i in range(made)]
             total += made
             if made:
-                found = run.by_iteration[iteration]["lr"] / run.get("learning_rate", 1e-5)
-                rows.number(f"iteration {iteration}", fmean(shares), found)
+                full = run.get("learning_rate", 1e-5)
+                found = run.by_iteration[iteration]["lr"]
+                rows.number(f"iteration {iteration}", fmean(shares) * full, found, full)
 
 
 def _check_mean(rows, run: Run, line: dict, name: str, weighted, *, scale: float = 1.0) -> None:
@@ -105,7 +106,7 @@ def _check_mean(rows, run: Run, line: dict, name: str, weighted, *, scale: float
     mean = sum(value * terms for value, terms in weighted) / total
     found = run.by_iteration[line["iteration"]][name]
     where = f"{name} of iteration {line['iteration']}"
-    rows.number(where, mean / scale, None if found is None else found / scale)
+    rows.number(where, mean, found, scale)
 
 
 def strategy(run: Run) -> str:
@@ -119,7 +120,7 @@ def strategy(run: Run) -> str:
 
 def _audit_coefficient(run: Run, audit: Audit) -> None:
     text = "the KL coefficient follows from the KL of the updates before it"
-    with audit.compare(TOPIC, text, "audit.jsonl, config.yaml", 1e-6) as rows:
+    with audit.compare(TOPIC, text, "audit.jsonl, checkpoints/, config.yaml", 1e-6) as rows:
         first_update(run)
         if "kl_weight" not in run.settings:
             raise Inapplicable
@@ -139,12 +140,16 @@ def _audit_coefficient(run: Run, audit: Audit) -> None:
             weighted = []
             for update in line["updates"]:
                 where = f"iteration {line['iteration']}, update {update['update']}"
-                rows.number(where, coefficient.value / scale, update["kl_coef"] / scale)
+                rows.number(where, coefficient.value, update["kl_coef"], scale)
                 if update["grad_norm"] is not None:
                     coefficient.observe(update["kl"])
                     weighted.append((update["kl_coef"], update["num_terms"]))
             if weighted:
                 _check_mean(rows, run, line, "kl/coef", weighted, scale=scale)
+            if folder := run.checkpoints.get(line["iteration"]):
+                found = read_json(folder / "state.json")["kl_coefficient"]["value"]
+                where = f"after the update of checkpoint {line['iteration']}"
+                rows.number(where, coefficient.value, found, scale)
 
 
 def _audit_anchor(run: Run, audit: Audit) -> None:
@@ -171,6 +176,8 @@ def updates_made(run: Run) -> dict[int, int]:
             continue
         made[iteration] = line["update"] - before
         before = line["update"]
+    if not made:
+        raise CannotCheck("the run has not finished an iteration")
     if 1 not in made:
         raise CannotCheck("metrics.jsonl does not begin with the first iteration")
     return made
@@ -213,15 +220,13 @@ def _audit_terms(run: Run, audit: Audit) -> None:
             where = f"iteration {line['iteration']}, update {update['update']}"
             mean = fmean(term["kl"] for term in terms)
             scale = max(1e-12, max(abs(term["kl"]) for term in terms))
-            rows.number(where, mean / scale, update["kl"] / scale)
+            rows.number(where, mean, update["kl"], scale)
             if run.objective not in ("grpo", "nft"):
                 continue
             position, velocity = kl_weights(run)
             for term in terms:
                 expected = position * term["kl/position"] + velocity * term["kl/velocity"]
-                rows.number(
-                    f"{where}, rollout {term['rollout']}", expected / scale, term["kl"] / scale
-                )
+                rows.number(f"{where}, rollout {term['rollout']}", expected, term["kl"], scale)
     text = "each term of the loss: its policy part and the coefficient times its KL"
     with audit.compare(TOPIC, text, "audit.jsonl", 1e-5) as rows:
         for line, update, terms in terms_of(run):
@@ -248,10 +253,8 @@ def _audit_terms(run: Run, audit: Audit) -> None:
                 found = run.by_iteration[iteration].get(name)
                 if found is not None:
                     scale = max(1e-12, max(map(abs, each)))
-                    rows.number(
-                        f"{name} of iteration {iteration}", fmean(each) / scale, found / scale
-                    )
-    text = "the learning-rate and KL metrics are of these updates; the norm is their mean"
+                    rows.number(f"{name} of iteration {iteration}", fmean(each), found, scale)
+    text = "the gradient norm of an iteration is the mean of its updates, weighted by their terms"
     with audit.compare(TOPIC, text, "audit.jsonl, metrics.jsonl", 1e-6) as rows:
         for line in run.lines:
             weighted = [(u["grad_norm"], u["num_terms"]) for u in applied(line)]
@@ -366,7 +369,11 @@ def _audit_forwards(run: Run, audit: Audit) -> None:
             cost = run.by_iteration[line["iteration"]]["cost/forwards"] * own
             if passed.get("training"):
                 factors.add(round((cost - passed.get("sampling", 0)) / passed["training"], 6))
-        rows.equal("factor in all iterations", 1, max(1, len(factors)))
+            else:
+                where = f"iteration {line['iteration']}, without a gradient"
+                rows.number(where, passed.get("sampling", 0), cost)
+        if factors:
+            rows.equal("factors of all iterations", 1, len(factors))
         for factor in factors:
             is_plain = any(math.isclose(factor, each) for each in (3, 4)) or 3 < factor < 4
             rows.equal(f"factor {factor:g} of a pass with a gradient", True, is_plain)

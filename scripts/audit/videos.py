@@ -7,7 +7,7 @@ from pathlib import Path
 
 from scripts.audit import chance
 from scripts.audit.rewards import groups
-from scripts.audit.run import Run, read_csv
+from scripts.audit.run import Run, read_table
 from scripts.audit.statements import Audit, CannotCheck
 
 TOPIC = "Given videos"
@@ -19,7 +19,8 @@ def audit_videos(run: Run, audit: Audit) -> None:
     if not run.trains_given_videos:
         return
     text = "an iteration has the videos whose turn it is, by the order of the seed"
-    with audit.compare(TOPIC, text, "audit.jsonl, the CSV") as rows:
+    setting = "videos_csv" if run.objective == "sft" else "pairs_csv"
+    with audit.compare(TOPIC, text, f"audit.jsonl, {setting}") as rows:
         examples = kept_videos(run) if run.objective == "sft" else preferences(run)
         for line in run.lines:
             found = groups(line)
@@ -29,7 +30,27 @@ def audit_videos(run: Run, audit: Audit) -> None:
                 for entry in group:
                     where = f"iteration {line['iteration']}, group {number}"
                     expected = videos[entry["member"] % len(videos)]
-                    rows.equal(where, str(expected.resolve()), str(Path(entry["video"]).resolve()))
+                    found = Path(entry["video"])
+                    if is_same(expected, found):
+                        found = expected
+                    rows.equal(where, str(expected), str(found))
+
+
+def is_same(expected: Path, found: Path) -> bool:
+    """Return whether two paths are those of one file, also where the folder has another name now:
+    then the last two parts of both are the same.
+    """
+    if expected.resolve() == found.resolve():
+        return True
+    return not found.exists() and expected.parts[-2:] == found.parts[-2:]
+
+
+def _file(folder: Path, name: str) -> Path:
+    """Return the file that a cell names, relative to the folder of its table or to where the run
+    was started.
+    """
+    given = Path(name)
+    return given if given.exists() and not (folder / name).exists() else folder / name
 
 
 def kept_videos(run: Run) -> list[tuple[Path]]:
@@ -39,9 +60,9 @@ def kept_videos(run: Run) -> list[tuple[Path]]:
     rows = []
     for path in run.paths("videos_csv"):
         path = path / "videos.csv" if path.is_dir() else path
-        for row in read_csv(path):
+        for row in read_table(path, "prompt", "video"):
             if row.get("keep", "1").strip().casefold() in YES:
-                rows.append((row, path.parent / row["video"].strip()))
+                rows.append((row, _file(path.parent, row["video"].strip())))
     fraction = run.get("keep_fraction", 1.0)
     kept = set(range(len(rows)))
     if fraction < 1:
@@ -65,17 +86,16 @@ def preferences(run: Run) -> list[tuple[Path, Path]]:
     pairs = []
     for path in run.paths("pairs_csv"):
         path = path / "pairs.csv" if path.is_dir() else path
-        for row in read_csv(path):
+        for row in read_table(path, "prompt", "first", "second", "answer"):
             answer = row["answer"].strip().casefold()
             if weights and not weights.get(row.get("dimension", "").strip(), 0):
                 continue
-            if answer not in ("first", "second", "1", "2", "a", "b"):
-                if answer in ("tie", "equal", "0", "both"):
-                    continue
+            if answer in ("tie", "both_bad"):
+                continue
+            if answer not in ("first", "second"):
                 raise CannotCheck(f"the audit does not know the answer {answer!r}")
-            first, second = (path.parent / row[name].strip() for name in ("first", "second"))
-            is_first = answer in ("first", "1", "a")
-            videos = (first, second) if is_first else (second, first)
+            first, second = (_file(path.parent, row[name].strip()) for name in ("first", "second"))
+            videos = (first, second) if answer == "first" else (second, first)
             pairs.append((row["prompt"].strip(), videos))
     prompts = sorted({prompt for prompt, _ in pairs})
     count = min(len(prompts) - 1, max(1, round(HELD_OUT * len(prompts))))

@@ -1,5 +1,6 @@
 """Checkpoints: their counters, the EMA, the anchor, and the steps of AdamW between two of them."""
 
+import hashlib
 import json
 import math
 import warnings
@@ -8,17 +9,29 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from scripts.audit.run import Run
+from scripts.audit.run import Run, read_json
 from scripts.audit.statements import Audit, CannotCheck, Comparison, Inapplicable
 from scripts.audit.updates import applied, strategy
 
 TOPIC = "Checkpoints"
 MOST = 200  # parameters that are read, of a large model
+LARGEST = 2**30  # bytes of a file whose digest is recomputed
 PART = 20  # that are in memory together
 ROUNDING = 2e-5  # of float32, relative to the largest element of a tensor
 
 
 def audit_checkpoints(run: Run, audit: Audit) -> None:
+    text = "checkpoints are of this run, and their files have their digests"
+    with audit.compare(TOPIC, text, "checkpoints/, run.json") as rows:
+        record = read_json(run.folder / "run.json")
+        for iteration, folder in run.checkpoints.items():
+            where = f"checkpoint {iteration}"
+            rows.equal(f"run of {where}", record["run"], read_json(folder / "state.json")["run"])
+            for name, digest in read_json(folder / "digests.json").items():
+                if not (folder / name).is_file():
+                    rows.equal(f"{name} of {where}", "file", "no file")
+                elif (folder / name).stat().st_size <= LARGEST:
+                    rows.equal(f"{name} of {where}", digest, _digest(folder / name))
     text = "a checkpoint has the counters and the metrics of its iteration"
     with audit.compare(TOPIC, text, "checkpoints/, state.json, metrics.jsonl") as rows:
         for iteration, folder in run.checkpoints.items():
@@ -35,6 +48,11 @@ def audit_checkpoints(run: Run, audit: Audit) -> None:
     _audit_average(run, audit)
     _audit_anchor(run, audit)
     _audit_adam(run, audit)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
 def _audit_average(run: Run, audit: Audit) -> None:
@@ -148,8 +166,9 @@ def _check_step(rows: Comparison, where: str, old: Adam, new: Adam, lr: float, r
 
 
 def betas(run: Run) -> tuple[float, float]:
-    """Return the decays of AdamW's moments."""
-    return tuple(run.get("betas", (0.9, 0.999)))
+    """Return the decays of AdamW's moments, which runs of earlier versions have one by one."""
+    first, second = run.get("betas", (0.9, 0.999))
+    return run.get("adam_beta1", first), run.get("adam_beta2", second)
 
 
 def _distance(expected, found) -> float:
@@ -212,6 +231,7 @@ def read(folder: Path, keys: Sequence[str]) -> dict:
     """Return tensors of a checkpoint by key, on the CPU."""
     import torch
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
 
     reader, stored = _reader(folder)
     tensors = {
@@ -219,7 +239,10 @@ def read(folder: Path, keys: Sequence[str]) -> dict:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.load(tensors, storage_reader=reader, no_dist=True)
+        try:
+            dcp.load(tensors, storage_reader=reader, no_dist=True)
+        except CheckpointException as error:  # which is no Exception
+            raise CannotCheck(f"{folder} cannot be read: it is damaged") from error
     return tensors
 
 

@@ -20,6 +20,7 @@ def flags(**settings: object) -> tuple[str, ...]:
     return tuple(word for name, value in settings.items() for word in (f"--{name}", str(value)))
 
 
+FPS = 7  # of the runs and of given videos
 ALL = flags(
     record="all",
     num_threads=1,
@@ -27,7 +28,7 @@ ALL = flags(
     report_to="none",
     height=16,
     width=24,
-    fps=7,
+    fps=FPS,
     shift=2.5,
     learning_rate=7e-4,
     warmup_steps=4,

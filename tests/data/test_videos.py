@@ -381,3 +381,20 @@ def test_a_line_says_what_is_done_to_how_many_videos(clip, tmp_path, monkeypatch
     assert "resized" not in line
     examples.check_videos(given[1:], ClipForm(3, 256, 320, 4))
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp"])
+def test_a_picture_is_a_video_of_one_frame_turned_by_exif(tmp_path, name):
+    """Pairs of HPDv3, and image data sets."""
+    pixels = np.zeros((48, 64, 3), np.uint8)
+    pixels[:12, :16] = (0, 255, 0)
+    exif = Image.Exif()
+    exif[0x112] = 6 if name == "a.jpg" else 1  # turned by 90 degrees to the right
+    Image.fromarray(pixels).save(tmp_path / name, exif=exif)
+    size = (64, 48) if name == "a.jpg" else (48, 64)
+    for fps in (8, 24):
+        video = read_clip(tmp_path / name, ClipForm(1, *size, fps))
+        assert video.shape == (1, 3, *size)
+        assert green_corner(video) == ("top right" if name == "a.jpg" else "top left")
+    with pytest.raises(ValueError, match=f"2 frames .*got 1 in .*{name}"):
+        read_clip(tmp_path / name, ClipForm(2, *size, 8))

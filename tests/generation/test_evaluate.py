@@ -142,7 +142,9 @@ def test_a_checkpoint_uses_the_settings_of_its_run_without_a_config(
         tmp_path / "run/config.yaml",
         trained.rename(tmp_path / "run/checkpoints/000003"),
     )
-    config.write_text(Path("configs/miniature.yaml").read_text().replace("alignment", "of_the_run"))
+    text = Path("configs/miniature.yaml").read_text()
+    assert "reward_weights" not in text  # the default
+    config.write_text(f"{text}\nreward_weights: of_the_run\n")
 
     def output_of(*flags):
         flags = ["--checkpoint_path", checkpoint, "--output_dir", tmp_path / "scores", *flags]

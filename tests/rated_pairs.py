@@ -26,8 +26,6 @@ DPO = {
     "kl_strategy": "fixed",
     "kl_schedule": "constant",
     "kl_weight": 0.5,
-    "kl_coef": 0.5,
-    "kl_min_coef": 0.5,
     "learning_rate": 1e-3,
 }
 

@@ -48,12 +48,11 @@ class KLWeights(NamedTuple):
 
 @dataclass(frozen=True)
 class KLScheduleSettings:
-    """Schedule of the KL coefficient beta, which lies in [minimum, maximum] and starts at
-    ``initial``.
+    """Schedule of the KL coefficient beta, which starts at the minimum and stays in
+    [minimum, maximum].
     """
 
     schedule: str = "adaptive"
-    initial: float = 1e-7
     minimum: float = 1e-7
     maximum: float = 1e-5
     warmup_updates: float = 100
@@ -75,7 +74,7 @@ class KLCoefficient:
         self.settings = settings
         self.num_updates = 0
         self.recent: deque[float] = deque(maxlen=settings.window)
-        self.value = self._scheduled(settings.initial)
+        self.value = self._scheduled(settings.minimum)
 
     def observe(self, kl: float) -> None:
         """Record one update and its KL, averaged over ranks, samples and steps."""
@@ -96,17 +95,14 @@ class KLCoefficient:
         if settings.schedule == "constant" or (settings.schedule == "two_stage" and is_warm):
             return settings.maximum
         if 0 < self.num_updates < settings.warmup_updates + 1:
-            start = self._clip(settings.initial)
             passed = min(self.num_updates, settings.warmup_updates)
-            return start + (settings.maximum - start) * passed / settings.warmup_updates
-        return self._clip(value)
+            rise = settings.maximum - settings.minimum
+            return settings.minimum + rise * passed / settings.warmup_updates
+        return min(settings.maximum, max(settings.minimum, value))
 
     def _feedback_factor(self) -> float:
         error = (sum(self.recent) / len(self.recent) - self.settings.target) / self.settings.target
         return min(2.0, max(0.5, 1 - self.settings.gain * error))
-
-    def _clip(self, value: float) -> float:
-        return min(self.settings.maximum, max(self.settings.minimum, value))
 
     def state_dict(self) -> dict:
         return {"value": self.value, "num_updates": self.num_updates, "recent": list(self.recent)}

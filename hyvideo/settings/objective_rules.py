@@ -226,15 +226,13 @@ def anchor_problems(
     """Yield coefficients and anchors that contradict each other."""
     strategy = objective.strategy
     scale = objective.anchor_cfg_scale or 1
-    if strategy != "none" and hasattr(objective, "kl_coef"):
-        coefficients = (objective.kl_min_coef, objective.kl_coef, objective.kl_weight)
-        if list(coefficients) != sorted(coefficients):
-            yield (
-                "the coefficients must satisfy kl_min_coef <= kl_coef <= kl_weight, because a "
-                "schedule starts at kl_coef and stays between the other two, got "
-                f"{', '.join(f'{each:g}' for each in coefficients)}; lower kl_min_coef or kl_coef, "
-                "or raise kl_weight"
-            )
+    schedule = getattr(objective, "kl_schedule", "constant")
+    if strategy != "none" and schedule != "constant" and objective.kl_coef > objective.kl_weight:
+        yield (
+            f"kl_coef must not exceed kl_weight, because kl_schedule {schedule} starts at kl_coef "
+            f"and rises to kl_weight, got {objective.kl_coef:g} and {objective.kl_weight:g}; lower "
+            "kl_coef or raise kl_weight"
+        )
     if scale > 1 and version.kind.endswith("distilled"):
         yield (
             "anchor_cfg_scale must be 1 if guidance is distilled into the weights, got "

@@ -120,16 +120,13 @@ class KLCoefficientSettings(ObjectiveSettings):
     kl_weight: float = learning(
         1e-5, "Largest coefficient of the KL term; 0: kl_strategy none.", ge=0
     )
-    kl_coef: float = learning(1e-7, "Initial KL coefficient.", ge=0)
-    kl_min_coef: float = learning(1e-7, "Smallest KL coefficient.", ge=0)
+    kl_coef: float = learning(1e-7, "Initial and smallest KL coefficient.", ge=0)
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "adaptive", "KL coefficient schedule."
     )
     kl_warmup_updates: int = learning(
         100, "Updates over which the coefficient rises to kl_weight.", ge=0
     )
-    kl_window: int = learning(10, "Updates over which the feedback averages the KL.", ge=1)
-    kl_gain: float = learning(0.1, "Gain of the feedback.", ge=0)
     kl_target: float | None = learning(None, "Target KL; default: kl_weight.", gt=0)
 
     @property
@@ -234,8 +231,6 @@ class GivenVideosSettings(KLCoefficientSettings):
 
     kl_strategy: Literal["none", "fixed"] = learning("none", "KL terms: to the base model (fixed).")
     kl_weight: float = learning(1.0, "Largest coefficient of the KL term.", ge=0)
-    kl_coef: float = learning(1.0, "Initial KL coefficient.", ge=0)
-    kl_min_coef: float = learning(1.0, "Smallest KL coefficient.", ge=0)
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "constant", "KL coefficient schedule."
     )

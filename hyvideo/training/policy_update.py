@@ -343,11 +343,8 @@ def kl_schedule(config: Config) -> KLScheduleSettings:
         return KLScheduleSettings(schedule="constant", minimum=0.0, maximum=0.0)
     return KLScheduleSettings(
         schedule=settings.kl_schedule,
-        initial=settings.kl_coef,
-        minimum=settings.kl_min_coef,
+        minimum=settings.kl_coef,
         maximum=settings.kl_weight,
         warmup_updates=config.kl_warmup,
-        window=settings.kl_window,
-        gain=settings.kl_gain,
         target=settings.kl_weight if settings.kl_target is None else settings.kl_target,
     )

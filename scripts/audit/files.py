@@ -10,7 +10,7 @@ TOPIC = "Files"
 
 
 def audit_files(run: Run, audit: Audit) -> None:
-    text = "both files have the same settings"
+    text = "the settings of the run are the same in both files"
     with audit.compare(TOPIC, text, "config.yaml, run.json") as rows:
         recorded = read_json(run.folder / "run.json")["settings"]
         given = {name: value for name, value in recorded.items() if value is not None}

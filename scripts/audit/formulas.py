@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, median_low
 
 SAGE_CLAMP = 0.997  # noise level from which the variance of sage_grpo is that of this level
+KL_WINDOW, KL_GAIN = 10, 0.1  # updates that the feedback averages, and its gain
 
 
 def shifted(u: float, shift: float) -> float:
@@ -146,17 +147,14 @@ class Coefficient:
     def __init__(self, settings: dict, warmup: float):
         self.kind = settings.get("kl_schedule", "adaptive")
         self.largest = settings["kl_weight"]
-        self.smallest = settings.get("kl_min_coef", self.largest)
-        self.first = settings.get("kl_coef", self.smallest)
+        self.smallest = settings.get("kl_coef", self.largest)
         self.warmup = warmup
-        self.window = settings.get("kl_window", 10)
-        self.gain = settings.get("kl_gain", 0.1)
         self.target = settings.get("kl_target") or self.largest
         self.updates = 0
         self.seen: list[float] = []
         self.value = self.largest
         if self.kind != "constant":
-            self.value = self._within(self.first) if warmup > 0 else self._after(self.first)
+            self.value = self.smallest if warmup > 0 else self._after(self.smallest)
 
     def _within(self, value: float) -> float:
         return min(self.largest, max(self.smallest, value))
@@ -169,14 +167,13 @@ class Coefficient:
         if self.kind == "constant" or kl is None:
             return
         self.updates += 1
-        self.seen = [*self.seen, kl][-self.window :]
+        self.seen = [*self.seen, kl][-KL_WINDOW:]
         if self.updates < self.warmup + 1:
             share = min(self.updates, self.warmup) / self.warmup
-            start = self._within(self.first)
-            self.value = start + (self.largest - start) * share
+            self.value = self.smallest + (self.largest - self.smallest) * share
             return
         error = (fmean(self.seen) - self.target) / self.target
-        change = -self.gain * error
+        change = -KL_GAIN * error
         self.value = self._after(self.value * min(2.0, max(0.5, 1 + change)))
 
 

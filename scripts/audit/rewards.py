@@ -161,6 +161,8 @@ def _audit_validations(run: Run, audit: Audit) -> None:
         "validation has its prompts in order, each as often as set",
         "samples/, valid_video_csv",
     ) as rows:
+        if not run.get("valid_video_csv"):
+            raise Inapplicable
         repeats = run.get("validation_repeats", 1)
         expected = [prompt for prompt in run.prompts("valid_video_csv") for _ in range(repeats)]
         for iteration, entries in run.validations.items():

@@ -84,6 +84,8 @@ def _audit_noise(run: Run, audit: Audit) -> None:
     validated: dict[int, list[float]] = {}
     text = "the noise of a validation video is that of its seed, prompt and repeat"
     with audit.compare(TOPIC, text, "samples/", 1e-7) as rows:
+        if not run.get("valid_video_csv"):
+            raise Inapplicable
         requests = [prompt for prompt in run.prompts("valid_video_csv") for _ in range(repeats)]
         for iteration, entries in run.validations.items():
             file = run.folder / "samples" / f"{iteration:06d}" / "noise.json"

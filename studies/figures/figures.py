@@ -21,7 +21,7 @@ from studies.figures.curves import LoggedRun, MissingRuns, RunGroup, compare, cu
 
 COMPARED = {  # settings by figure, the decisive one first
     3: ["use_grad_balancing"],
-    7: ["kl_schedule", "kl_warmup_updates", "kl_gain"],
+    7: ["kl_schedule", "kl_warmup_updates"],
     # runs without a trust region have only kl_strategy
     8: ["kl_strategy", *sorted(TrustRegionSettings.model_fields.keys() - {"kl_strategy"})],
 }

@@ -63,14 +63,9 @@ class Cell:
         if self.schedule:
             flags += ["--reference_conventions", "false"]
             flags += ["--kl_schedule", "adaptive" if self.schedule == "milder" else self.schedule]
-        if self.schedule == "milder":  # twice the warm-up and half the gain: never above two_stage
+        if self.schedule == "milder":  # twice the warm-up: never above two_stage
             trust = parse(before + flags).config.objective
-            flags += [
-                "--kl_warmup_updates",
-                str(2 * trust.kl_warmup_updates),
-                "--kl_gain",
-                f"{trust.kl_gain / 2:g}",
-            ]
+            flags += ["--kl_warmup_updates", str(2 * trust.kl_warmup_updates)]
         return flags
 
 

@@ -191,7 +191,7 @@ def swap(first, second):
 
 
 CHANGES = {
-    "both files have the same settings": lambda run: change_json(
+    "the settings of the run are the same in both files": lambda run: change_json(
         run / "run.json", lambda record: record["settings"].update(eta=0.123)
     ),
     "saved videos are there": lambda run: (run / "samples/000003/001.mp4").unlink(),

@@ -78,9 +78,7 @@ def test_velocity_kl_under_cps_is_2_std_squared_times_the_kl(latent):
 
 
 def coefficient(**changes):
-    defaults = dict(
-        initial=1.0, minimum=1.0, maximum=9.0, warmup_updates=4, window=2, gain=0.1, target=2.0
-    )
+    defaults = dict(minimum=1.0, maximum=9.0, warmup_updates=4, window=2, gain=0.1, target=2.0)
     return KLCoefficient(KLScheduleSettings(**{**defaults, **changes}))
 
 
@@ -138,10 +136,6 @@ def test_one_update_changes_beta_by_at_most_a_factor_of_2():
 @pytest.mark.parametrize("kl, bound", [(1e6, 1.0), (0.0, 9.0)])
 def test_beta_stays_within_its_bounds(kl, bound):
     assert values(coefficient(gain=5.0), [kl] * 12)[-1] == bound
-
-
-def test_initial_value_is_clipped_to_the_bounds():
-    assert coefficient(initial=0.1).value == 1 and coefficient(initial=100.0).value == 9
 
 
 def test_a_kl_that_is_not_finite_counts_as_an_update_but_is_not_averaged():

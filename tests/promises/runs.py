@@ -39,7 +39,6 @@ SETTINGS = {
     "kl_weight": 1e-2,
     "kl_schedule": "adaptive",
     "kl_warmup_updates": 2,
-    "kl_window": 3,
     "kl_target": 1e-4,
     "kl_strategy": "dual_moving",
     "update_ref_model_step": 6,

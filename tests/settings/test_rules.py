@@ -63,7 +63,8 @@ CASES = [
         "update_ref_model_step num_updates_per_rollout",
         {"kl_strategy": "dual_fixed"},
     ),
-    ({"kl_coef": 1.0}, "kl_min_coef kl_coef kl_weight", {"kl_coef": 0.5, "kl_weight": 0.5}),
+    ({"kl_coef": 1.0}, "kl_coef kl_weight", {"kl_coef": 0.5, "kl_weight": 0.5}),
+    ({"kl_coef": 1.0}, "kl_coef kl_weight", {"kl_coef": 1.0, "kl_schedule": "constant"}),
     (
         {"anchor_cfg_scale": 3.0},
         "anchor_cfg_scale kl_strategy",

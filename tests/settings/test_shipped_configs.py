@@ -90,7 +90,7 @@ def test_a_paper_config_has_the_settings_of_the_paper(path):
         "sample_n_frames": 81, "height": 352, "width": 624, "fps": 24, "grpo_sampling_steps": 20, "shift": 5,
         "cfg_scale": 6, "eta": 0.5, "sde_type": "sage_grpo", "last_step": "stochastic", "clip_range": 1e-4,
         "learning_rate": 1e-5, "weight_decay": 0.01, "max_grad_norm": 1, "optimizer": "muon_all", "kl_weight": 1e-5,
-        "kl_coef": 1e-7, "kl_min_coef": 1e-7, "update_ref_model_step": 10, "validation_interval": 10,
+        "kl_coef": 1e-7, "update_ref_model_step": 10, "validation_interval": 10,
         "validation_steps": 40, "validation_num_frames": 121, "validation_shift": 5, "validation_height": 480,
         "validation_width": 864, "validation_seed": 930, "validate_at_step0": True,
     }  # fmt: skip

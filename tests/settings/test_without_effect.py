@@ -27,7 +27,7 @@ def mentions(sentences, words):
         ),
         ({"update_ref_model_step": 1}, {"update_ref_model_step": 3}, "the position KL"),
         (
-            {"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_min_coef": 1e-7},
+            {"kl_weight": 1e-5, "kl_coef": 1e-7},
             {"kl_weight": 1.0, "kl_target": 0.1},
             "kl_weight",
         ),
@@ -59,7 +59,7 @@ def test_on_reward_hacking_stop_has_no_effect_with_too_few_videos(tiny_config, t
     assert not mentions(report(config.with_settings(validation_repeats=2)), words)
 
 
-WEAK = {"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_min_coef": 1e-7, "kl_target": None}
+WEAK = {"kl_weight": 1e-5, "kl_coef": 1e-7, "kl_target": None}
 
 
 def sentence_of_kl_weight(config):

@@ -54,7 +54,7 @@ def test_the_gradient_equals_the_equation(config, mesh):
     """The loss is r |V - t|^2 + (1 - r) |2 V_old - V - t|^2 + 0.3 |V - V_anchor|^2 with V = u + (s
     - r) D, t = e - x0 and the same D, without gradient, in all three.
     """
-    settings = {"anchor_cfg_scale": 3.0, "kl_weight": 0.3, "kl_coef": 0.3, "kl_min_coef": 0.3}
+    settings = {"anchor_cfg_scale": 3.0, "kl_weight": 0.3}
     config = config.with_settings(**settings, max_grad_norm=1e9, kl_schedule="constant")
     trainer = Trainer(config.with_settings(advantage_clip=2.0), mesh, CPU)
     rollouts, parameters = sample_rollouts(trainer), trainer.run.policy.parameters

@@ -16,7 +16,6 @@ from tests.test_trainer import CPU, Redness, run
 BOTH_KL_TERMS = {
     "kl_strategy": "dual_fixed",
     "kl_weight": 0.3,
-    "kl_coef": 0.3,
     "kl_schedule": "constant",
     "dual_kl_moving_weight": 0.7,
     "dual_kl_step_weight": 0.4,

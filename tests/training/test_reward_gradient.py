@@ -27,8 +27,6 @@ DRAFT = {
     "kl_strategy": "fixed",
     "kl_schedule": "constant",
     "kl_weight": 0.3,
-    "kl_coef": 0.3,
-    "kl_min_coef": 0.3,
     "kl_warmup_updates": 0,
     "anchor_cfg_scale": 2.0,
     "learning_rate": 1e-3,
@@ -37,8 +35,6 @@ DRAFT = {
 ALONE = DRAFT | {
     "kl_strategy": "none",
     "kl_weight": 0.0,
-    "kl_coef": 0.0,
-    "kl_min_coef": 0.0,
     "nft_levels": 0,
 }
 ALONE |= {"anchor_cfg_scale": None}

@@ -25,7 +25,6 @@ SETTINGS = {
     "kl_weight": 1e-2,
     "kl_schedule": "adaptive",
     "kl_warmup_updates": 2,
-    "kl_window": 3,
     "kl_target": 1e-4,
     # after two iterations the anchor is four updates old; it moves in the third
     "update_ref_model_step": 6,

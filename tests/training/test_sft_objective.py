@@ -64,9 +64,7 @@ def test_it_trains_on_its_videos_alone_and_refuses_others_on_resume(config, mesh
 
 def test_the_gradient_is_that_of_the_flow_matching_loss_and_the_kl_to_the_base_model(config, mesh):
     """Gradient of mean |v - (e - x)|^2 + c |v - v_base|^2, computed here from the forward passes."""
-    config = config.with_settings(
-        kl_strategy="fixed", kl_weight=0.5, kl_coef=0.5, kl_min_coef=0.5, max_grad_norm=1e9
-    )
+    config = config.with_settings(kl_strategy="fixed", kl_weight=0.5, max_grad_norm=1e9)
     trainer = Trainer(config, mesh, CPU)
     run = trainer.run
     for trainer.iteration in (1, 2):  # in the second, the policy is not the base model any more

@@ -39,7 +39,7 @@ def test_files_of_spreadsheets_and_editors_are_read(tmp_path):
     "content, words",
     [
         (None, ["file not found"]),
-        (f"prompt;seed\n{PROMPT};1\n", ["commas"]),
+        (f"prompt,first_frame\n{PROMPT},none.png\n", ["first_frame", "ref_image_path"]),
         pytest.param(f"prompt,seed\n{PROMPT},1.5\n", ["row 1", "seed"], marks=pytest.mark.system),
         pytest.param(
             f"prompt,ref_image_path\n{PROMPT},none.png\n", ["none.png"], marks=pytest.mark.system

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -298,35 +299,31 @@ class Config(BaseModel):
         """
         record = self.record
         rollout = self.sampling
+        given = {
+            "frames": record.validation_num_frames or None,
+            "height": record.validation_height or None,
+            "width": record.validation_width or None,
+            "shift": record.validation_shift,
+            "guidance_scale": record.validation_cfg_scale,
+            "low_noise_guidance_scale": record.validation_low_noise_cfg_scale,
+        }
         # The levels of the rollouts, unless there are as many steps with a shift of their own.
         has_levels = (
             record.validation_shift is None
             and len(parse_sigmas(rollout.sigmas)) == record.validation_steps
         )
-        shift = rollout.shift if record.validation_shift is None else record.validation_shift
-        scale = record.validation_cfg_scale
-        low_noise_scale = record.validation_low_noise_cfg_scale
         sampler = ODE
         if record.validation_eta:
             sampler = "cps" if self.version.native == "renoise" else rollout.sampler
-        return Sampling(
-            frames=record.validation_num_frames or rollout.frames,
-            height=record.validation_height or rollout.height,
-            width=record.validation_width or rollout.width,
-            fps=rollout.fps,
+        return replace(
+            rollout,
+            **{name: value for name, value in given.items() if value is not None},
             steps=record.validation_steps,
-            shift=shift,
             sigmas=rollout.sigmas if has_levels else None,
-            guidance_scale=rollout.guidance_scale if scale is None else scale,
-            low_noise_guidance_scale=rollout.low_noise_guidance_scale
-            if low_noise_scale is None
-            else low_noise_scale,
-            boundary=rollout.boundary,
-            guidance_interval=rollout.guidance_interval,
-            negative_prompt=rollout.negative_prompt,
             sampler=sampler,
             eta=record.validation_eta or 0.0,
             last_step="deterministic",
+            reference_conventions=False,
         )
 
     @property

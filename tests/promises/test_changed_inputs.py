@@ -54,10 +54,9 @@ def test_changes_are_refused_all_at_once_and_accepted_by_name(run, tmp_path):
 
 
 @pytest.mark.system
-def test_comments_columns_and_line_ends_are_no_changes(run, tmp_path):
+def test_columns_that_are_not_read_and_line_ends_are_no_changes(run, tmp_path):
     text = PROMPTS.replace("prompt\n", "prompt,note\n").replace("left\n", "left,good\n")
     (tmp_path / "prompts.csv").write_bytes((text + "\n").replace("\n", "\r\n").encode())
-    (tmp_path / "mine.py").write_text(f"# a comment\n{REWARD}\n\n# the end")
     result = run.start()
     assert result.code == 0, result.output
 

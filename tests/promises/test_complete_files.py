@@ -52,10 +52,10 @@ def files(folder, suffix=""):
 def check(command, tmp_path, *, kill_at, number=1, suffix="", repeated=""):
     """Run a command whole, and another time with a kill and a repeat; compare their files."""
     module, *flags = command
-    whole = run("-m", module, *flags, tmp_path / "whole")
+    folder, out = tmp_path / "whole" / "out", tmp_path / "out"  # a model card has its name
+    whole = run("-m", module, *flags, folder)
     assert whole.returncode == 0, whole.stderr
-    expected = files(tmp_path / "whole", suffix)
-    out = tmp_path / "out"
+    expected = files(folder, suffix)
     killed = run("-c", KILLED, kill_at, number, module, *flags, out)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert files(out, suffix).items() < expected.items()  # complete files, or none

@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.forked import ROOT, python
@@ -99,11 +100,13 @@ def test_a_damaged_lora_is_refused_and_a_new_one_is_not(finished, tmp_path):
     shutil.copytree(finished.checkpoint(3) / "lora", tmp_path / "lora")
     (file,) = (tmp_path / "lora").glob("*.safetensors")
     tensors = load_file(file)
+    with safe_open(file, "pt") as opened:
+        header = opened.metadata()  # it has the strength
     new = {name: 0 * tensor if ".lora_B" in name else tensor for name, tensor in tensors.items()}
     run = Run(tmp_path, max_steps=1, pretrained_lora_path=str(tmp_path / "lora"))
     for content, code in ((tensors, 0), (new, 0), ({k: 0 * v for k, v in tensors.items()}, 2)):
         file.unlink()
-        save_file({name: tensor.clone() for name, tensor in content.items()}, file)
+        save_file({name: tensor.clone() for name, tensor in content.items()}, file, header)
         result = run.start()
         assert result.code == code, result.output
         assert (str(file) in result.output) == (code == 2)

@@ -79,19 +79,13 @@ class Mine(Scorer):
 """
 
 
-@pytest.mark.parametrize(
-    "line, word",
-    [
-        ("dimensions = 3", "dimensions"),
-        ("def check_prompts(self, prompts): raise KeyError('mine.json')", "mine.json"),
-    ],
-)
-def test_a_scorer_that_is_wrong_is_one_sentence(tmp_path, line, word):
+def test_a_scorer_that_is_wrong_is_one_sentence(tmp_path):
+    line = "def check_prompts(self, prompts): raise KeyError('mine.json')"
     (tmp_path / "mine.py").write_text(SCORER.format(line))
     flags = ["--reward_model", f"{tmp_path}/mine.py:Mine", "--reward_weights", '{"mine": 1}']
     ended = train(tmp_path, *flags, "--max_steps", "1")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
-    assert word in ended.stderr.splitlines()[-1], ended.stderr
+    assert "mine.json" in ended.stderr.splitlines()[-1], ended.stderr
 
 
 OBJECTIVE = """
@@ -102,19 +96,13 @@ class Mine(WeightedRegression):
 """
 
 
-@pytest.mark.parametrize(
-    "line, word",
-    [
-        ("def __init__(self, *parts, **options): raise RuntimeError('no file')", "no file"),
-        ("def prepare(self, rollouts): raise SystemExit(0)", "SystemExit"),
-    ],
-)
-def test_an_objective_that_is_wrong_is_one_sentence(tmp_path, line, word):
+def test_an_objective_that_is_wrong_is_one_sentence(tmp_path):
+    line = "def __init__(self, *parts, **options): raise RuntimeError('no file')"
     (tmp_path / "mine.py").write_text(OBJECTIVE.format(line))
     flags = ["--objective", f"{tmp_path}/mine.py:Mine", "--max_steps", "1", "--valid_video_csv="]
     ended = train(tmp_path, *flags, config="configs/miniature_nft.yaml")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
-    assert word in ended.stderr, ended.stderr
+    assert "no file" in ended.stderr, ended.stderr
 
 
 def test_custom_code_imports_modules_beside_it_and_a_function_may_return_a_tuple(tmp_path):

@@ -157,8 +157,8 @@ def test_a_failed_stage_shows_the_exit_code_and_the_end_of_its_log(tmp_path):
         Stage("train", ("post_train.py", "--no_such_flag"), has_stand_ins=False), tmp_path
     )
     assert result.problems[0] == "exit code 2"
-    assert "unknown flag --no_such_flag" in "\n".join(result.problems)
-    assert result.log.read_text().count("unknown flag") == 1
+    assert "--no_such_flag" in "\n".join(result.problems)
+    assert result.log.read_text().count("--no_such_flag") == 1
     assert 0 < result.peak_gib < 4
 
 

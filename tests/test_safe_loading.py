@@ -20,7 +20,8 @@ ALLOWED = {
     "hyvideo/distributed/checkpoint_reader.py": {"pickle.Unpickler"},
     # A restricted version of the safe loader.
     "hyvideo/data/yaml_files.py": {"yaml.SafeLoader"},
-    # Runs a sampler's file that the user passes by a flag, as for scorers.
+    # Runs a program of this project, as the installed command names them.
+    "hyvideo/commands.py": {"runpy.run_module"},
     # Runs post_train.py or generate.py, as the rehearsal names them.
     "hyvideo/planning/rehearsal/stand_ins.py": {"runpy.run_path"},
 }

@@ -496,7 +496,7 @@ def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(
     assert relative_difference(ours, theirs) <= 2e-6
     # generate.py loads both experts of the folder, whichever --expert names
     source = Source(checkpoint=out)
-    source.check(config.model, [])
+    source.check(config.model)
     exported = source.load(config, CPU, encoder, vae, frozenset({"text"}))
     again = exported.sample_ode(encoder([Request(PROMPTS[0])]), noise, schedule)
     assert relative_difference(ours, again) <= 2e-6
@@ -568,6 +568,7 @@ def test_the_original_layout_is_read_and_written(
         out,
     )
     assert sorted(path.name for path in Path(out).iterdir()) == [
+        "README.md",
         "high_noise_model",
         "low_noise_model",
     ]

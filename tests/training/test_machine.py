@@ -22,9 +22,7 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
         "valid_video_csv": "nowhere.csv",
         "reward_model": "videoalign",
     }
-    config = tiny_config.with_settings(
-        **changes, resume_from_checkpoint="no_checkpoint", base_weight_dtype="fp8", lora_rank=2
-    )
+    config = tiny_config.with_settings(**changes, base_weight_dtype="fp8", lora_rank=2)
     monkeypatch.setattr(
         "hyvideo.settings.machine_rules.is_installed", lambda package: package != "torchao"
     )
@@ -32,7 +30,6 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
     expected = [
         "torchao",
         "file not found: nowhere.csv",
-        "'no_checkpoint'",
         "cannot be used",
         "vae",
         "of reward_model videoalign in",
@@ -44,8 +41,8 @@ def test_missing_files_are_named(tiny_config, tmp_path, monkeypatch):
 
 
 def test_errors_in_the_settings_do_not_depend_on_the_machine(tiny_config, tmp_path):
-    (tmp_path / "prompts.csv").write_text("text\na cat\n")
-    with pytest.raises(ValueError, match="a column named `prompt`"):
+    (tmp_path / "prompts.csv").write_text("name\na cat\n")
+    with pytest.raises(ValueError, match="prompt"):
         check(
             tiny_config.with_settings(prompts_csv=str(tmp_path / "prompts.csv")),
             on_this_machine=False,

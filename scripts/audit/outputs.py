@@ -36,6 +36,11 @@ def audit_scores(run: Run, audit: Audit) -> None:
             with TemporaryDirectory() as scratch:
                 command = ["-m", "scripts.evaluate", "--config", run.folder / "config.yaml"]
                 command += ["--videos", folder, "--output_dir", Path(scratch) / "scores"]
+                if (
+                    kind == "rollouts"
+                ):  # evaluate reduces enlarged videos to the size of a validation
+                    command += ["--validation_height", run.get("height")]
+                    command += ["--validation_width", run.get("width")]
                 _run(command)
                 scored = json.loads((Path(scratch) / "scores" / "scores.json").read_text())
             for found in scored["videos"]:

@@ -50,7 +50,7 @@ def metrics(folder):
 def two_rank_run(tmp_path_factory):
     """Return the folder of a run of two iterations on two ranks."""
     run = tmp_path_factory.mktemp("run")
-    launch(f"{MODULE}:train", 2, str(run), TWO_RANKS, 2, "")
+    launch(f"{MODULE}:train", 2, str(run), TWO_RANKS, 2, "auto")
     return run
 
 

@@ -133,8 +133,6 @@ def test_a_run_trains_with_a_sampler_file_resumes_and_rejects_an_edited_one(
     lines = (file.parent / "run" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["policy/ratio_max_deviation"] == 0
     config = config.with_settings(max_steps=2)
-    file.write_text(f"# a comment\n{TEXT}")
-    Trainer(config, mesh, torch.device("cpu"))
     file.write_text(TEXT.replace("eta * (", "2 * eta * ("))
     with pytest.raises(ValueError, match="--allow_changed_settings sde_type$"):
         Trainer(config, mesh, torch.device("cpu"))

@@ -82,6 +82,7 @@ def test_the_lora_of_a_checkpoint_is_verified_too(runs):
         saved_policy.verify(path)
     assert saved_policy.read_saved_lora(checkpoint / "lora")
     restore = flip(weights)
+    saved_policy._verify_checkpoint.cache_clear()  # a process verifies a checkpoint once
     for path in (checkpoint, checkpoint / "lora", weights):
         with pytest.raises(ValueError, match="is corrupted: the contents of lora/.* have changed"):
             saved_policy.verify(path)

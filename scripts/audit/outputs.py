@@ -14,7 +14,8 @@ from scripts.audit.run import ROOT, Run
 from scripts.audit.statements import Audit, CannotCheck
 
 TOPIC = "What leaves the run"
-CODEC = 0.15  # of the spread of the rewards, by which the codec may change one
+CODEC = 0.15  # of the spread of the rewards, by which the codec may change one, and further
+LEAST = 0.02  # where videos hardly differ
 PIXELS = 2.0  # mean difference of videos in levels of 255, by which batches may change one
 
 
@@ -32,7 +33,7 @@ def audit_scores(run: Run, audit: Audit) -> None:
             known = [each["reward"] for each in entries.values() if each["reward"] is not None]
             if len(known) < 2:
                 continue
-            limit = CODEC * max(pstdev(known), 1e-6)
+            limit = CODEC * pstdev(known) + LEAST
             with TemporaryDirectory() as scratch:
                 command = ["-m", "scripts.evaluate", "--config", run.folder / "config.yaml"]
                 command += ["--videos", folder, "--output_dir", Path(scratch) / "scores"]
@@ -81,7 +82,8 @@ def audit_samples(run: Run, audit: Audit) -> None:
                 ["-m", "scripts.export", "--checkpoint_path", checkpoint]
                 + ["--output_dir", folder / "export"]
             )
-            source = "--lora_path" if run.get("lora_rank", 0) else "--checkpoint_path"
+            is_lora = any((folder / "export").glob("*.safetensors"))
+            source = "--lora_path" if is_lora else "--checkpoint_path"
             _generate(run, folder / "exported", source, folder / "export")
             _compare(run, rows, _newest(iterations), folder / "exported")
 

@@ -96,7 +96,8 @@ def test_what_leaves_a_run_is_what_it_validated(name, inputs, tmp_path, monkeypa
     train(cases(*inputs)[name], tmp_path / "run")
     found = audit_of(tmp_path / "run", score=True, sample=True).statements
     made = [each for each in found if each.topic == outputs.TOPIC]
-    assert [each.verdict for each in made] == [AGREES] * 4, made
+    assert not [f"{each.text}: {each.because}" for each in made if each.verdict != AGREES]
+    assert len(made) == 4
 
 
 @pytest.mark.system

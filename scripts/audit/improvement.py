@@ -23,6 +23,20 @@ def audit_improvement(folder: Path, audit: Audit) -> list[Path]:
         ]
         for path in rounds
     }
+    _audit_samples(plan, records, audit)
+    _audit_scores(folder, records, audit)
+    text = "a round trains on the videos of its own scores"
+    with audit.compare(TOPIC, text, "round*/run/config.yaml") as rows:
+        for path in rounds:
+            if (path / "run" / "config.yaml").is_file():
+                given = Run(path / "run").get("videos_csv")
+                found = ["/".join(Path(each).parts[-3:]) for each in given]
+                chosen = "rated" if plan["rate"] else "scores"
+                rows.equal(path.name, [f"{path.name}/{chosen}/videos.csv"], found)
+    return [path / "run" for path in rounds if (path / "run" / "config.yaml").is_file()]
+
+
+def _audit_samples(plan: dict, records: dict[int, list[dict]], audit: Audit) -> None:
     text = "each round samples each prompt as often as asked, by its own seed and guidance"
     with audit.compare(TOPIC, text, f"{PLAN}, round*/videos/") as rows:
         seeds = set()
@@ -53,6 +67,9 @@ def audit_improvement(folder: Path, audit: Audit) -> list[Path]:
                 for video in videos
             }
             rows.equal(f"checkpoint of round {number}", {checkpoint}, found)
+
+
+def _audit_scores(folder: Path, records: dict[int, list[dict]], audit: Audit) -> None:
     text = "each score belongs to its video and prompt"
     with audit.compare(TOPIC, text, "round*/videos/, round*/scores/") as rows:
         for number, videos in records.items():
@@ -77,12 +94,3 @@ def audit_improvement(folder: Path, audit: Audit) -> list[Path]:
                 rows.number(
                     f"score of {where}", reward, float(row["score"]) if row["score"] else None
                 )
-    text = "a round trains on the videos of its own scores"
-    with audit.compare(TOPIC, text, "round*/run/config.yaml") as rows:
-        for path in rounds:
-            if (path / "run" / "config.yaml").is_file():
-                given = Run(path / "run").get("videos_csv")
-                found = ["/".join(Path(each).parts[-3:]) for each in given]
-                chosen = "rated" if plan["rate"] else "scores"
-                rows.equal(path.name, [f"{path.name}/{chosen}/videos.csv"], found)
-    return [path / "run" for path in rounds if (path / "run" / "config.yaml").is_file()]

@@ -6,7 +6,7 @@ from statistics import fmean
 
 from scripts.audit import formulas
 from scripts.audit.run import Run
-from scripts.audit.statements import Audit, CannotCheck, Inapplicable
+from scripts.audit.statements import Audit, CannotCheck, Comparison, Inapplicable
 
 REWARDS, ADVANTAGES = "Rewards", "Advantages"
 VIDEOALIGN = ("VQ", "MQ", "TA")
@@ -51,30 +51,47 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
     with audit.compare(
         REWARDS, "the rewards of every iteration are weighted sums of their scores", files, 1e-5
     ) as rows:
-        for line in run.rollout_lines:
-            if "reward" not in line["rollouts"]:
-                raise Inapplicable
+        for line in run.scored_lines:
             for entry in entries_of(line):
                 where = f"iteration {line['iteration']}, rollout {entry['number']}"
                 rows.number(where, weighted(_named(entry), run.weights), entry["reward"])
     text = "each video was scored with the prompt of its rollout, at the rate of the run"
     with audit.compare(REWARDS, text, files) as rows:
-        for line in run.rollout_lines:
-            if "reward" not in line["rollouts"]:
-                raise Inapplicable
+        for line in run.scored_lines:
             for entry in entries_of(line):
                 if entry.get("asked"):
                     where = f"iteration {line['iteration']}, rollout {entry['number']}"
                     rows.equal(where, [entry["prompt"], run.get("fps")], entry["asked"])
+    _audit_reward_metrics(run, audit)
+    with audit.compare(
+        REWARDS, "recorded rollouts have the rewards of their iteration", "rollouts/, audit.jsonl"
+    ) as rows:
+        if "reward" not in run.first_rollouts:
+            raise Inapplicable
+        by_iteration = {line["iteration"]: line for line in run.rollout_lines}
+        for iteration, entries in run.rollout_scores.items():
+            line = by_iteration.get(iteration)
+            if line is None:
+                continue
+            of_number = {entry["number"]: entry for entry in entries_of(line)}
+            for entry in entries:
+                where = f"iteration {iteration}, rollout {entry['number']}"
+                rows.number(where, of_number[entry["number"]].get("reward"), entry["reward"])
+                rows.number(
+                    f"advantage of {where}",
+                    of_number[entry["number"]]["advantage"],
+                    entry["advantage"],
+                )
+
+
+def _audit_reward_metrics(run: Run, audit: Audit) -> None:
     with audit.compare(
         REWARDS,
         "mean, spread within groups and number of missing rewards",
         "audit.jsonl, metrics.jsonl",
         1e-5,
     ) as rows:
-        for line in run.rollout_lines:
-            if "reward" not in line["rollouts"]:
-                raise Inapplicable
+        for line in run.scored_lines:
             found = run.by_iteration[line["iteration"]]
             where = f"iteration {line['iteration']}"
             rewards = line["rollouts"]["reward"]
@@ -95,25 +112,6 @@ def _audit_ledger(run: Run, audit: Audit) -> None:
                     values = [entry[name] for entry in entries if entry[name] is not None]
                     if values:
                         rows.number(f"{metric} of {where}", fmean(values), found[metric])
-    with audit.compare(
-        REWARDS, "recorded rollouts have the rewards of their iteration", "rollouts/, audit.jsonl"
-    ) as rows:
-        if "reward" not in run.first_rollouts:
-            raise Inapplicable
-        by_iteration = {line["iteration"]: line for line in run.rollout_lines}
-        for iteration, entries in run.rollout_scores.items():
-            line = by_iteration.get(iteration)
-            if line is None:
-                continue
-            of_number = {entry["number"]: entry for entry in entries_of(line)}
-            for entry in entries:
-                where = f"iteration {iteration}, rollout {entry['number']}"
-                rows.number(where, of_number[entry["number"]].get("reward"), entry["reward"])
-                rows.number(
-                    f"advantage of {where}",
-                    of_number[entry["number"]]["advantage"],
-                    entry["advantage"],
-                )
 
 
 def _audit_validations(run: Run, audit: Audit) -> None:
@@ -178,59 +176,34 @@ def _audit_validations(run: Run, audit: Audit) -> None:
 
 def audit_advantages(run: Run, audit: Audit) -> None:
     text = "advantages follow from the rewards of their own group, with their clip"
-    clip = run.get("advantage_clip", 5.0)
     is_normalised = run.get("reward_normalization", "none") == "group"
     with audit.compare(ADVANTAGES, text, "audit.jsonl", 1e-5) as rows:
-        for line in run.rollout_lines:
-            if "reward" not in line["rollouts"]:
-                raise Inapplicable
-            for number, group in enumerate(groups(line)):
+        for line in run.scored_lines:
+            for group in groups(line):
                 rewards = [entry["reward"] for entry in group]
                 if is_normalised:
-                    names = list(run.weights)
                     columns = [
                         [None if e["reward"] is None else e[f"score/{name}"] for e in group]
-                        for name in names
+                        for name in run.weights
                     ]
                     rewards = formulas.normalised(columns, list(run.weights.values()))
-                expected = formulas.advantages(rewards, clip)
-                if run.get("ignore_rewards", False):
-                    expected = [None if value is None else 0.0 for value in expected]
-                where = f"iteration {line['iteration']}, group {number}"
-                rows.numbers(where, expected, [entry["advantage"] for entry in group])
-    with audit.compare(
-        ADVANTAGES, "advantages of the saved rollouts follow from their rewards", "rollouts/", 1e-5
-    ) as rows:
+                _check_advantages(rows, run, line["iteration"], group, rewards)
+    text = "advantages of the saved rollouts follow from their rewards"
+    with audit.compare(ADVANTAGES, text, "rollouts/", 1e-5) as rows:
         if "reward" not in run.first_rollouts:
             raise Inapplicable
         if is_normalised:
             raise CannotCheck("audit.jsonl has it, with the scores before normalisation")
         for iteration, entries in run.rollout_scores.items():
-            by_group: dict[int, list[dict]] = {}
-            for entry in entries:
-                by_group.setdefault(entry["group"], []).append(entry)
-            for number, group in by_group.items():
-                expected = formulas.advantages([entry["reward"] for entry in group], clip)
-                if run.get("ignore_rewards", False):
-                    expected = [None if value is None else 0.0 for value in expected]
-                where = f"iteration {iteration}, group {number}"
-                rows.numbers(where, expected, [entry["advantage"] for entry in group])
+            for group in by_group(entries):
+                rewards = [entry["reward"] for entry in group]
+                _check_advantages(rows, run, iteration, group, rewards)
     text = "groups are complete, with one prompt each"
     with audit.compare(ADVANTAGES, text, "rollouts/") as rows:
         if "reward" not in run.first_rollouts:
             raise Inapplicable
         for iteration, entries in run.rollout_scores.items():
-            by_group = {}
-            for entry in entries:
-                by_group.setdefault(entry["group"], []).append(entry)
-            where = f"iteration {iteration}"
-            rows.equal(f"rollouts of {where}", run.rollouts, len(entries))
-            for number, group in by_group.items():
-                members = sorted(entry["member"] for entry in group)
-                rows.equal(f"group {number} of {where}", list(range(run.group_size)), members)
-                rows.equal(
-                    f"prompts of group {number} of {where}", 1, len({e["prompt"] for e in group})
-                )
+            check_groups(rows, run, f"iteration {iteration}", entries)
     with audit.compare(
         ADVANTAGES, "groups without a contrast are counted", "audit.jsonl, metrics.jsonl"
     ) as rows:
@@ -245,6 +218,27 @@ def audit_advantages(run: Run, audit: Audit) -> None:
             rows.number(f"iteration {line['iteration']}", count, found["advantage/zero_groups"])
 
 
+def _check_advantages(
+    rows: Comparison, run: Run, iteration: int, group: list[dict], rewards: list[float | None]
+) -> None:
+    """Compare the advantages of a group with those of its rewards."""
+    expected = formulas.advantages(rewards, run.get("advantage_clip", 5.0))
+    if run.get("ignore_rewards", False):
+        expected = [None if value is None else 0.0 for value in expected]
+    where = f"iteration {iteration}, group {group[0]['group']}"
+    rows.numbers(where, expected, [entry["advantage"] for entry in group])
+
+
+def check_groups(rows: Comparison, run: Run, where: str, entries: list[dict]) -> None:
+    """Compare the rollouts of an iteration with the settings: complete groups of one prompt each."""
+    rows.equal(f"rollouts of {where}", run.rollouts, len(entries))
+    for group in by_group(entries):
+        name = f"group {group[0]['group']} of {where}"
+        members = sorted(entry["member"] for entry in group)
+        rows.equal(name, list(range(run.group_size)), members)
+        rows.equal(f"prompts of {name}", 1, len({entry["prompt"] for entry in group}))
+
+
 # --- records --------------------------------------------------------------------------------------
 
 
@@ -254,12 +248,17 @@ def entries_of(line: dict) -> list[dict]:
     return [dict(zip(columns, row)) for row in zip(*columns.values())]
 
 
+def by_group(entries: list[dict]) -> list[list[dict]]:
+    """Return rollouts by group, in order."""
+    found: dict[int, list[dict]] = {}
+    for entry in entries:
+        found.setdefault(entry["group"], []).append(entry)
+    return [found[number] for number in sorted(found)]
+
+
 def groups(line: dict) -> list[list[dict]]:
-    """Return the rollouts of a line by group, in order."""
-    by_group: dict[int, list[dict]] = {}
-    for entry in entries_of(line):
-        by_group.setdefault(entry["group"], []).append(entry)
-    return [by_group[number] for number in sorted(by_group)]
+    """Return the rollouts of a line of audit.jsonl by group, in order."""
+    return by_group(entries_of(line))
 
 
 def groups_of(line: dict, name: str) -> list[list[float | None]]:

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 
 from scripts.audit import chance, formulas
-from scripts.audit.rewards import entries_of, groups
+from scripts.audit.rewards import check_groups, entries_of, groups
 from scripts.audit.run import Prompt, Run
 from scripts.audit.statements import Audit, CannotCheck, Inapplicable
 
@@ -18,13 +18,7 @@ def audit_rollouts(run: Run, audit: Audit) -> None:
     text = "an iteration has the rollouts of the settings, in complete groups"
     with audit.compare(TOPIC, text, "audit.jsonl, config.yaml") as rows:
         for line in run.lines:
-            where = f"iteration {line['iteration']}"
-            rows.equal(f"rollouts of {where}", run.rollouts, len(line["rollouts"]["number"]))
-            for number, group in enumerate(groups(line)):
-                members = [entry["member"] for entry in group]
-                rows.equal(f"group {number} of {where}", list(range(run.group_size)), members)
-                prompts = {entry["prompt"] for entry in group}
-                rows.equal(f"prompts of group {number} of {where}", 1, len(prompts))
+            check_groups(rows, run, f"iteration {line['iteration']}", entries_of(line))
     files = "audit.jsonl, metrics.jsonl"
     with audit.compare(
         TOPIC, "the iterations of audit.jsonl are those of metrics.jsonl", files

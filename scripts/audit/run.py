@@ -87,6 +87,14 @@ class Run:
         return self.lines
 
     @property
+    def scored_lines(self) -> list[dict]:
+        """Lines of audit.jsonl of a run that scores its rollouts. Raises Inapplicable for others."""
+        lines = self.rollout_lines
+        if "reward" not in lines[0]["rollouts"]:
+            raise Inapplicable
+        return lines
+
+    @property
     def first_rollouts(self) -> dict[str, list]:
         """Rollouts of the first line of audit.jsonl; of a run without it, those of scores.json."""
         if self.all_lines:

@@ -2,23 +2,9 @@
 confused are equal, and none that is under test has its default.
 """
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-
-@dataclass(frozen=True)
-class Case:
-    config: str
-    flags: tuple[str, ...] = ()
-    ranks: int = 1
-    stops_after: tuple[int, ...] = ()  # iterations after which the run ends and is resumed
-    iterations: int = 3
-    unchecked: int = 0  # statements that the audit cannot check
-
-
-def flags(**settings: object) -> tuple[str, ...]:
-    return tuple(word for name, value in settings.items() for word in (f"--{name}", str(value)))
-
+from tests.net.cases import Case, flags
 
 FPS = 7  # of the runs and of given videos
 ALL = flags(
@@ -63,7 +49,7 @@ ONE_UPDATE = flags(num_updates_per_rollout=1, weight_decay=0.03, ema_decay=0.7)
 
 # Statements that the audit cannot check, and says why: steps of AdamW without checkpoints that are one
 # update apart, and forward passes without a gradient of other objectives than grpo.
-UNCHECKED = {
+UNCHECKED_STATEMENTS = {
     "grpo": 1,
     "one update": 2,
     "paper": 1,
@@ -98,7 +84,7 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
         width=16,
         sample_n_frames=5,
     )
-    found = {
+    return {
         "grpo": Case("miniature", grpo + flags(sde_window="random:3", grpo_sampling_steps=6)),
         "one update": Case(
             "miniature",
@@ -163,4 +149,3 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
         ),
         "resume": Case("miniature", grpo, stops_after=(1, 2)),
     }
-    return {name: replace(case, unchecked=UNCHECKED.get(name, 0)) for name, case in found.items()}

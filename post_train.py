@@ -39,7 +39,10 @@ def main() -> int:
     command = parse()
     sys.excepthook = print_after_rank_0
     with ExitStack() as at_end:
-        return run(command, at_end)
+        try:
+            return run(command, at_end)
+        except SystemExit as error:  # of an objective or a sampler; code 0 would mean success
+            raise RuntimeError(f"the run has called sys.exit({error.code!r})") from error
 
 
 def run(command: CommandLine, at_end: ExitStack) -> int:

@@ -1,7 +1,8 @@
 """The boundary for code of the user: a reward, a sampler, an objective or a model family.
 
     found      `load_object` imports ``FILE.py:NAME`` or ``module:NAME``
-    called     `restored_state` puts back what the code changes in the process
+    called     `restored_state` puts back what the code changes in the process, and keeps it from
+               ending the program
     in time    `Worker` calls it in a thread, which cannot keep the program alive
     answered   `check_tensor` checks shape and kind of a tensor
 
@@ -52,8 +53,7 @@ def load_object(place: str, kind: str) -> Any:
 def load_module(location: str, kind: str) -> ModuleType:
     """Import a ``FILE.py``, the package in a folder, or a module by its name, once.
 
-    Raises ValueError if the import raises anything. That includes SystemExit, with which the
-    program would end as if it had succeeded.
+    Raises ValueError if the import raises anything.
     """
     if location.endswith(".py") and not os.path.lexists(location):
         raise ValueError(f"{kind}: file not found: {location}")
@@ -70,7 +70,7 @@ def load_module(location: str, kind: str) -> ModuleType:
                 folder = Path(location).resolve()
                 return _import_file(folder.name, str(folder / "__init__.py"))
             return importlib.import_module(location)
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         raise ValueError(
             f"{kind} {quote(location)} cannot be imported: {describe_error(error)}"
         ) from error
@@ -107,13 +107,19 @@ def code_files(places: Iterable[str]) -> list[Path]:
 
 @contextmanager
 def restored_state() -> Iterator[None]:
-    """Restore six settings of the process that code of the user may change, because they would
-    also affect the training.
+    """Context manager for code of the user: restore six settings of the process that it may change,
+    because they would also affect the training.
+
+    Raises RuntimeError in place of SystemExit, with which the program would end as if it had
+    succeeded.
     """
     settings = _settings()
     before = [read() for read, _ in settings]
     try:
         yield
+    except SystemExit as error:
+        raised = RuntimeError(f"the code has called sys.exit({error.code!r})")
+        raise raised.with_traceback(error.__traceback__) from None
     finally:
         for (read, write), value in zip(settings, before):
             if read() != value:
@@ -166,7 +172,7 @@ def named_errors(what: str, module: str) -> Iterator[None]:
             yield
     except torch.OutOfMemoryError:
         raise
-    except (Exception, SystemExit) as error:
+    except Exception as error:
         add_place(error, module)
         raise ValueError(f"{what}: {describe_error(error)}") from error
 

@@ -71,7 +71,6 @@ from hyvideo.rewards.rewards import Scorer
 
 class Mine(Scorer):
     dimensions = ("mine",)
-    noise = 0.0
     {}
 
     def score(self, videos, prompts, *, fps):
@@ -103,6 +102,14 @@ def test_an_objective_that_is_wrong_is_one_sentence(tmp_path):
     ended = train(tmp_path, *flags, config="configs/miniature_nft.yaml")
     assert ended.returncode == 2 and "Traceback" not in ended.stderr, ended.stderr
     assert "no file" in ended.stderr, ended.stderr
+
+
+def test_sys_exit_in_an_objective_is_no_success(tmp_path):
+    line = "def prepare(self, rollouts): raise SystemExit(0)"
+    (tmp_path / "mine.py").write_text(OBJECTIVE.format(line))
+    flags = ["--objective", f"{tmp_path}/mine.py:Mine", "--max_steps", "1", "--valid_video_csv="]
+    ended = train(tmp_path, *flags, config="configs/miniature_nft.yaml")
+    assert ended.returncode == 1 and "mine.py" in ended.stderr, ended.stderr
 
 
 def test_custom_code_imports_modules_beside_it_and_a_function_may_return_a_tuple(tmp_path):

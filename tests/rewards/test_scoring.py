@@ -143,6 +143,13 @@ def test_an_exception_of_a_scorer_is_a_missing_reward_with_a_short_reason(scorer
     assert len(bad.reason.encode()) < 5_000
 
 
+def test_sys_exit_in_a_scorer_is_a_missing_reward(scorer_of):
+    """Evaluation code that was a program calls sys.exit; with code 0, the run ended as a success."""
+    scorer = Brightness(accepts=lambda video: video.max() > 0, error=SystemExit(0))
+    bad, good = scorer_of(scorer).measure(videos(0, 51), ["a", "b"], fps=8)
+    assert bad.is_missing and "sys.exit" in bad.reason and not good.is_missing
+
+
 @pytest.mark.parametrize("number", [np.float32(0.5), torch.tensor([0.5])])
 def test_numbers_of_numpy_and_torch_are_scores(scorer_of, number):
     (reward,) = scorer_of(Returns([{"VQ": number, "TA": np.int64(2)}])).measure(

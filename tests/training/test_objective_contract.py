@@ -1,5 +1,6 @@
 """What every objective promises to the loop, built-in or custom."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ OBJECTIVES = {
     },
     "regression": {"objective": f"{ROOT}/examples/custom_objective.py:WeightedRegression"} | LEVELS,
     "sft": SFT | {"objective": "sft"},
-    "captioned": SFT | {"objective": f"{ROOT}/examples/custom_data.py:Captioned"},
+    "folders": SFT | {"objective": f"{ROOT}/examples/custom_data.py:PromptFolders"},
 }
 
 
@@ -78,8 +79,8 @@ def trainer_of(name, folder, mesh, **changes):
         settings |= {"pairs_csv": [str(folder / "videos" / "pairs.csv")]}
     if name == "sft":
         settings |= {"videos_csv": [str(folder / "videos" / "videos.csv")]}
-    if name == "captioned":
-        settings |= {"captioned_folders": [str(folder / "videos")]}
+    if name == "folders":
+        settings |= {"prompt_folders": [str(folder / prompt) for prompt in PROMPTS]}
     settings |= {"output_dir": str(folder / name)} | changes
     config = load_config("configs/smoke.yaml", num_updates_per_rollout=1).with_settings(**settings)
     check(config, mesh.world_size)
@@ -88,13 +89,14 @@ def trainer_of(name, folder, mesh, **changes):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder with rated pairs, videos and captions."""
+    """A folder with rated pairs, a table of videos, and folders of videos by prompt."""
     folder = tmp_path_factory.mktemp("objectives")
     pairs = write_pairs(folder / "videos")
     rows = "".join(f"{prompt},{row}a.mp4\n" for row, prompt in enumerate(PROMPTS))
     pairs.with_name("videos.csv").write_text(f"prompt,video\n{rows}")
     for row, prompt in enumerate(PROMPTS):
-        pairs.with_name(f"{row}a.txt").write_text(prompt)
+        (folder / prompt).mkdir()
+        shutil.copy(pairs.with_name(f"{row}a.mp4"), folder / prompt)
     return folder
 
 

@@ -102,7 +102,7 @@ def read_ratings(path: str | Path) -> list[Rating]:
             existing_video(table, row[column], column, place)
             for column in (form.first, form.second)
         )
-        for dimension, answer in _answers(row, form):
+        for dimension, answer in _answers(row, form, place):
             folded = answer.strip().casefold()
             if folded not in form.outcomes:
                 raise ValueError(
@@ -119,8 +119,10 @@ def read_ratings(path: str | Path) -> list[Rating]:
     return ratings
 
 
-def _answers(row: Mapping[str, str], form: Form) -> list[tuple[str, str]]:
-    """Return the dimensions and answers of a row."""
+def _answers(row: Mapping[str, str], form: Form, place: str) -> list[tuple[str, str]]:
+    """Return the dimensions and answers of a row. Raises ValueError, naming the row, for a cell
+    that begins as a JSON object and is none.
+    """
     if not form.answers:
         return [("Overall", "first")]
     answers: list[tuple[str, str]] = []
@@ -129,7 +131,14 @@ def _answers(row: Mapping[str, str], form: Form) -> list[tuple[str, str]]:
         if cell is None:
             continue
         if cell.startswith("{"):
-            answers += json.loads(cell).items()
+            try:
+                each = json.loads(cell)
+            except ValueError as error:
+                raise ValueError(
+                    f"{column} must be an answer or a JSON object of answers, got {quote(cell)} in "
+                    f"{place}: {error}"
+                ) from error
+            answers += [(name, answer or "") for name, answer in each.items()]
         else:
             answers.append((dimension or row.get("dimension", "").strip(), cell))
     return answers

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
-from hyvideo.data.cli import Parser
+from hyvideo.data.cli import TRUTHS, Parser
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import add_section, flag_options
 from hyvideo.settings.config import LEAVES, Config, read_sections
@@ -52,15 +52,17 @@ class PromptFlags(Section):
     prompt: list[str] = start([], "One or more prompts.")
     image_path: str | None = start(None, "First frame for the videos of --prompt (image-to-video).")
     valid_video_csv: list[str] = start(
-        [], "CSV files: `prompt`, optionally `ref_image_path` and `seed`."
+        [],
+        "Files or folders of prompts: one in each line, or tables with `prompt`, optionally "
+        "`ref_image_path` and `seed`.",
     )
     num_videos: int = start(1, "Videos per prompt.", ge=1, le=100_000)
     seed: int = start(0, "Random seed.", ge=-(2**63), le=2**64 - 1)
     output_path: Path = start(Path("outputs/videos"), "Folder or mp4 file to write.")
     keep_latents: bool = start(
         False,
-        "Also write the latents of NAME.mp4 to NAME.safetensors, so that objective dpo need not "
-        "encode the video.",
+        "Also write the latents of NAME.mp4 to NAME.safetensors, so that objectives dpo and sft "
+        "need not encode the video.",
     )
 
 
@@ -270,6 +272,8 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
         unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
         print_ignored(unused, "--valid_video_csv names the prompts")
         options.prompt, options.image_path = [], None
+    if options.rewrite.lower() in TRUTHS:
+        options.rewrite = str(TRUTHS[options.rewrite.lower()]).lower()
     words = {"true": "model", "false": "none"}
     options.offloading = words.get(options.offloading, options.offloading)
     if options.group_offloading:

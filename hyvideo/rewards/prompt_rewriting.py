@@ -33,13 +33,13 @@ def read_rewriter(text: str) -> "Rewriter | None":
     if text == "false":
         return None
     options = {}  # true: the flag of the original
-    if text.startswith("{"):
-        options = json.loads(text)
-    elif text != "true":
-        options = read_yaml(text)
     try:
+        if text.startswith("{"):
+            options = json.loads(text)
+        elif text != "true":
+            options = read_yaml(text)
         return Rewriter(**options)
-    except TypeError as error:
+    except (TypeError, json.JSONDecodeError) as error:
         raise ValueError(
             f"--rewrite needs a YAML file or JSON with url and model, got {quote(text)}: {error}"
         ) from error

@@ -113,7 +113,7 @@ MJ = {
     "video_0_path": "0a.mp4",
     "video_1_path": "0b.mp4",
     "overall_preference": "Video 2 Better",
-    "category_preference": {"Alignment": "Video 1 better", "Bias": "Hard to judge"},
+    "category_preference": {"Alignment": "Video 1 better", "Bias": "Hard to judge", "Safety": None},
     "discard": False,
 }
 FORMS = {
@@ -167,4 +167,13 @@ def test_an_unknown_answer_of_a_public_form_is_named(videos):
         f"path_A,path_B,prompt,VQ\n0a.mp4,0b.mp4,{PROMPT},A\n0a.mp4,0b.mp4,{PROMPT},C\n"
     )
     with pytest.raises(ValueError, match="one of a, b, same, invalid, got 'C' in row 2 of"):
+        read_ratings(path)
+
+
+def test_answers_that_are_no_json_are_named(videos):
+    """A table that pandas has written has the cells of MJ-Bench-Video as Python prints them."""
+    path = videos / "public.csv"
+    columns = "caption,video_0_path,video_1_path,category_preference"
+    path.write_text(f"{columns}\n{PROMPT},0a.mp4,0b.mp4,{{'Alignment': 'Same'}}\n")
+    with pytest.raises(ValueError, match="category_preference must be .* in row 1 of"):
         read_ratings(path)

@@ -167,5 +167,5 @@ def test_a_flag_writes_a_csv_and_exits_without_a_model(endpoint, tmp_path, capsy
 
 
 def test_the_flag_of_the_original_alone_names_the_options(tmp_path, capsys):
-    for value in ("true", "{}", '{"url": "http://127.0.0.1:9/v1", "modle": "m"}'):
+    for value in ("true", "{}", '{"url": "x"', '{"url": "http://127.0.0.1:9/v1", "modle": "m"}'):
         assert "url" in run(capsys, "--prompt", "a cat", "--rewrite", value)

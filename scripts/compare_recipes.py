@@ -41,6 +41,8 @@ def main() -> int:
         help="also evaluate the base model with this guidance scale",
     )
     options = parser.parse_args()
+    if options.seeds < 1:
+        raise ValueError(f"--seeds must be at least 1, got {options.seeds}")
     budget = Budget.of(options.budget)
     base, common, recipes = read_recipes(options.recipes)
     study = RecipeStudy(base, options.output_dir, common, options.num_gpus)

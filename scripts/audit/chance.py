@@ -1,10 +1,11 @@
-"""Random draws of a run, from their keys: docs/reliability.md says what a draw depends on.
+"""Random draws of a run, from their keys (method of `hyvideo/data/randomness.py`, written again).
 
 A key is a tuple such as ``(seed, "initial noise", iteration, group, member)``. Its blake2b digest of
 16 bytes is the key of numpy's Philox.
 """
 
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
@@ -19,6 +20,7 @@ def first_normal(*key: int | str) -> float:
     return float(generator(*key).standard_normal(1, dtype=np.float32)[0])
 
 
+@lru_cache(maxsize=8)  # an iteration asks for that of its epoch once per prompt
 def order(count: int, *key: int | str) -> list[int]:
     """Return the order of ``count`` things."""
     return generator(*key).permutation(count).tolist()

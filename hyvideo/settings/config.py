@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from hyvideo.checkpoints.format import saved_lora, saved_policy
 from hyvideo.data.files import CACHED_REPOSITORY, find_path, is_repository
 from hyvideo.data.prompts import Request
-from hyvideo.data.run_folder import saved_lora, saved_policy
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.guidance import Expert, Guidance, expert_at, levels_of
 from hyvideo.models.versions import RELEASED, Version, version_defaults

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data.custom_code import named_errors
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import ClipForm
-from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import (
     agree,
     all_objects,

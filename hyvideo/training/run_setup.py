@@ -1,24 +1,22 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data.custom_code import named_errors
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import ClipForm
-from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import (
     agree,
     all_objects,
     raise_on_all_ranks,
 )
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.attention_kernels import Choice
 from hyvideo.models.offload import FrozenWeights
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -59,54 +57,9 @@ from hyvideo.training.rewards import (
 )
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.rollouts import Rollouts
+from hyvideo.training.run import LoadedInputs, Models, Run
 from hyvideo.training.run_state import RunState
 from hyvideo.training.video_latents import VideoLatents
-
-
-@dataclass(frozen=True)
-class LoadedInputs:
-    """What a run reads before its models, on all ranks alike."""
-
-    inputs: RunInputs  # prompts, plan of an iteration and architecture
-    digests: dict[str, str]  # of everything that the run reads, by setting
-    latents: VideoLatents | None  # of given videos; None for rollouts
-    planned_run: PlannedRun  # predicted memory and cost
-    attention: Choice  # attention kernel, and why others were rejected
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models of a run."""
-
-    encoder: ConditionEncoder  # prompts -> conditions
-    policy: Policy  # trained transformer, with anchor, EMA and optimizers
-    pipeline: GRPOPipeline  # sampling, replay and decoding
-
-
-@dataclass(frozen=True)
-class Run:
-    """The parts of a run; made in `build_run`."""
-
-    config: Config  # with absolute paths
-    loaded: LoadedInputs
-    rewards: GroupRewards  # scorers, and advantages within groups
-    encoder: ConditionEncoder
-    policy: Policy
-    pipeline: GRPOPipeline
-    progress: Progress  # iteration, stage and stop signals
-    objective: Objective  # what an update trains on, and its loss
-    source: Rollouts | GivenVideos  # of the data of an iteration
-    recorder: RolloutRecorder  # scores and videos of rollouts
-    update: PolicyUpdate  # gradients and optimizer steps
-    state: RunState  # contents of a checkpoint
-
-    @property
-    def inputs(self) -> RunInputs:
-        return self.loaded.inputs
-
-    @property
-    def scorer(self) -> AsyncScorer:
-        return self.rewards.scorer
 
 
 def build_run(
@@ -219,9 +172,6 @@ def load_rewards(
     their digests to those of the inputs. Collective.
     """
     progress.enter("load", "the reward model")
-    if config.objective.scores_rollouts and given is None:
-        with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-            loaded.digests.update(reward_digests(config))
     requests = loaded.inputs.requests if config.objective.scores_rollouts else []
     validated = loaded.inputs.validated
     is_scored = config.objective.scores_rollouts or bool(validated)
@@ -231,6 +181,8 @@ def load_rewards(
         scorer.check_prompts(
             [request.prompt for request in requests], [request.prompt for request in validated]
         )
+        if config.objective.scores_rollouts and given is None:
+            loaded.digests.update(reward_digests(config, scorer.scorers))
         if given is None and is_scored:
             try_scorers(scorer, config.data, loaded.inputs.requests[0].prompt)
             if scorer.held_out_scorers:

@@ -24,7 +24,7 @@ from hyvideo.distributed.collectives import (
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import KLCoefficientSettings
+from hyvideo.settings.objectives.base import KLCoefficientSettings
 from hyvideo.training.ledger import Ledger
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.objective import Objective

@@ -186,13 +186,11 @@ def _validation(run: PlannedRun, items: _Items) -> list[dict[str, float]]:
     """Return what sampling, decoding and scoring of a validation add, each."""
     validation = run.validation
     sampling = activations.inference_bytes(validation, validation.settings.batch_size)
-    measuring = run.with_settings(
-        reward_model=run.settings.held_out_reward_model, remote_reward_url=""
-    )
+    measuring = run.scorer_bytes(run.settings.held_out_reward_model)
     return [
         {"activations": sampling} | items.inference,
         {"decoding": states.decoding_bytes(validation)} | items.vae,
-        items.scoring | {"held-out reward models": measuring.reward_bytes} | _away(run),
+        items.scoring | {"held-out reward models": measuring} | _away(run),
     ]
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -110,17 +111,19 @@ class PlannedRun:
 
     @property
     def reward_bytes(self) -> float:
-        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service, or if
-        nothing is scored.
-        """
-        reward = self.config.reward
+        """Bytes of the scorers' weights while they are on the GPU; 0 if nothing is scored."""
         if self.config.objective.videos_from and not self.config.data.valid_video_csv:
             return 0.0
-        if reward.remote_reward_url:
-            return 0.0
-        precision = reward_options(reward).get("videoalign", {}).get("precision", "bf16")
+        return self.scorer_bytes(self.config.reward.reward_model)
+
+    def scorer_bytes(self, names: Sequence[str]) -> float:
+        """Return the bytes of the weights of scorers, 0 of those without weights on this
+        machine.
+        """
+        options = reward_options(self.config.reward)
+        precision = options.get("videoalign", {}).get("precision", "bf16")
         sizes = _SCORERS | {"videoalign": _VIDEOALIGN[precision]}
-        return sum(sizes.get(name, 0.0) for name in reward.reward_model)
+        return sum(sizes.get(name, 0.0) for name in names)
 
     @property
     def has_images(self) -> bool:

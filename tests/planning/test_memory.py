@@ -185,7 +185,7 @@ def test_scorers_run_beside_other_phases_or_between_them():
         "vae_tile_size": 64,
     }
     assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
-    remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}
+    remote = between | {"reward_model": ["remote"]}
     assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
 
 

@@ -32,7 +32,7 @@ from hyvideo.rewards.videoalign.checkpoint import (
     plain_name,
     save_weights,
 )
-from hyvideo.rewards.videoalign.model import without_cudnn_attention
+from hyvideo.rewards.qwen2_vl.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 CHECKPOINT = "checkpoint-1"  # folder of the weights
@@ -273,7 +273,7 @@ class PairTraining:
         from peft import LoraConfig, inject_adapter_in_model
 
         model = self.scorer.model
-        if not self.scorer.settings.has_lora:
+        if self.scorer.settings.lora is None:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=TARGETS)
             with torch.random.fork_rng():
                 torch.manual_seed(seed)

@@ -63,6 +63,9 @@ SCORERS = {
         "clip/PickScore_v1",
         dimensions=("Pick_cosine", "PickScore"),
     ),
+    "hpsv3": Entry(
+        "hyvideo.rewards.hpsv3:HPSv3Scorer", "HPSv3", dimensions=("HPSv3", "HPSv3_top30")
+    ),
     "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", ()),
     "unified_reward": Entry(
         "hyvideo.rewards.vlm_judge:UnifiedReward",

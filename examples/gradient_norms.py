@@ -38,6 +38,7 @@ from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
 from hyvideo.settings.rules import check
+from hyvideo.training.iteration import collect
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.rollout_batch import RolloutBatch, chunks
 from post_train import build
@@ -80,7 +81,7 @@ def measurement(config: Config) -> Config:
 def scored_rollouts(trainer) -> RolloutBatch:
     """Return the next iteration's rollouts with advantages."""
     trainer.iteration += 1
-    return trainer.run.objective.collect(trainer.run, trainer.iteration).rollouts
+    return collect(trainer.run, trainer.iteration).rollouts
 
 
 def norms_per_visit(update: PolicyUpdate, rollouts: RolloutBatch) -> list[float]:

@@ -1,18 +1,7 @@
 """Training loop of SAGE-GRPO (arXiv:2603.21872).
 
-Stages of an iteration and the files that implement them:
-
-1. Prompts, one for each group of rollouts                       training/rollouts.py
-2. Rollouts with an SDE whose variance is the exact integral     schedulers/transitions.py,
-   over a step (SAGE), and their log-probabilities               pipelines/
-3. Rewards of the decoded videos, in the background              rewards/scoring.py
-4. Advantages within each group                                  grpo/advantages.py
-5. Clipped policy loss, each step weighted by the equalizer      training/objectives/grpo.py
-   (SAGE); the losses of other objectives stand beside it        (nft.py, ...), grpo/
-6. Trust region: KL to a moving anchor and to the rollout        grpo/trust_region.py,
-   policy, with an adaptive coefficient (SAGE)                   training/anchor.py
-7. Gradients over all rollouts and steps, one optimizer step     training/policy_update.py
-8. Anchor refresh every ``update_ref_model_step`` updates (SAGE) training/anchor.py
+`training/iteration.py` is one iteration of Algorithm 1; this file is the loop around it: resume,
+iterations, validations, checkpoints, and the end of the run.
 """
 
 import socket
@@ -50,6 +39,7 @@ from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.training.iteration import train_iteration
 from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.output_folder import find_start
@@ -283,30 +273,11 @@ class Trainer:
             self._finish_iteration(writer)
 
     def run_iteration(self) -> dict[str, float]:
-        """Collect what the iteration trains on, update the policy, and return the metrics by
-        name.
-        """
+        """Train one iteration and return its metrics by name."""
         self._start_timer()
-        run = self.run
-        run.pipeline.evaluations.clear()  # those of a validation
-        rollouts, reference, metrics = run.objective.collect(run, self.iteration)
-        with self.progress.timed("update"):
-            updated = run.update(rollouts, reference, self.iteration)
-        weights = run.objective.weights_by_step(rollouts.schedule)
-        line = run.update.ledger.line(rollouts, self.iteration, weights, run.pipeline.evaluations)
-        if line and run.recorder.writer:
-            run.recorder.writer.log_audit(line)
-        return {
-            "iteration": self.iteration,
-            "update": run.update.update_count,
-            **metrics,
-            **updated,
-            "anchor/age": run.policy.anchor.age if run.policy.anchor else 0,
-            "cost/forwards": run.objective.cost.forwards / len(rollouts),
-            **self.timer.metrics(),
-            "time/scoring": sum(end - start for start, end in run.scorer.spans),
-            **self.timer.memory(),
-        }
+        metrics = train_iteration(self.run, self.iteration)
+        scoring = sum(end - start for start, end in self.run.scorer.spans)
+        return metrics | self.timer.metrics() | {"time/scoring": scoring} | self.timer.memory()
 
     def _save_if_due(self) -> None:
         self._check_owner()
@@ -320,7 +291,7 @@ class Trainer:
         is_due = self._is_due(self.config.record.validation_interval)
         metrics = self.run.state.metrics
         metrics = metrics | {"time/since_start": time.perf_counter() - self.begin}
-        if is_due and (self.validation or self.run.objective.measures):
+        if is_due and (self.validation or self.run.objective.held_out_levels):
             metrics |= self.validate()
             metrics |= self.timer.memory()  # now with that of the validation
             self._check_owner()  # a validation may take long
@@ -369,8 +340,10 @@ class Trainer:
         with self.progress.timed("validation"), self.run.policy.with_ema_weights():
             if self.validation:
                 metrics |= self.validation.run(self.iteration)
-            if self.run.objective.measures:
-                metrics |= self.run.objective.measure(self.run)
+            if self.run.objective.held_out_levels:
+                source = self.run.source
+                count = len(source.examples.held_out)
+                metrics |= self.run.objective.measure(source.held_out(), count)
         return metrics
 
     @property

@@ -68,7 +68,7 @@ def weights(trainer):
 
 def first_prompt(trainer):
     """Return the prompt of the iteration's first rollout."""
-    return trainer.run.source.requests_of(trainer.iteration, trainer.run.source.indices())[0].prompt
+    return trainer.run.source.choose(trainer.iteration).requests[0].prompt
 
 
 def without_times(line):

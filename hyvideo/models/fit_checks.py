@@ -12,7 +12,9 @@ from hyvideo.data.prompts import Request
 from hyvideo.models import loading
 from hyvideo.models.family import Family, Part, family_named
 from hyvideo.models.guidance import Expert
-from hyvideo.models.versions import experts_of, version_defaults
+from hyvideo.models.pipeline_folder import INDEX, read_index
+from hyvideo.models.sizes import versions_of_sizes
+from hyvideo.models.versions import RELEASED, experts_of, version_defaults
 from hyvideo.models.weight_files import (
     Folder,
     problems_of,
@@ -49,7 +51,8 @@ def check_checkpoint(
         problems += problems_of(
             partial(_transformer_problems, root, version, expert, weights_needed=weights_needed)
         )
-    problems += problems_of(lambda: pipeline_problems(root, version))
+    if not problems:
+        problems = problems_of(lambda: version_problems(root, version, family))
     problems += problems_of(
         lambda: model_problems(
             loading.vae_folder(root), "vae", family=family, weights_needed=weights_needed
@@ -121,18 +124,36 @@ def part_problems(
     ]
 
 
-def pipeline_problems(root: Path, version: str | None) -> list[str]:
-    """Return the problem that a pipeline's model_index.json is of another number of experts than the
-    version.
+def version_problems(root: Path, version: str | None, family: Family) -> list[str]:
+    """Return the problem that a folder is that of other released versions than ``version``, by the
+    transformer's sizes and the number of experts.
+
+    A transformer of other sizes than all released ones may be named as any version.
     """
-    path = root / "model_index.json"
-    parts = read_json(path, "pipeline") if path.is_file() else {}
-    if not parts or parts.get("boundary_ratio") == version_defaults(version).boundary:
+    index = read_index(root)
+    folder = loading.transformer_folder(root, version)
+    config = read_json(folder.path / "config.json", folder.label)
+
+    def has_experts_of(name: str | None) -> bool:
+        return not index or index.get("boundary_ratio") == version_defaults(name).boundary
+
+    versions = [name for name in versions_of_sizes(family.name, config) if has_experts_of(name)]
+    hint = f"set transformer_version to {' or '.join(versions)}, or " if versions else ""
+    if not has_experts_of(version):
+        return [
+            f"{root / INDEX} has boundary_ratio {index.get('boundary_ratio')}, the noise level "
+            f"between two experts, but transformer_version {version} has "
+            f"{version_defaults(version).boundary}; {hint}set transformer_version and "
+            "pretrained_model_root to the same model"
+        ]
+    if version not in RELEASED or version in versions or not versions:
+        return []
+    if version_defaults(version).family != family.name:  # which the caller reports
         return []
     return [
-        f"{path} has boundary_ratio {parts.get('boundary_ratio')}, the noise level between two "
-        f"experts, but transformer_version {version} has {version_defaults(version).boundary}; set "
-        "transformer_version and pretrained_model_root to the same model"
+        f"{folder.path} has the transformer of {' or '.join(versions)}, but transformer_version is "
+        f"{version}, of which the run takes shift, guidance scale and steps; {hint}set "
+        "pretrained_model_root to that model"
     ]
 
 

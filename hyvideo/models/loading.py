@@ -35,6 +35,7 @@ from hyvideo.models.family import (
 )
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, with_lora
+from hyvideo.models.pipeline_folder import read_index
 from hyvideo.models.versions import experts_of
 from hyvideo.models.weight_files import Folder, Shapes
 
@@ -165,8 +166,7 @@ def read_task(root: str | Path, version: str | None) -> str | None:
     """
     folder = transformer_folder(root, version)
     family = read_family(folder)
-    path = folder.path.parent / "model_index.json"
-    index = read_json(path, "pipeline") if path.is_file() else {}
+    index = read_index(folder.path.parent)
     arguments, _ = read_arguments(read_transformer(folder, family), folder)
     if task := family.task(arguments, index):
         return task

@@ -209,6 +209,24 @@ def released_sizes(version: str) -> Sizes:
     return _sizes(family, changes.get("transformer", {}), changes.get("vae", {}))
 
 
+def versions_of_sizes(family: str, transformer: Mapping[str, Any]) -> list[str]:
+    """Return the released versions of a family whose transformer has the arguments of a config.json,
+    as far as ``sizes.yaml`` lists them.
+    """
+    table = _table(family)
+    names = [name for name, version in RELEASED.items() if version.family == family]
+    if "transformer" not in table:
+        return []
+    config = _with_diffusers_names(family, "transformer", transformer)
+
+    def has_arguments_of(name: str) -> bool:
+        changes = table["versions"].get(name, {}).get("transformer", {})
+        released = table["transformer"] | changes
+        return all(config.get(key, value) == value for key, value in released.items())
+
+    return [name for name in names if has_arguments_of(name)]
+
+
 def read_sizes(family: str, transformer: Mapping[str, Any], vae: Mapping[str, Any]) -> Sizes:
     """Return the sizes in config.json files with diffusers' names or the original's.
 

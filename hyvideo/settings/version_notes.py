@@ -1,11 +1,12 @@
 """What a run or a generation prints about its model version: the license, steps for which a
-student was not made, and LoRAs that a student needs.
+student was not made, LoRAs that a student needs, and other numbers in the files of the model.
 """
 
 from collections.abc import Iterator, Mapping
 
 from hyvideo.data.text import Row
-from hyvideo.models.versions import Version, version_defaults
+from hyvideo.models.pipeline_folder import GUIDER, SCHEDULER, stated_guidance, stated_shift
+from hyvideo.models.versions import RELEASED, Version, version_defaults
 from hyvideo.schedulers.transitions import describe_levels, levels_of_steps
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling
@@ -31,10 +32,28 @@ def _notes(model: ModelSettings, sampled: Mapping[str, Sampling]) -> Iterator[Ro
     version = version_defaults(model.transformer_version)
     if version.license:
         yield "license", f"{version.name}: {version.license}"
+    root = model.pretrained_model_root
+    shift = stated_shift(root)
     for videos, sampling in sampled.items():
         warning = _warning(version, videos, sampling)
         if warning:
             yield "WARNING", warning
+        if shift not in (None, sampling.shift) and not sampling.sigmas:
+            yield (
+                "shift",
+                f"{sampling.shift:g} for {videos}; {SCHEDULER} of the model, from which diffusers "
+                f"samples, has {shift:g}",
+            )
+    guidance = stated_guidance(root)
+    if version.name in RELEASED and guidance is not None:
+        if (guidance > 1) != (version.guidance_scale > 1):
+            yield (
+                "WARNING",
+                f"transformer_version {version.name} has guidance_scale "
+                f"{version.guidance_scale:g}, but {GUIDER} of the model has {guidance:g}: "
+                "transformer_version or pretrained_model_root is of a model with distilled "
+                "guidance, the other is not",
+            )
     loras = {
         "base_lora_path": model.base_lora_path,
         "low_noise_base_lora_path": model.low_noise_base_lora_path,

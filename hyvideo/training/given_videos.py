@@ -1,26 +1,31 @@
 """Videos from files in place of rollouts: the batch of an iteration."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import fmean
 
 import torch
 
 from hyvideo.data.examples import Example
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.grpo.nft import mean_square
-from hyvideo.models.conditions import to_device
+from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.training.objective import HeldOutBatch, LevelObjective, Objective
 from hyvideo.training.on_policy_check import Limited
 from hyvideo.training.rewards import PendingRewards
-from hyvideo.training.rollout_batch import RolloutBatch, RolloutIndex
-from hyvideo.training.rollouts import replica_indices
+from hyvideo.training.rollout_batch import (
+    Prompts,
+    RolloutBatch,
+    RolloutIndex,
+    chunks,
+    indices_of_replica,
+)
 from hyvideo.training.video_latents import VideoLatents
-
-if TYPE_CHECKING:
-    from hyvideo.training.objective import LevelObjective, Objective
 
 ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity,"
 UNTRAINED = (
@@ -38,16 +43,16 @@ class GivenVideos:
 
     def __init__(
         self,
-        objective: "Objective",
+        objective: Objective,
         encoder: ConditionEncoder,
         inputs: RunInputs,
         latents: VideoLatents,
     ):
+        self.objective = objective
         self.config = objective.config
         self.mesh = objective.mesh
         self.pipeline = objective.pipeline
         self.progress = objective.progress
-        self.cost = objective.cost
         self.encoder = encoder
         self.plan = inputs.plan
         self.examples = inputs.videos
@@ -60,56 +65,102 @@ class GivenVideos:
         """Prompts that are trained on."""
         return self.examples.requests
 
+    def choose(self, iteration: int) -> Prompts:
+        """Return the prompts of the videos of an iteration."""
+        indices = indices_of_replica(self.config.rollout, self.mesh)
+        requests = [example.request for example in self._examples_of(iteration, indices)]
+        return Prompts(iteration, indices, requests)
+
+    def _examples_of(self, iteration: int, indices: Sequence[RolloutIndex]) -> list[Example]:
+        order = self.order.indices(iteration)
+        return [self.examples.train[order[index.group]] for index in indices]
+
+    def encode(self, requests: list[Request]) -> Conditions:
+        """Return the conditions of requests, on the device of the pipeline."""
+        return self.encoder(requests, self.config.sampling.size).to(self.pipeline.device)
+
     def collect(
-        self, objective: "Objective", iteration: int, *, is_scored: bool = False
+        self, prompts: Prompts, conditions: Conditions, *, is_scored: bool = False
     ) -> tuple[RolloutBatch, PendingRewards]:
-        """Return the videos of an iteration, without advantages, and no pending rewards."""
+        """Return the videos of an iteration, and no pending rewards. Advantages tell winners (1)
+        from losers (-1), and weights are relative to the mean of all examples.
+        """
         assert not is_scored, "given videos have no rewards"
         self.progress.check()
-        order = self.order.indices(iteration)
-        indices = replica_indices(self.config.rollout, self.mesh)
-        examples = [self.examples.train[order[index.group]] for index in indices]
-        with self.progress.timed("pairs", f"{len(indices)} videos"):
-            rollouts = self.batch(
-                objective,
-                iteration,
-                indices,
-                [example.request for example in examples],
-                videos_of(examples, indices),
-                self.plan.num_trained_steps,
-            )
-        self.cost.start()
-        return rollouts, PendingRewards()
+        examples = self._examples_of(prompts.iteration, prompts.indices)
+        with self.progress.timed("pairs", f"{len(examples)} videos"):
+            rollouts = self._batch(prompts, examples, conditions, self.plan.num_trained_steps)
+        mean = fmean(example.weight for example in self.examples.train)
+        weights = [example.weight / mean for example in examples]
+        device = self.pipeline.device
+        return replace(
+            rollouts,
+            advantages=torch.tensor(_labels_of(examples, prompts.indices), device=device),
+            weights=to_device(torch.tensor(weights), device),
+        ), PendingRewards()
 
-    def batch(
+    def _batch(
         self,
-        objective: "Objective",
-        iteration: int,
-        indices: list[RolloutIndex],
-        requests: Sequence[Request],  # of each video
-        videos: Sequence[Path],
+        prompts: Prompts,
+        examples: Sequence[Example],  # of each video
+        conditions: Conditions,
         num_levels: int,
     ) -> RolloutBatch:
         """Return videos as rollouts of which only the final latents are known."""
-        conditions = self.encoder(list(requests), self.config.sampling.size)
+        iteration, indices, requests = prompts
+        videos = _videos_of(examples, indices)
         latents = torch.stack([self.latents.read(video) for video in videos])
         latents = to_device(latents, self.pipeline.device)
         return RolloutBatch(
             indices=indices,
             prompts=[request.prompt for request in requests],
-            conditions=conditions.to(self.pipeline.device),
+            conditions=conditions,
             trajectories=Trajectories(
                 latents=latents[:, None], log_probs=latents.new_zeros(len(latents), 0)
             ),
             schedule=self.schedule,
-            trained_steps=objective.draw(self.schedule, iteration, indices, num_levels),
+            trained_steps=self.objective.draw(self.schedule, iteration, indices, num_levels),
             anchor_columns=list(range(num_levels)),
             iteration=iteration,
             videos=list(map(str, videos)),
         )
 
+    def held_out(self) -> Iterator[HeldOutBatch]:
+        """Yield this replica's share of the examples that are not trained on, in batches.
 
-def videos_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[Path]:
+        The last example may be repeated, so that all replicas have equally many batches. No
+        iteration has their number, 0.
+        """
+        examples = self.examples.held_out
+        group_size = self.config.rollout.num_generations
+        rounds = math.ceil(len(examples) / self.mesh.num_replicas)
+        numbers = [
+            min(self.mesh.replica + turn * self.mesh.num_replicas, len(examples) - 1)
+            for turn in range(rounds)
+        ]
+        for groups in chunks(numbers, max(1, self.config.rollout.batch_size // group_size)):
+            self.progress.check()
+            indices = [
+                RolloutIndex(group, member) for group in groups for member in range(group_size)
+            ]
+            chosen = [examples[index.group] for index in indices]
+            prompts = Prompts(0, indices, [example.request for example in chosen])
+            conditions = self.encode(prompts.requests)
+            videos = self._batch(prompts, chosen, conditions, self.objective.held_out_levels)
+            yield HeldOutBatch(groups, videos)
+
+
+def _labels_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[float]:
+    """Return 1 for the winner and -1 for the loser of a rated pair, 0 for a video that is rated
+    alone.
+    """
+    return [
+        0.0 if len(example.videos) == 1 else 1.0 - 2.0 * index.member
+        for example, index in zip(examples, indices, strict=True)
+    ]
+
+
+def _videos_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[Path]:
     """Return the video of each member; members beyond the number of videos begin again, with other
     noise.
     """
@@ -120,7 +171,7 @@ def videos_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> l
 
 
 @torch.no_grad()
-def fit_of(objective: "LevelObjective", rollouts: RolloutBatch, row: int) -> dict[str, Limited]:
+def fit_of(objective: LevelObjective, rollouts: RolloutBatch, row: int) -> dict[str, Limited]:
     """Return the velocity error of a video at its highest noise level over that of a zero velocity,
     by what it is. A trained model is below 1 if the latents are those of its VAE.
     """

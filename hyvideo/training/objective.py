@@ -1,6 +1,8 @@
 """The interface of an objective: what it trains on, and the loss terms of a pass.
 
-    collect (draw, prepare) -> terms, once per pass -> (`PolicyUpdate`) gradients, optimizer step, KL coefficient
+    draw, prepare -> terms, once per pass -> (`PolicyUpdate`) gradients, optimizer step, KL coefficient
+
+It knows tensors: neither how videos are made (`iteration`) nor the other parts of a run.
 
 The built-in ones are the files in `objectives/`. A custom objective is a class in a file,
 ``--objective FILE.py:NAME``, that inherits from `StepObjective` or `LevelObjective` and defines
@@ -8,12 +10,12 @@ The built-in ones are the files in `objectives/`. A custom objective is a class 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,10 +38,6 @@ from hyvideo.training.rollout_batch import (
     select,
     timestep_permutations,
 )
-from hyvideo.training.rollouts import Collected, rollouts_with_rewards, without_rewards
-
-if TYPE_CHECKING:
-    from hyvideo.training.run_setup import Run
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,13 @@ class Terms:
     metrics: dict[str, Tensor]
 
 
+class HeldOutBatch(NamedTuple):
+    """Given videos that are not trained on, on this replica."""
+
+    groups: list[int]  # numbers of their examples
+    videos: RolloutBatch  # of ``groups``, with `Objective.held_out_levels` columns
+
+
 class Objective(ABC):
     """Base class of the objectives: what an update trains on, and the loss of a pass.
 
@@ -66,7 +71,8 @@ class Objective(ABC):
         by_step: Those of them that are also reported by denoising step.
         deviation_names: Names of the largest `Terms.deviation` of all updates, and of the first one.
         uses_advantages: Whether the loss has no gradient where all advantages are 0, so that such updates are skipped.
-        measures: Whether a validation calls `measure`.
+        held_out_levels: Noise levels at which a validation measures given videos that are not trained on (`measure`);
+            0: it does not.
         keeps_all_latents: Whether rollouts keep their latents at every step; otherwise the noise, those after the first
             step, and the final ones.
     """
@@ -76,7 +82,7 @@ class Objective(ABC):
     by_step: ClassVar[tuple[str, ...]] = ()
     deviation_names: ClassVar[tuple[str, str]] = ("policy/max_deviation", "policy/first_deviation")
     uses_advantages: ClassVar[bool] = True
-    measures: ClassVar[bool] = False
+    held_out_levels: ClassVar[int] = 0
     keeps_all_latents: ClassVar[bool] = False
 
     def __init__(
@@ -101,15 +107,6 @@ class Objective(ABC):
         return self.config.objective.name
 
     # What it trains on.
-
-    def collect(self, run: "Run", iteration: int) -> Collected:
-        """Return the data of an iteration on this replica. Collective.
-
-        Here: rollouts with rewards, or without them where the objective needs none.
-        """
-        if self.config.objective.scores_rollouts:
-            return rollouts_with_rewards(self, run, iteration)
-        return without_rewards(self, run, iteration)
 
     def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
         """Return the schedule of the rollouts of an iteration, given that of the settings."""
@@ -222,10 +219,11 @@ class Objective(ABC):
         """Return the number of forward passes of the transformer that a pass makes."""
         return self.pipeline.num_forwards(self.timesteps(rollouts, rows, column))
 
-    def measure(self, run: "Run") -> dict[str, float]:
-        """Return what a validation measures on data of the objective that is not trained on.
+    def measure(self, batches: Iterable[HeldOutBatch], count: int) -> dict[str, float]:
+        """Return what a validation measures on given videos that are not trained on, ``count``
+        examples on all replicas. Collective.
 
-        Collective. Here: nothing.
+        Here: nothing.
         """
         return {}
 

@@ -11,7 +11,7 @@ of R by the video, of the video by x0_hat, and of x0_hat by the weights, in the 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from hyvideo.settings.sections import DataSettings
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
-
-if TYPE_CHECKING:
-    from hyvideo.training.run_setup import Run
 
 # Largest difference between a rollout's reward and the reward of the pass with gradient, if arithmetic is
 # exact or rounded.
@@ -180,7 +177,6 @@ class WithRewardGradient(LevelObjective):
     def __init__(self, inner: LevelObjective, reward_gradient: RewardGradient):
         super().__init__(inner.config, inner.policy, inner.pipeline, inner.progress, inner.cost)
         self.inner = inner
-        self.measures = inner.measures
         self.reward_gradient = reward_gradient
         self.metrics = (*inner.metrics, *self.own_metrics)
         self.deviation_names = inner.deviation_names
@@ -190,9 +186,6 @@ class WithRewardGradient(LevelObjective):
 
     def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
         return self.inner.schedule(schedule, iteration)
-
-    def measure(self, run: "Run") -> dict[str, float]:
-        return self.inner.measure(run)
 
     def draw(
         self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int

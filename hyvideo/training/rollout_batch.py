@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator, normal, permutation
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.conditions import Conditions
@@ -34,6 +35,14 @@ class RolloutIndex:
     def number(self, group_size: int) -> int:
         """Return the index among all rollouts of the iteration, ordered by group."""
         return self.group * group_size + self.member
+
+
+class Prompts(NamedTuple):
+    """What an iteration begins with on this replica: the prompt of each rollout."""
+
+    iteration: int
+    indices: list[RolloutIndex]  # of the rollouts
+    requests: list[Request]  # prompt and first frame of each
 
 
 class Pass(NamedTuple):
@@ -150,14 +159,19 @@ def chunks(values: Sequence[T], size: int) -> list[list[T]]:
     return [list(values[start : start + size]) for start in range(0, len(values), size)]
 
 
-def indices_of_replica(settings: RolloutSettings, mesh: Mesh, batch: int) -> list[RolloutIndex]:
-    """Return the indices of this replica's rollouts in a batch.
+def indices_of_replica(settings: RolloutSettings, mesh: Mesh) -> list[RolloutIndex]:
+    """Return the indices of this replica's rollouts in an iteration, batch by batch.
 
     Consecutive rollouts share a group.
     """
     size, group_size = settings.batch_size, settings.num_generations
-    first = (batch * mesh.num_replicas + mesh.replica) * size
-    return [RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)]
+    indices = []
+    for batch in range(settings.gradient_accumulation_steps):
+        first = (batch * mesh.num_replicas + mesh.replica) * size
+        indices += [
+            RolloutIndex(*divmod(number, group_size)) for number in range(first, first + size)
+        ]
+    return indices
 
 
 Uniform = TypeVar("Uniform", float, np.ndarray)

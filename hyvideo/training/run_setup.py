@@ -1,6 +1,5 @@
 """Construction of the parts of a run from its settings, with checks before any weights are read."""
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from hyvideo.distributed.collectives import (
     raise_on_all_ranks,
 )
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.models.attention_kernels import Choice
 from hyvideo.models.offload import FrozenWeights
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -59,54 +57,9 @@ from hyvideo.training.rewards import (
 )
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.rollouts import Rollouts
+from hyvideo.training.run import LoadedInputs, Models, Run
 from hyvideo.training.run_state import RunState
 from hyvideo.training.video_latents import VideoLatents
-
-
-@dataclass(frozen=True)
-class LoadedInputs:
-    """What a run reads before its models, on all ranks alike."""
-
-    inputs: RunInputs  # prompts, plan of an iteration and architecture
-    digests: dict[str, str]  # of everything that the run reads, by setting
-    latents: VideoLatents | None  # of given videos; None for rollouts
-    planned_run: PlannedRun  # predicted memory and cost
-    attention: Choice  # attention kernel, and why others were rejected
-
-
-@dataclass(frozen=True)
-class Models:
-    """The models of a run."""
-
-    encoder: ConditionEncoder  # prompts -> conditions
-    policy: Policy  # trained transformer, with anchor, EMA and optimizers
-    pipeline: GRPOPipeline  # sampling, replay and decoding
-
-
-@dataclass(frozen=True)
-class Run:
-    """The parts of a run; made in `build_run`."""
-
-    config: Config  # with absolute paths
-    loaded: LoadedInputs
-    rewards: GroupRewards  # scorers, and advantages within groups
-    encoder: ConditionEncoder
-    policy: Policy
-    pipeline: GRPOPipeline
-    progress: Progress  # iteration, stage and stop signals
-    objective: Objective  # what an update trains on, and its loss
-    source: Rollouts | GivenVideos  # of the data of an iteration
-    recorder: RolloutRecorder  # scores and videos of rollouts
-    update: PolicyUpdate  # gradients and optimizer steps
-    state: RunState  # contents of a checkpoint
-
-    @property
-    def inputs(self) -> RunInputs:
-        return self.loaded.inputs
-
-    @property
-    def scorer(self) -> AsyncScorer:
-        return self.rewards.scorer
 
 
 def build_run(

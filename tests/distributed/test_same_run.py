@@ -144,8 +144,8 @@ def train(folder, settings, threshold):
     for _ in range(2):
         trainer.iteration += 1
         metrics = trainer.run_iteration()
-    collector, indices = trainer.run.source, trainer.run.source.indices()
-    conditions = trainer.run.encoder(collector.requests_of(trainer.iteration, indices))
+    collector, indices = trainer.run.source, trainer.run.source.choose(1).indices
+    conditions = trainer.run.encoder(collector.choose(trainer.iteration).requests)
     latents = collector.sample(trainer.iteration, collector.schedule, indices, conditions).final
     save_tensors(Path(folder) / "tensors.safetensors", trainer.run.policy.tensors())
     rollouts = {

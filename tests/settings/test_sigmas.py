@@ -16,6 +16,7 @@ from hyvideo.schedulers.transitions import schedule
 from hyvideo.settings.identity import evaluation_settings
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness
 from tests.training.test_run_state import train_iterations
@@ -45,7 +46,7 @@ def test_rollouts_and_validation_sample_at_the_given_levels(tiny_config, mesh):
         lambda module, inputs, options: seen.append(options["timestep"][0].item()), with_kwargs=True
     )
     trainer.iteration = 1
-    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, _ = sample(trainer.run, 1)
     assert seen == [1000.0, 757.0, 522.0]
     # Each step is that of the sampler between these levels.
     expected = schedule(

@@ -2,6 +2,8 @@
 student was made for.
 """
 
+import json
+
 import pytest
 
 import generate
@@ -107,3 +109,38 @@ def test_a_run_of_fastwan_is_checked_with_its_own_sampler(tiny_config):
     settings = {"transformer_version": FASTWAN, "validation_eta": 1.5, **VALIDATED}
     with pytest.raises(ValueError, match="validation_eta 1.5"):
         check(tiny_config.with_settings(**settings))
+
+
+def write_pipeline(root, **configs):
+    for name, config in ({"index": {"_class_name": "WanPipeline"}} | configs).items():
+        path = {"index": root / "model_index.json"}.get(name, root / name / f"{name}_config.json")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(config))
+    return str(root)
+
+
+def test_another_shift_than_that_of_the_scheduler_is_a_line(tmp_path):
+    """Videos of the same weights in diffusers look different."""
+    root = write_pipeline(tmp_path, scheduler={"flow_shift": 3.0})
+    config = config_of("wan2.1_t2v_1.3b", pretrained_model_root=root, **VALIDATED)
+    rows = [text for label, text in run_notes(config) if label == "shift"]
+    assert [row.split(";")[0] for row in rows] == ["8 for rollouts", "8 for validation"]
+    assert all(row.endswith("has 3") for row in rows)
+    same = config.with_settings(shift=3.0, validation_shift=4.0).resolved()
+    assert [row[1][:16] for row in run_notes(same)] == ["4 for validation"]
+    given = config.with_settings(sigmas="1,0.7", grpo_sampling_steps=2, valid_video_csv=[])
+    assert run_notes(given.resolved()) == []
+    write_pipeline(tmp_path, scheduler={"shift": 1.0, "use_dynamic_shifting": True})
+    assert run_notes(config) == []
+    # the authors' layout has one scheduler for all versions
+    write_pipeline(tmp_path, scheduler={"flow_shift": 3.0})
+    (tmp_path / "model_index.json").unlink()
+    assert run_notes(config) == []
+
+
+def test_a_model_with_distilled_guidance_under_the_name_of_its_base_is_a_warning(tmp_path):
+    root = write_pipeline(tmp_path, guider={"guidance_scale": 1.0})
+    base = config_of("480p_t2v", pretrained_model_root=root, cfg_scale=1.0)
+    (warning,) = warnings(run_notes(base))
+    assert "480p_t2v has guidance_scale 6" in warning and "has 1:" in warning
+    assert run_notes(config_of("480p_t2v_distilled", pretrained_model_root=root)) == []

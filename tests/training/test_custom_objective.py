@@ -8,6 +8,7 @@ import torch
 from hyvideo.settings.identity import code_of
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
 from tests.test_trainer import Redness, weights
@@ -103,7 +104,7 @@ def test_the_gradient_of_the_example_is_the_weighted_regression(tiny_config, mes
     )
     trainer = trainer_of(config, mesh)
     trainer.iteration = 1
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]

@@ -16,6 +16,7 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import refined_levels, shifted_levels
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, weights
@@ -49,7 +50,7 @@ def trainer_of(config, mesh):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, _ = sample(trainer.run, 1)
     return rollouts.with_rewards({}, torch.zeros(len(rollouts)))
 
 

@@ -13,6 +13,7 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import collect
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.video_latents import VideoLatents, write_latents
 from tests.forked import ROOT
@@ -34,14 +35,14 @@ def config(tiny_config, rated) -> Config:
     return tiny_config.with_settings(**SETTINGS, pairs_csv=[str(rated)])
 
 
-def collect(trainer, iteration=1):
+def collected(trainer, iteration=1):
     trainer.iteration = iteration
-    return trainer.run.objective.collect(trainer.run, iteration).rollouts
+    return collect(trainer.run, iteration).rollouts
 
 
 def test_both_videos_of_a_pair_share_noise_level_noise_and_prompt(config, mesh):
     trainer = Trainer(config, mesh, CPU)
-    rollouts = collect(trainer)
+    rollouts = collected(trainer)
     assert [(index.group, index.member) for index in rollouts.indices] == [
         (0, 0),
         (0, 1),
@@ -77,7 +78,7 @@ def test_the_gradient_equals_the_equation(config, mesh, rows_per_pass):
     assert trainer.run.objective.has_whole_pairs == (rows_per_pass == 4)
     trainer.iteration = 1
     trainer.run_iteration()
-    rollouts = collect(trainer, 2)
+    rollouts = collected(trainer, 2)
     rollouts.weights[:2] = 1.5
     rollouts.weights[2:] = 0.5
 
@@ -135,7 +136,7 @@ def test_pairs_without_a_contrast_after_an_update_are_reported_once(
 
 
 def metrics_of(trainer, iteration):
-    rollouts = collect(trainer, iteration)
+    rollouts = collected(trainer, iteration)
     return trainer.run.update(rollouts, trainer.run.objective.prepare(rollouts), iteration)
 
 
@@ -217,8 +218,10 @@ def test_encoding_inverts_decoding(config, mesh):
     )
     trainer.iteration = 1
     rows = [0, 1, 2, 3]
-    indices = trainer.run.source.indices()[:4]
-    conditions = trainer.run.encoder(trainer.run.source.requests_of(1, indices), (1, 32, 32))
+    indices = trainer.run.source.choose(1).indices[:4]
+    conditions = trainer.run.encoder(
+        trainer.run.source.choose(1).requests[: len(indices)], (1, 32, 32)
+    )
     schedule = trainer.run.source.schedule
     latents = trainer.run.source.sample(1, schedule, indices, conditions).final
     videos = trainer.run.pipeline.decode(latents, batch_size=4)

@@ -133,7 +133,7 @@ def test_the_on_policy_check_of_nft_replays_a_step_of_the_policy(config, mesh, e
 def test_levels_are_drawn_in_the_interval_of_the_expert_one_from_each_part(config, mesh, expert):
     config = config.with_settings(objective="nft", nft_levels=4, expert=expert)
     trainer, _ = iterations(config, mesh)
-    indices = trainer.run.source.indices()
+    indices = trainer.run.source.choose(1).indices
     levels = torch.cat(
         [
             trainer.run.objective.draw(config.sampling.schedule(), iteration, indices, 4)

@@ -10,6 +10,7 @@ from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
 from hyvideo.models.guidance import Guidance
 from hyvideo.settings.rules import check, check_sampling
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU
@@ -234,7 +235,7 @@ def test_generate_refuses_the_noise_that_training_refuses(config, tmp_path):
 
 def schedules(trainer):
     collector = trainer.run.source
-    return [collector.schedule_of(trainer.run.objective, iteration).sigmas for iteration in (1, 2)]
+    return [collector.schedule_of(iteration).sigmas for iteration in (1, 2)]
 
 
 def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
@@ -243,7 +244,7 @@ def test_a_student_that_is_a_flow_map_learns_drawn_steps(tiny_config, mesh):
     first, second = schedules(trainer)
     assert first != second and len(first) == 4 and first[0] == 1 and first[-1] == 0
     assert list(first) == sorted(first, reverse=True)
-    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, _ = sample(trainer.run, 1)
     teacher = trainer.run.objective.teacher_schedule(rollouts).sigmas
     assert teacher[::2] == pytest.approx(first) and len(teacher) == 7
     (line,) = train_iterations(trainer, 1)  # with the check that teacher and student are equal

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from hyvideo.training.objectives.nft import Velocities
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.rollout_batch import Pass
@@ -34,7 +35,7 @@ def trainer(tiny_config, mesh, tmp_path):
 
 def sample_rollouts(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     rewards = trainer.run.rewards.wait(pending)
     return rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
@@ -42,7 +43,7 @@ def sample_rollouts(trainer):
 
 
 def test_each_rollout_has_separate_noise_levels_that_cover_the_range(trainer):
-    levels = trainer.run.source.noise.levels(1, trainer.run.source.indices(), 4, shift=1.0)
+    levels = trainer.run.source.noise.levels(1, trainer.run.source.choose(1).indices, 4, shift=1.0)
     assert (levels.sort(1).values * 4).floor().tolist() == [[0, 1, 2, 3]] * len(levels)
     assert len(levels.unique()) == levels.numel()
 

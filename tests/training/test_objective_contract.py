@@ -11,6 +11,7 @@ from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import collect
 from hyvideo.training.rollout_batch import chunks
 from tests.distributed.launch import launch
 from tests.forked import ROOT
@@ -124,7 +125,7 @@ def gradient_of(trainer, collected, rows_per_pass):
 def test_the_gradient_of_an_iteration_does_not_depend_on_the_rows_of_a_pass(name, folder, tmp_path):
     trainer = trainer_of(name, folder, Mesh.single(), output_dir=str(tmp_path))
     trainer.iteration = 1
-    collected = trainer.run.objective.collect(trainer.run, trainer.iteration)
+    collected = collect(trainer.run, trainer.iteration)
     rollouts = collected.rollouts
     assert len(rollouts) == trainer.run.inputs.plan.rollouts == len(rollouts.advantages)
     assert len(rollouts.columns) == rollouts.trained_steps.shape[1] > 0

@@ -10,6 +10,7 @@ from torch import nn
 
 from hyvideo.models.conditions import Conditions
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from hyvideo.training.on_policy_check import OffPolicyError, log_ratio_tolerances
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
@@ -111,7 +112,7 @@ def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_confi
 def test_the_bf16_tolerance_is_wide_only_for_calls_of_different_shapes(tiny_config, mesh):
     config = tiny_config.with_settings(dtype="bf16", cfg_scale=2.0, grpo_sampling_steps=2)
     trainer = Trainer(config, mesh, CPU)
-    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, _ = sample(trainer.run, 1)
     samples = rollouts.conditions.samples
     shorter = dataclasses.replace(samples[0], text=samples[0].text[:-1])
     rollouts = dataclasses.replace(rollouts, conditions=Conditions((shorter,) * 4 + samples[4:]))
@@ -151,7 +152,7 @@ def check_with(settings, deviations_by_rank):
 
     mesh = ranks.start(1, CPU)
     trainer = Trainer(load_config("configs/smoke.yaml", **settings), mesh, CPU)
-    rollouts, _ = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, _ = sample(trainer.run, 1)
     check, repeated, calls = trainer.run.objective.on_policy_check, [], []
     diagnosis = check._diagnosis
     check._diagnosis = lambda rollouts, a_pass, *others: (

@@ -10,6 +10,7 @@ import torch
 
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run
 
@@ -107,7 +108,7 @@ def test_the_gradient_equals_the_equations(tiny_config, mesh, kl_velocity, is_ba
     config = tiny_config.with_settings(**SETTINGS, **settings)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     rewards = trainer.run.rewards.wait(pending)
     advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
     rollouts = rollouts.with_rewards(rewards, advantages)
@@ -235,7 +236,7 @@ def test_the_position_kl_at_drawn_steps_is_unbiased(tiny_config, mesh, settings)
     )
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     assert len(rollouts.anchor_columns) == 1
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
@@ -350,7 +351,7 @@ def test_the_last_step_of_cps_is_trained_by_its_kl_with_the_conventions_of_the_r
     }
     trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     rewards = trainer.run.rewards.wait(pending)
     rollouts = rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]

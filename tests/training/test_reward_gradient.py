@@ -14,6 +14,7 @@ from hyvideo.models.guidance import Guidance
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.shallow import SHALLOW
 
@@ -79,9 +80,9 @@ def make_trainer(config, mesh, scorer=None, **changes):
     return Trainer(config, mesh, CPU, scorers={"test": scorer or Contrast()})
 
 
-def sample(trainer):
+def sampled(trainer):
     trainer.iteration = 1
-    rollouts, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     rewards = trainer.run.rewards.wait(pending)
     return rollouts.with_rewards(
         rewards, trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
@@ -120,7 +121,7 @@ def last_step(trainer, rollouts):
 )
 def test_the_gradient_is_that_of_an_unsplit_graph(tiny_config, mesh, settings):
     trainer = make_trainer(tiny_config, mesh, **ALONE | settings)
-    rollouts = sample(trainer)
+    rollouts = sampled(trainer)
     found = gradients_of(trainer, rollouts)
     latents, velocity, sigma = last_step(trainer, rollouts)
     denoised = latents - sigma * velocity
@@ -163,7 +164,7 @@ def test_each_row_of_a_pass_is_judged_by_its_own_prompt(tiny_config, mesh):
 
     settings = ALONE | {"mini_batch_size_per_update": 3, "num_generations": 2}
     trainer = make_trainer(tiny_config, mesh, OfPrompt(), **settings)
-    rollouts = sample(trainer)
+    rollouts = sampled(trainer)
     assert len(set(weights_of(rollouts.prompts).flatten().tolist())) > 2
     trainer.iteration = 2
     metrics = trainer.run_iteration()  # compares the rewards of each pass with the rollouts'
@@ -206,7 +207,7 @@ def test_a_detached_score_is_an_error_at_the_start(tiny_config, mesh):
 def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
     """The loss of the others is divided by the number of all rollouts."""
     trainer = make_trainer(tiny_config, mesh, SometimesMissing(), **ALONE | {"gate_interval": 0})
-    rollouts = sample(trainer)
+    rollouts = sampled(trainer)
     reference = trainer.run.objective.prepare(rollouts)
     terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.0)
     is_missing = terms.metrics["reward_gradient/missing"] == 1
@@ -230,7 +231,7 @@ def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
 def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config, mesh):
     settings = DRAFT | {"objective": "nft"}
     trainer = make_trainer(tiny_config, mesh, **settings)
-    rollouts = sample(trainer)
+    rollouts = sampled(trainer)
     assert rollouts.trained_steps.shape == (8, 3)
     both = gradients_of(trainer, rollouts)
     reward = gradients_of(trainer, rollouts, columns=[2])
@@ -247,7 +248,7 @@ def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config,
 def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, mesh):
     changes = {"nft_levels": 0, "grpo_sampling_steps": 8}
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
-    rollouts = sample(trainer)
+    rollouts = sampled(trainer)
     reference = trainer.run.objective.prepare(rollouts)
     terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
     latents = rollouts.trajectories.latents[:, 7]
@@ -308,7 +309,7 @@ def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objectiv
     """
     changes = {"objective": objective, "nft_levels": levels, "anchor_fraction": 0.5}
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
-    rollouts = sample(trainer)
+    rollouts = sampled(trainer)
     reference = trainer.run.objective.prepare(rollouts)
     metrics = trainer.run.update(rollouts, reference, 1)
     guided = reference.inner if objective == "draft" else reference.inner.anchor

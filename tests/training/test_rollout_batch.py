@@ -28,21 +28,19 @@ def config(**settings):
 
 
 def test_consecutive_rollouts_share_a_group_and_replicas_and_batches_split_the_iteration():
-    settings = config(batch_size=2, num_generations=4)
-    places = [
-        indices_of_replica(settings.rollout, Mesh(rank, 4, 1), batch)
-        for batch in range(2)
-        for rank in range(4)
-    ]
-    assert [place for part in places for place in part] == [
+    settings = config(batch_size=2, num_generations=4, gradient_accumulation_steps=2)
+    places = [indices_of_replica(settings.rollout, Mesh(rank, 4, 1)) for rank in range(4)]
+    # two of each rank in the first batch, then two of each in the second one
+    in_order = [part[first : first + 2] for first in (0, 2) for part in places]
+    assert [place for part in in_order for place in part] == [
         RolloutIndex(*divmod(number, 4)) for number in range(16)
     ]
 
 
 def test_ranks_that_share_a_video_have_the_same_rollouts():
     settings = config(batch_size=2, num_generations=2)
-    assert indices_of_replica(settings.rollout, Mesh(2, 4, 2), 0) == indices_of_replica(
-        settings.rollout, Mesh(3, 4, 2), 0
+    assert indices_of_replica(settings.rollout, Mesh(2, 4, 2)) == indices_of_replica(
+        settings.rollout, Mesh(3, 4, 2)
     )
 
 

@@ -17,11 +17,9 @@ def test_the_rollouts_of_a_group_share_their_initial_noise_on_request(tiny_confi
         }
         trainer = Trainer(tiny_config.with_settings(**settings), mesh, CPU)
         collector = trainer.run.source
-        indices = collector.indices()
-        conditions = collector.encoder(collector.requests_of(1, indices))
-        latents = collector.sample(
-            1, collector.schedule_of(trainer.run.objective, 1), indices, conditions
-        ).latents
+        indices = collector.choose(1).indices
+        conditions = collector.encoder(collector.choose(1).requests[: len(indices)])
+        latents = collector.sample(1, collector.schedule_of(1), indices, conditions).latents
         distinct = [
             len({tuple(row.flatten().tolist()) for row in latents[:, step]}) for step in range(7)
         ]
@@ -39,4 +37,4 @@ def test_a_window_is_applied_to_the_schedule_of_the_objective(tiny_config, mesh,
     monkeypatch.setattr(
         type(collector.window), "steps", lambda self, steps, *rest: given.append(steps) or steps
     )
-    assert collector.schedule_of(trainer.run.objective, 1) == other and given == [[1]]
+    assert collector.schedule_of(1) == other and given == [[1]]

@@ -12,6 +12,7 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from hyvideo.training import policy, run_setup
+from hyvideo.training.iteration import sample
 from tests.test_trainer import CPU, Redness
 
 OFF_DEFAULT = {
@@ -212,10 +213,7 @@ def test_the_sampler_follows_the_settings(elsewhere):
         reference_conventions=trainer.config.rollout.reference_conventions,
     )
     assert (collector.noise.seed, collector.noise.is_shared, collector.order.seed) == (7, True, 7)
-    assert (
-        collector.schedule_of(trainer.run.objective, 1).stochastic_steps
-        == collector.schedule.stochastic_steps[:1]
-    )
+    assert collector.schedule_of(1).stochastic_steps == collector.schedule.stochastic_steps[:1]
 
 
 def test_models_are_loaded_as_the_settings_say(elsewhere):
@@ -305,7 +303,7 @@ def test_rollouts_are_decoded_and_scored_as_the_settings_say(elsewhere):
         scored.append(fps) or submit(*batches, fps=fps)
     )
     decoded = decode_sizes(trainer.run.pipeline)
-    _, pending = trainer.run.source.collect(trainer.run.objective, 1, is_scored=True)
+    _, pending = sample(trainer.run, 1)
     trainer.run.rewards.wait(pending)
     size = trainer.config.rollout.batch_size
     assert decoded == [3] * (size // 3) + [size % 3] * (size % 3 > 0) and set(scored) == {12.0}

@@ -8,6 +8,7 @@ import torch
 
 from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import collect
 from hyvideo.training.on_policy_check import OffPolicyError
 from tests.forked import ROOT
 from tests.rated_pairs import PROMPTS, write_pairs
@@ -70,7 +71,7 @@ def test_the_gradient_is_that_of_the_flow_matching_loss_and_the_kl_to_the_base_m
     for trainer.iteration in (1, 2):  # in the second, the policy is not the base model any more
         trainer.run_iteration()
     objective, policy = run.objective, run.policy
-    collected = objective.collect(run, 3)
+    collected = collect(run, 3)
     rollouts = collected.rollouts
     rows = list(range(len(rollouts)))
     assert len(rows) == config.rollout.batch_size * config.rollout.gradient_accumulation_steps

@@ -107,9 +107,7 @@ def test_in_an_iteration_the_velocity_kl_is_a_signal_once_the_policy_has_moved(t
     config = tiny_config.with_settings(kl_strategy="stepwise", **TWO_UPDATES)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.iteration = 1
-    first, second = dict.fromkeys(
-        r.prompt for r in trainer.run.source.requests_of(1, trainer.run.source.indices())
-    )
+    first, second = dict.fromkeys(r.prompt for r in trainer.run.source.choose(1).requests)
     # groups alternate: the second one is trained first
     for prompt, counts in ((second, (2, 0)), (first, (1, 1))):
         trainer = Trainer(config, mesh, CPU, scorers={"test": FirstGroupDiffers(prompt)})

@@ -10,6 +10,7 @@ import torch
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from tests.shallow import SHALLOW
 from tests.training.test_reward_gradient import ALONE, Contrast
 
@@ -72,7 +73,7 @@ def scored_rollouts(trainer, monkeypatch, layout):
     monkeypatch.setattr(collector, "config", config)
     for mesh in ranks(layout):
         monkeypatch.setattr(collector, "mesh", mesh)
-        rollouts, pending = collector.collect(trainer.run.objective, 1, is_scored=True)
+        rollouts, pending = sample(trainer.run, 1)
         for row, reward in trainer.run.rewards.wait(pending).items():
             rollout = rollouts.indices[row].number(config.rollout.num_generations)
             assert rollout not in found, "two ranks score a rollout"
@@ -111,7 +112,7 @@ def test_advantages_follow_the_rewards_of_their_own_rollouts(trainer, monkeypatc
     collector = trainer.run.source
     config = trainer.config.with_settings(batch_size=3, gradient_accumulation_steps=4)
     monkeypatch.setattr(collector, "config", config)
-    rollouts, pending = collector.collect(trainer.run.objective, 1, is_scored=True)
+    rollouts, pending = sample(trainer.run, 1)
     rewards = trainer.run.rewards.wait(pending)
     advantages, _ = trainer.run.rewards.advantages(rollouts.indices, rewards)
     for first in range(0, NUM_ROLLOUTS, GROUP):

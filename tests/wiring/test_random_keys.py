@@ -16,6 +16,7 @@ from hyvideo.data.pairs import split_by_prompt
 from hyvideo.data.prompts import Request
 from hyvideo.generation.video_sampler import Video, VideoSampler
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import sample
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
 from tests.training.test_reward_gradient import Contrast
@@ -105,7 +106,7 @@ def make(tiny_config, mesh):
 
 def collect(trainer):
     for iteration in sorted(ITERATIONS):
-        trainer.run.source.collect(trainer.run.objective, iteration, is_scored=True)
+        sample(trainer.run, iteration)
 
 
 def check(keys, seed, *names, streams=STREAMS):

@@ -11,6 +11,7 @@ import torch
 
 from hyvideo.data.videos import ClipForm
 from hyvideo.trainer import Trainer
+from hyvideo.training.iteration import collect, sample
 from hyvideo.training.video_latents import VideoLatents
 from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
 from tests.shallow import SHALLOW
@@ -35,11 +36,11 @@ def test_each_pair_has_its_own_weight_relative_to_the_mean(trainer, monkeypatch)
     weighted = [
         replace(pair, weight=WEIGHTS[pair.request.prompt]) for pair in run.source.examples.train
     ]
-    monkeypatch.setitem(vars(run.inputs), "videos", replace(run.inputs.videos, train=weighted))
+    monkeypatch.setattr(run.source, "examples", replace(run.source.examples, train=weighted))
     mean = fmean(pair.weight for pair in weighted)
     trained_on = set()
     for iteration in (1, 2):
-        rollouts = run.objective.collect(run, iteration).rollouts
+        rollouts = collect(run, iteration).rollouts
         expected = [WEIGHTS[prompt] / mean for prompt in rollouts.prompts]
         assert rollouts.weights.tolist() == pytest.approx(expected)
         trained_on.update(rollouts.prompts)
@@ -52,11 +53,12 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
     """A smaller error of the velocity of the winner means that it has become more likely. Each batch
     of pairs is compared with the errors of the base model at the same pairs.
     """
-    objective, run = trainer.run.objective, trainer.run
-    videos = run.inputs.videos
-    pairs = [*videos.held_out, *videos.train]
-    monkeypatch.setitem(vars(run.inputs), "videos", replace(videos, held_out=pairs))
-    assert len(objective._held_out_batches(len(pairs))) == 2 < len(pairs)
+    objective, source = trainer.run.objective, trainer.run.source
+    pairs = source.examples.all
+    monkeypatch.setattr(source, "examples", replace(source.examples, held_out=pairs))
+    batches = list(source.held_out())
+    assert len(batches) == 2 < len(pairs)
+    assert [pair for batch in batches for pair in batch.groups] == list(range(len(pairs)))
 
     def errors(better):
         def of(batch, *, of_base_model):
@@ -73,7 +75,7 @@ def test_the_held_out_margin_is_positive_if_the_policy_is_better_at_the_winner(
     for better in (0, 1):
         objective._base_errors.clear()
         monkeypatch.setattr(objective, "errors", errors(better))
-        found.append(objective.measure(trainer.run))
+        found.append(objective.measure(batches, len(pairs)))
     # beta / 2 * 0.25
     assert [each["dpo/held_out_margin"] for each in found] == pytest.approx([2.5, -2.5])
     assert [each["dpo/held_out_accuracy"] for each in found] == [1.0, 0.0]
@@ -117,7 +119,7 @@ def test_every_video_of_every_prompt_is_trained_on_once_per_epoch_at_the_size_of
     (tmp_path / "videos.csv").write_text("\n".join(rows))
     config = config.with_settings(videos_csv=[str(tmp_path / "videos.csv")])
     trainer = Trainer(config, mesh, CPU, scorers={})
-    source, objective = trainer.run.source, trainer.run.objective
+    source = trainer.run.source
     latents = {
         example.videos[0]: source.latents.read(example.videos[0])
         for example in source.examples.train
@@ -127,7 +129,7 @@ def test_every_video_of_every_prompt_is_trained_on_once_per_epoch_at_the_size_of
     assert {tuple(each.shape) for each in latents.values()} == {shape}
     counts = Counter()
     for iteration in range(1, len(prompts) + 1):  # two epochs
-        rollouts, _ = source.collect(objective, iteration)
+        rollouts, _ = sample(trainer.run, iteration)
         for prompt, final in zip(rollouts.prompts, rollouts.trajectories.final):
             (video,) = [name for name, each in latents.items() if torch.equal(each, final)]
             assert prompt == prompts[int(video.stem)]

@@ -153,8 +153,8 @@ def sampled_with(folder, reshard_after_forward):
     run.iteration = 1
     run.run_iteration()
     collector, policy = run.run.source, run.run.policy
-    indices = collector.indices()
-    conditions = collector.encoder(collector.requests_of(1, indices))
+    indices = collector.choose(1).indices
+    conditions = collector.encoder(collector.choose(1).requests[: len(indices)])
 
     def latents():
         final = collector.sample(1, collector.schedule, indices, conditions).final

@@ -8,11 +8,10 @@ pairs are in one pass. With one, a forward pass without a gradient computes the 
 in advance, so that only one graph is in memory; the gradient is the same.
 """
 
-import math
 import sys
-from dataclasses import dataclass, replace
-from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,16 +21,10 @@ from hyvideo.grpo.dpo import DPOInputs, DPOTerms, accuracy_of, dpo_terms, dpo_te
 from hyvideo.grpo.nft import mean_square
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.training.given_videos import fit_of, videos_of
-from hyvideo.training.objective import LevelObjective, Terms
+from hyvideo.training.given_videos import fit_of
+from hyvideo.training.objective import HeldOutBatch, LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits, step_tolerance
-from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, chunks, select
-from hyvideo.training.rollouts import Collected, prepare
-
-if TYPE_CHECKING:
-    from hyvideo.training.run_setup import Run
-
-HELD_OUT_LEVELS = 4  # noise levels at which the accuracy on held-out pairs is measured
+from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
 
 
 @dataclass(frozen=True)
@@ -63,30 +56,13 @@ class DPO(LevelObjective):
     )
     deviation_names = ("dpo/deviation_max", "dpo/deviation_first")
     uses_advantages = False
-    measures = True
+    held_out_levels = 4
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
         # of the batches of held-out pairs; the base model does not change
         self._base_errors: list[Tensor] = []
         self._has_warned = False  # that the policy still equals the base model
-
-    def collect(self, run: "Run", iteration: int) -> Collected:
-        """Return the rated pairs of an iteration: members 0 are winners, members 1 losers."""
-        rollouts, _ = run.source.collect(self, iteration)
-        rollouts = self.weighted(run, rollouts)
-        labels = [1.0 if index.member == 0 else -1.0 for index in rollouts.indices]
-        reference = prepare(self, run, rollouts)
-        rollouts = rollouts.with_rewards({}, torch.tensor(labels, device=self.pipeline.device))
-        return Collected(rollouts, reference, {"reward/missing": 0.0})
-
-    def weighted(self, run: "Run", rollouts: RolloutBatch) -> RolloutBatch:
-        """Return rollouts with the weights of their pairs, relative to the mean of all pairs."""
-        examples = run.inputs.videos.train
-        mean = fmean(example.weight for example in examples)
-        order = run.source.order.indices(rollouts.iteration)
-        weights = [examples[order[index.group]].weight / mean for index in rollouts.indices]
-        return replace(rollouts, weights=to_device(torch.tensor(weights), self.pipeline.device))
 
     @property
     def has_whole_pairs(self) -> bool:
@@ -141,49 +117,29 @@ class DPO(LevelObjective):
         final = select(rollouts.trajectories.latents, [row], [-1])
         return to_device(self.noise_of(rollouts, row, column)[None], final.device) - final
 
-    def measure(self, run: "Run") -> dict[str, float]:
+    def measure(self, batches: Iterable[HeldOutBatch], count: int) -> dict[str, float]:
         """Return how often the policy agrees with the answers to prompts that it does not train on;
         empty if there are none. Collective.
 
         The policy agrees with an answer if its velocity errors, relative to those of the base model
         and averaged over the noise levels, are smaller for the winner.
         """
-        pairs = run.inputs.videos.held_out
-        if not pairs:
-            return {}
         margins: dict[int, list[float]] = {}
-        for number, rows in enumerate(self._held_out_batches(len(pairs))):
-            self.progress.check()
-            indices = [RolloutIndex(row, member) for row in rows for member in (0, 1)]
-            rated = [pairs[index.group] for index in indices]
-            requests = [pair.request for pair in rated]
-            # no iteration has the number 0
-            batch = run.source.batch(
-                self, 0, indices, requests, videos_of(rated, indices), HELD_OUT_LEVELS
-            )
+        for number, (pairs, videos) in enumerate(batches):
             if number == len(self._base_errors):
-                self._base_errors.append(self.errors(batch, of_base_model=True))
+                self._base_errors.append(self.errors(videos, of_base_model=True))
             # (videos, levels)
-            change = self.errors(batch, of_base_model=False) - self._base_errors[number]
+            change = self.errors(videos, of_base_model=False) - self._base_errors[number]
             of_pairs = change.mean(1).view(-1, 2)
             margin = -self.config.objective.dpo_beta / 2 * (of_pairs[:, 0] - of_pairs[:, 1])
-            margins |= {row: [value] for row, value in zip(rows, margin.tolist(), strict=True)}
-        merged = merge_rows(margins, len(pairs), 1, self.mesh)[:, 0]
+            margins |= {pair: [value] for pair, value in zip(pairs, margin.tolist(), strict=True)}
+        if not margins:
+            return {}
+        merged = merge_rows(margins, count, 1, self.mesh)[:, 0]
         return {
             "dpo/held_out_accuracy": accuracy_of(merged).mean().item(),
             "dpo/held_out_margin": merged.mean().item(),
         }
-
-    def _held_out_batches(self, count: int) -> list[list[int]]:
-        """Return this replica's pairs in batches; the last pair may be repeated, so that replicas
-        have equally many.
-        """
-        mesh = self.mesh
-        rows = [
-            min(mesh.replica + number * mesh.num_replicas, count - 1)
-            for number in range(math.ceil(count / mesh.num_replicas))
-        ]
-        return chunks(rows, max(1, self.config.rollout.batch_size // 2))
 
     @torch.no_grad()
     def errors(self, rollouts: RolloutBatch, *, of_base_model: bool) -> Tensor:

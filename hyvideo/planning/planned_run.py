@@ -11,20 +11,13 @@ from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes
 from hyvideo.planning.flops import Flops, Parameters, count_flops, count_parameters
 from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.scorers import scorer_bytes
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
 from hyvideo.settings.layout import division_problems, head_problems
-from hyvideo.settings.reward_settings import reward_options
 from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H
-# are in float32.
-_VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
-_SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
-# activations of VideoAlign, estimated at 1 to 1.5 GiB; other scorers are not counted
-SCORING = 1.5 * 2**30
 
 
 @dataclass(frozen=True)
@@ -117,9 +110,7 @@ class PlannedRun:
             return 0.0
         if reward.remote_reward_url:
             return 0.0
-        precision = reward_options(reward).get("videoalign", {}).get("precision", "bf16")
-        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[precision]}
-        return sum(sizes.get(name, 0.0) for name in reward.reward_model)
+        return scorer_bytes(reward, reward.reward_model)
 
     @property
     def has_images(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.checkpoints.format import complete, remove_checkpoints_after
 from hyvideo.data.files import optional
 from hyvideo.data.run_folder import (
     FINISHED,
@@ -26,7 +27,6 @@ from hyvideo.data.run_folder import (
     write_record,
 )
 from hyvideo.data.text import describe_error
-from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.planning.hardware import hardware_of_device
@@ -147,9 +147,9 @@ class Trainer:
         iteration, or their validation, were written.
         """
         start = self.start
-        if start.state is None or start.state["run"] != start.run:  # of another run
+        if start.state is None or start.state.run != start.run:  # of another run
             return False
-        return start.state["iteration"] not in start.recorded
+        return start.state.iteration not in start.recorded
 
     @property
     def resumed(self) -> bool:
@@ -166,21 +166,21 @@ class Trainer:
             return False
         num_rollouts = make_plan(self.config, self.mesh.world_size).rollouts
         check_changes(
-            state["settings"],
+            state.settings,
             {},  # digests of inputs are compared when all are read
             self.recorded.flat(),
             {},
-            same_rollouts=state["rollouts"] == num_rollouts,
+            same_rollouts=state.rollouts == num_rollouts,
         )
         max_steps = self.config.optimizer.max_steps
-        if state["iteration"] < max_steps:
+        if state.iteration < max_steps:
             return False
         if not self.start.record:
             raise ValueError(
                 "max_steps must be greater than the iteration of the checkpoint: got "
-                f"max_steps={max_steps} and iteration {state['iteration']}; increase max_steps"
+                f"max_steps={max_steps} and iteration {state.iteration}; increase max_steps"
             )
-        return state["iteration"] in self.start.recorded
+        return state.iteration in self.start.recorded
 
     def _check_owner(self) -> None:
         """Raise NotOwner on all ranks if another process has taken the folder. Collective."""
@@ -406,6 +406,7 @@ class Trainer:
             audited_iteration=self.iteration if self.resumed else last_line,
         )
         remove_after(self.output_dir, self.iteration, self.start.run)
+        remove_checkpoints_after(self.output_dir, self.iteration, self.start.run)
         write_config(self.output_dir, self.recorded.flat(), self.device, self.mesh.world_size)
         return writer
 

@@ -17,10 +17,10 @@ videos that are missing.
 import argparse
 from pathlib import Path
 
+from hyvideo.checkpoints.format import saved_lora, saved_policy
 from hyvideo.data.cli import Parser, exit_on_error
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import make_folder
-from hyvideo.data.run_folder import saved_lora, saved_policy
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config

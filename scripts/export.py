@@ -119,7 +119,7 @@ def exports_lora(options: argparse.Namespace) -> bool:
 
 def run(options: argparse.Namespace) -> list[str]:
     """Write the files and return how other programs load them, as lines."""
-    from hyvideo.data.run_folder import saved_lora, saved_policy
+    from hyvideo.checkpoints.format import saved_lora, saved_policy
 
     options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
     options.lora_path = options.lora_path and saved_lora(options.lora_path)
@@ -150,10 +150,9 @@ def checkpoint_of(options: argparse.Namespace) -> Path | None:
     """Return the checkpoint of a run that is exported, of which a LoRA may be a folder."""
     if options.checkpoint_path or options.lora_path is None:
         return options.checkpoint_path
-    path = options.lora_path
-    return next(
-        (each for each in (path, *path.parents[:2]) if (each / "state.json").is_file()), None
-    )
+    from hyvideo.checkpoints.format import checkpoint_around
+
+    return checkpoint_around(options.lora_path)
 
 
 def export_lora(options: argparse.Namespace, out: Path) -> list[str]:

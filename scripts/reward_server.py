@@ -1,7 +1,7 @@
 """Serve a frozen reward model over HTTP, for runs without GPU memory for it.
 
     python -m scripts.reward_server --reward_model videoalign --pretrained_model_root ckpts --port 8000
-    post_train.py ... --remote_reward_url http://127.0.0.1:8000
+    post_train.py ... --reward_model '{"name": "remote", "options": {"url": "http://127.0.0.1:8000"}}'
 
 By default, the server listens on this machine only. Listening on another address (--host) requires
 a token in the environment variable REWARD_SERVER_TOKEN, of the server and of the run.

@@ -66,6 +66,8 @@ def of_yaml(declared: dict[str, Any], leaf: Leaf) -> list[dict[str, Any]]:
     forms = [{name: value for name, value in declared.items() if name not in TRAITS}]
     if leaf.kind is Switch:
         forms.append({"type": "boolean"})
+    if leaf.name in ("reward_model", "held_out_reward_model"):
+        forms += [{"type": "object"}, {"type": "array", "items": {"type": ["string", "object"]}}]
     if leaf.is_list:
         forms.append({"type": "string"})  # a single element
     if leaf.kind is str:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import yaml
 
+from hyvideo.checkpoints.format import folder_of
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.files import ROOT, make_folder
 from hyvideo.data.prompts import read_requests
-from hyvideo.data.run_folder import CHECKPOINTS
 from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults
 from hyvideo.records.run_files import write_json
@@ -130,7 +130,7 @@ def steps_of(
     if num_gpus > 1:
         launch += ["-m", "scripts.launch", "--standalone", f"--nproc_per_node={num_gpus}"]
     steps = plan.settings["max_steps"]
-    last = before / CHECKPOINTS / f"{(number - 1) * steps:06d}"
+    last = folder_of(before, (number - 1) * steps)
     source = () if number == 1 else ("--checkpoint_path", last)
     guidance = plan.guidance_scale if number == 1 else 1.0
     seed = plan.settings["seed"] + number

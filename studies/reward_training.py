@@ -26,13 +26,12 @@ from hyvideo.data.tables import PICTURES
 from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.records.run_files import write_text
+from hyvideo.rewards.qwen2_vl.model import plain_name, without_cudnn_attention
 from hyvideo.rewards.videoalign.checkpoint import (
     check_dimensions,
     find_checkpoint,
-    plain_name,
     save_weights,
 )
-from hyvideo.rewards.qwen2_vl.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 CHECKPOINT = "checkpoint-1"  # folder of the weights

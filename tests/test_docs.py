@@ -358,8 +358,8 @@ NOT_RUN = {  # programs that are not run here, with the reason
 }
 OUTPUTS = ("--output_dir", "--output_path")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":"
-    r"|--(resolution|remote_reward_url|rewrite|url|gradients)$"
+    r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":|.*\"remote\""
+    r"|--(resolution|rewrite|url|gradients)$"
 )
 
 

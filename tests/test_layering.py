@@ -19,8 +19,9 @@ SOURCES = sorted([*FILES, *STUDIES, *(ROOT / "scripts").rglob("*.py"), *PROGRAM_
 LAYERS = (
     ("grpo", "data"),
     ("models", "schedulers"),
-    ("rewards",),
-    ("settings", "distributed", "pipelines", "records"),
+    ("rewards", "distributed"),
+    ("checkpoints",),
+    ("settings", "pipelines", "records"),
     ("planning",),
     ("training", "miniature"),
     ("validation",),
@@ -91,14 +92,15 @@ def test_models_and_pipelines_do_not_communicate(file):
     assert not {name for name in imports_of(file) if is_within(name, *COMMUNICATION)}
 
 
-def test_torch_distributed_is_imported_in_one_folder():
+def test_torch_distributed_is_imported_for_ranks_and_for_the_tensors_of_checkpoints_only():
     users = {
         name_of(file)
         for file in FILES
         if any(is_within(name, "torch.distributed") for name in imports_of(file))
     }
-    assert users
-    assert all(is_within(user, "hyvideo.distributed") for user in users), users
+    tensors = [f"hyvideo.checkpoints.{name}" for name in ("loading", "reader", "writer")]
+    assert users > set(tensors)
+    assert all(is_within(user, "hyvideo.distributed", *tensors) for user in users), users
 
 
 def test_nothing_imports_the_trainer():

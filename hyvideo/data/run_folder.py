@@ -31,18 +31,14 @@ RECORD = "run.json"
 MARK = ".run"
 METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
-DIGESTS = "digests.json"  # of a checkpoint, written last
-LORA = "lora"  # folder of a checkpoint of LoRA training
 SAMPLES = "samples"
 ROLLOUTS = "rollouts"
 NUMBERED = (CHECKPOINTS, SAMPLES, ROLLOUTS)  # folders of numbered folders, one for each iteration
 # A folder with one of these has the results of a run. A log or a note is no result.
 RESULTS = (RECORD, METRICS, *NUMBERED)
-CORRUPTED = ".corrupted"  # end of the name of a corrupted checkpoint, which is kept
 KEPT = ".kept"  # end of the name of a folder with files of others, which would be deleted otherwise
-_OWN_FILES = re.compile(
-    r"\d+\.mp4|(scores|measures|noise|state|digests|model)\.json|\.run|tensors/.*|lora/.*"
-)
+# what a run writes into a folder of videos
+_OWN_FILES = re.compile(rf"\d+\.mp4|(scores|measures|noise)\.json|{re.escape(MARK)}")
 # how a start has ended; other ends are errors
 FINISHED = "finished"
 STOPPED = "stopped by a signal, with everything saved"
@@ -249,50 +245,37 @@ def numbered(output_dir: Path, parent: str) -> Iterator[tuple[int, Path]]:
             yield int(path.name), path
 
 
-def saved_policy(path: Path) -> Path:
-    """Return the newest complete checkpoint of a run, which is printed, or ``path`` if it is no run.
-
-    Raises ValueError for a run without a complete checkpoint.
-    """
-    if not any((path / name).exists() for name in (RECORD, CHECKPOINTS)):
-        return path
-    found = [folder for _, folder in numbered(path, CHECKPOINTS) if (folder / DIGESTS).is_file()]
-    if not found:
-        raise ValueError(f"{path} is a run without a complete checkpoint; let it save one first")
-    if os.environ.get("RANK", "0") == "0":
-        print(f"using {found[-1]}, the newest checkpoint of the run", file=sys.stderr)
-    return found[-1]
-
-
-def saved_lora(path: Path) -> Path:
-    """Return the LoRA of a run's newest checkpoint or of a checkpoint; ``path`` if it is neither.
-
-    Raises ValueError as `saved_policy` does.
-    """
-    checkpoint = saved_policy(path)
-    return checkpoint / LORA if (checkpoint / LORA).is_dir() else checkpoint
-
-
 def remove_after(output_dir: Path, iteration: int, run: str) -> None:
-    """Remove what killed processes have left, and the results of the run after ``iteration``."""
+    """Remove what killed processes have left, and the videos of the run after ``iteration``."""
     remove_partial(output_dir)
-    for parent in NUMBERED:
-        remove_partial(output_dir / parent)
-        for number, path in numbered(output_dir, parent):
-            if number > iteration and is_marked(path, run):
-                delete(path)
+    for parent in (SAMPLES, ROLLOUTS):
+        remove_later(output_dir, parent, iteration, run, own_files=_OWN_FILES)
 
 
-def delete(folder: Path) -> None:
+def remove_later(
+    output_dir: Path, parent: str, iteration: int, run: str, *, own_files: re.Pattern
+) -> None:
+    """Remove the partial folders in ``parent``, and the folders of the run after ``iteration``."""
+    remove_partial(output_dir / parent)
+    for number, path in numbered(output_dir, parent):
+        if number > iteration and is_marked(path, run):
+            delete(path, own_files)
+
+
+def delete(folder: Path, own_files: re.Pattern) -> None:
     """Delete a numbered folder that the run has made; a failure is reported and not raised.
 
-    It is hidden first, so that no half of a checkpoint is left under its name. A folder in which
-    somebody has put other files is renamed instead.
+    It is hidden first, so that no half of a checkpoint is left under its name. A folder with paths
+    that ``own_files`` does not match, which somebody else has put there, is renamed instead.
     """
     try:
-        others = [path for path in folder.rglob("*") if not _is_own(path, folder)]
+        others = [
+            path
+            for path in folder.rglob("*")
+            if not path.is_dir() and not own_files.fullmatch(path.relative_to(folder).as_posix())
+        ]
         if others:
-            kept = _free_name(folder, KEPT)
+            kept = free_name(folder, KEPT)
             os.rename(folder, kept)
             print(
                 f"{folder} has files of others ({others[0].name}); kept as {kept}", file=sys.stderr
@@ -306,19 +289,8 @@ def delete(folder: Path) -> None:
         print(f"\n{folder} NOT DELETED ({error}); the run continues", file=sys.stderr, flush=True)
 
 
-def _is_own(path: Path, folder: Path) -> bool:
-    """Return whether a path in a numbered folder has a name that a run writes."""
-    return path.is_dir() or _OWN_FILES.fullmatch(path.relative_to(folder).as_posix()) is not None
-
-
-def keep_corrupted(checkpoint: Path) -> None:
-    """Rename a corrupted checkpoint, so that it is kept and not looked at again."""
-    kept = _free_name(checkpoint, CORRUPTED)
-    os.rename(checkpoint, kept)
-    print(f"corrupted checkpoint {checkpoint} is kept as {kept.name}", file=sys.stderr, flush=True)
-
-
-def _free_name(folder: Path, end: str) -> Path:
+def free_name(folder: Path, end: str) -> Path:
+    """Return ``folder`` with ``end`` after its name, and with more if that path exists."""
     free = folder.with_name(folder.name + end)
     if os.path.lexists(free):
         free = free.with_name(f"{free.name}-{uuid.uuid4().hex[:8]}")

@@ -56,7 +56,6 @@ def make_best_of(
     Raises ValueError if one cannot score a prompt or fails.
     """
     config = config.with_settings(
-        held_out_reward_model=[],
         valid_video_csv=[],
         reward_offload=offload,
         height=videos[0].height,

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from hyvideo.checkpoints.format import is_lora
 from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.data.text import quote
@@ -81,13 +82,13 @@ class Source:
     def check(self, model: ModelSettings) -> None:
         """Raise ValueError for files that do not fit the model.
 
-        The files of a checkpoint are compared with its digests (`saved_policy.verify`).
+        The files of a checkpoint are compared with its digests (`checkpoints.format.verify`).
         """
         root = model.pretrained_model_root
         version = model.transformer_version
         if self.checkpoint:
             saved_policy.check_policy(root, version, self.checkpoint, model.trained_expert)
-        if self.lora and self.checkpoint and saved_policy.is_lora(self.checkpoint):
+        if self.lora and self.checkpoint and is_lora(self.checkpoint):
             rule = f"--lora_path cannot be added to the LoRA of the checkpoint {self.checkpoint}"
             raise ValueError(
                 f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint"
@@ -118,7 +119,7 @@ class Source:
         """Load the pipeline of the policy, with weights in its compute precision; it samples as
         rollouts are unless ``sampling`` is given.
         """
-        is_overwritten = self.checkpoint is not None and not saved_policy.is_lora(self.checkpoint)
+        is_overwritten = self.checkpoint is not None and not is_lora(self.checkpoint)
         pipeline = model_setup.load_pipeline(
             config,
             device,

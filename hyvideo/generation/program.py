@@ -7,8 +7,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from hyvideo.checkpoints.format import saved_lora, saved_policy
 from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
-from hyvideo.data.run_folder import Lease, saved_lora, saved_policy
+from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.distributed import mesh as ranks
 from hyvideo.generation import generation

@@ -4,6 +4,7 @@ import math
 import sys
 from pathlib import Path
 
+from hyvideo.checkpoints.format import all_in
 from hyvideo.data.files import free_disk
 from hyvideo.data.text import quote
 from hyvideo.planning.hours import iteration_seconds
@@ -95,7 +96,7 @@ def check_room(run: PlannedRun) -> None:
     folder = Path(run.settings.output_dir)
     each = checkpoint_bytes(run)
     free = free_disk(folder)
-    present = len(list(folder.glob("checkpoints/[0-9]*")))
+    present = len(all_in(folder))
     more = max(1, max_checkpoints(run) - present)
     others = sum(size for kind, size in disk_bytes(run).items() if kind != "checkpoints")
     rule = (

@@ -203,9 +203,7 @@ def decode_seconds(run: PlannedRun) -> float:
 
 
 def score_seconds(run: PlannedRun) -> float:
-    """Return the seconds to score one video by the scorers of the reward; 0 with a service."""
-    if run.settings.remote_reward_url:
-        return 0.0
+    """Return the seconds to score one video by the scorers of the reward."""
     return _seconds_of_scorers(run, run.settings.reward_model)
 
 

@@ -102,15 +102,10 @@ class PlannedRun:
 
     @property
     def reward_bytes(self) -> float:
-        """Bytes of the scorers' weights while they are on the GPU; 0 with a reward service, or if
-        nothing is scored.
-        """
-        reward = self.config.reward
+        """Bytes of the scorers' weights while they are on the GPU; 0 if nothing is scored."""
         if self.config.objective.videos_from and not self.config.data.valid_video_csv:
             return 0.0
-        if reward.remote_reward_url:
-            return 0.0
-        return scorer_bytes(reward, reward.reward_model)
+        return scorer_bytes(self.config.reward, self.config.reward.reward_model)
 
     @property
     def has_images(self) -> bool:

@@ -20,7 +20,9 @@ HPSV3_FRAMES = 8  # the default of its option num_frames
 
 
 def scorer_bytes(reward: RewardSettings, names: list[str]) -> float:
-    """Return the bytes of the weights of scorers; those of a user's are not known."""
+    """Return the bytes of the weights of scorers, 0 of those without weights on this machine and of
+    a user's.
+    """
     options = reward_options(reward)
     total = 0.0
     for name in names:

@@ -13,15 +13,31 @@ class MetricNames:
     dimensions of held-out scorers are held_out/SCORER/DIMENSION.
     """
 
-    def __init__(self, scorers: Mapping[str, Scorer], *, is_held_out: bool = False):
+    def __init__(
+        self,
+        scorers: Mapping[str, Scorer],
+        given: Mapping[str, float | Mapping[str, float]] | None = None,
+        *,
+        is_held_out: bool = False,
+    ):
+        """``given`` are the weights by dimension, or by scorer and dimension.
+
+        Raises ValueError for an unknown scorer in them, and for a dimension whose scorer is not
+        clear.
+        """
         self.is_held_out = is_held_out
         self.labels = short_names(list(scorers))
         self.declared = {name: declared_dimensions(scorer) for name, scorer in scorers.items()}
+        for name, weights in (given or {}).items():
+            if name in self.declared and isinstance(weights, Mapping):
+                # such as those of a service, which declares none
+                self.declared[name] = tuple(dict.fromkeys([*self.declared[name], *weights]))
         # names that no held-out metric may have: of dimensions, and of scores so far
         self.known: set[str] = set()
         for name, dimensions in self.declared.items():
             self.known.update(dimensions)
             self.known.update(self.of(name, dimension) for dimension in dimensions)
+        self.weights = self._weights(given or {})  # by name
 
     def of(self, scorer: str, dimension: str) -> str:
         """Return the name of a scorer's dimension."""
@@ -47,11 +63,7 @@ class MetricNames:
         self.known.update(named)
         return named
 
-    def weights(self, given: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
-        """Return weights by name from weights by dimension, or by scorer and dimension.
-
-        Raises ValueError for an unknown scorer, and for a dimension whose scorer is not clear.
-        """
+    def _weights(self, given: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
         found: dict[str, float] = {}
         for key, value in given.items():
             by_name = {self._of_dimension(key, value): value}

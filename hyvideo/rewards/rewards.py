@@ -42,7 +42,10 @@ class Entry(NamedTuple):
     folder: str  # folder of its files, below the checkpoint folder
     # files in it; if they change, a stored evaluation is recomputed
     files: tuple[str, ...] = (".",)
-    dimensions: tuple[str, ...] = DIMENSIONS  # unless its files or a rubric have others
+    # unless its files or a rubric have others; None if its answers decide
+    dimensions: tuple[str, ...] | None = DIMENSIONS
+    # options that may change when a run is resumed, because the scorer tells its `identity`
+    free_options: tuple[str, ...] = ()
 
 
 REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names in the public reference
@@ -74,6 +77,13 @@ SCORERS = {
         dimensions=("Alignment", "Physics", "Style"),
     ),
     "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), dimensions=("checks",)),
+    "remote": Entry(
+        "hyvideo.rewards.service.client:RemoteScorer",
+        ".",
+        (),
+        dimensions=None,
+        free_options=("url",),
+    ),
 }
 
 MAX_SCORE = 1e30  # larger scores overflow in statistics

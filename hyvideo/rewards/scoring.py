@@ -74,8 +74,8 @@ class AsyncScorer:
         deadline: float = DEADLINE,
     ):
         self.scorers = dict(scorers)
-        self.names = MetricNames(self.scorers, is_held_out=is_held_out)
-        self.weights = self.names.weights(weights)
+        self.names = MetricNames(self.scorers, weights, is_held_out=is_held_out)
+        self.weights = self.names.weights
         self.deadline = deadline
         self.retries = retries
         self.offload = offload

@@ -4,7 +4,6 @@ For people the names are flat: a flag or a YAML key is the name of a leaf, looke
 objective first.
 """
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,17 +14,18 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from hyvideo.checkpoints.format import saved_lora, saved_policy
 from hyvideo.data.files import CACHED_REPOSITORY, find_path, is_repository
 from hyvideo.data.prompts import Request
-from hyvideo.data.run_folder import saved_lora, saved_policy
 from hyvideo.data.text import nearest, quote
 from hyvideo.models.guidance import Expert, Guidance, expert_at, levels_of
 from hyvideo.models.versions import RELEASED, Version, version_defaults
-from hyvideo.rewards.rewards import DIMENSIONS, known_dimensions
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings import sections
 from hyvideo.settings.objectives import BUILT_IN, GRPOSettings, ObjectiveSettings, settings_class
+from hyvideo.settings.reward_entries import without_entries
+from hyvideo.settings.reward_settings import is_json, resolved_weights
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import Leaf, leaf_of, leaves_of
 
@@ -38,13 +38,6 @@ SAVED = {
     "low_noise_base_lora_path": saved_lora,
 }
 RESUME_WORDS = ("auto", "latest")  # values of resume_from_checkpoint that are no folders
-# Settings A and B of the paper (arXiv:2603.21872, Table 2).
-REWARD_PRESETS = {
-    "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
-    "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
-}
-REWARD_PRESETS["A"] = REWARD_PRESETS["averaged"]
-REWARD_PRESETS["B"] = REWARD_PRESETS["alignment"]
 
 
 class Config(BaseModel):
@@ -67,7 +60,7 @@ class Config(BaseModel):
 
         Raises ValueError with all problems.
         """
-        values = dict(values)
+        values = without_entries(values)
         objective = values.pop(OBJECTIVE, GRPOSettings.name)
         classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
         if classes[OBJECTIVE].group_size:
@@ -187,7 +180,7 @@ class Config(BaseModel):
         if config.objective.name == "draft" and config.objective.strategy == "none":
             config = config.with_settings(nft_levels=0)  # levels at which a KL is measured
         with suppress(ValueError):
-            config = config.with_settings(reward_weights=config.weights_of_scorers())
+            config = config.with_settings(reward_weights=resolved_weights(config.reward))
         if not config.rollout.match_noise:
             return config
         try:
@@ -219,25 +212,6 @@ class Config(BaseModel):
             if find and value:
                 changes[name] = str(find(Path(str(value))))
         return self.with_settings(**changes)
-
-    def weights_of_scorers(self) -> str:
-        """Return reward_weights, or weight 1 for each dimension that custom scorers declare if a
-        preset names none of them.
-
-        Raises ValueError if a scorer cannot be imported.
-        """
-        reward = self.reward
-        if reward.reward_weights not in REWARD_PRESETS or reward.remote_reward_url:
-            return reward.reward_weights
-        weights = {}
-        for name in reward.reward_model:
-            dimensions = known_dimensions(name, {}) if ":" in name else None
-            if dimensions is None or set(dimensions) & set(DIMENSIONS):
-                return reward.reward_weights
-            weights[name] = dict.fromkeys(dimensions, 1)
-        if len(weights) == 1:
-            (weights,) = weights.values()
-        return json.dumps(weights)
 
     def matched_eta(self) -> float:
         """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""
@@ -527,10 +501,3 @@ def absolute(path: str) -> str:
     if path in ("", *RESUME_WORDS, *SAMPLERS, *BUILT_IN) or is_json(path):
         return path
     return os.path.abspath(path if os.path.exists(path) else find_path(path))
-
-
-def is_json(text: str) -> bool:
-    """Return whether ``reward_weights`` or ``reward_config`` is a JSON object instead of a name or
-    path.
-    """
-    return text.lstrip().startswith("{")

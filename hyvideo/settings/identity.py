@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hyvideo.data.custom_code import code_files
-from hyvideo.settings.config import Config, is_json
+from hyvideo.settings.config import Config
 from hyvideo.settings.objectives import TrustRegionSettings
+from hyvideo.settings.reward_settings import is_json
 from hyvideo.settings.sections import ModelSettings
 
 # Settings that only name files, besides the videos of an objective. The contents are compared
@@ -63,9 +64,8 @@ def _is_same(was: object, value: object) -> bool:
 
 def code_of(config: Config) -> dict[str, list[Path]]:
     """Return the files of custom code that settings name: scorers, sampler and objective."""
-    scorers = [] if config.reward.remote_reward_url else config.reward.reward_model
     named = {
-        "reward_model": code_files(scorers),
+        "reward_model": code_files(config.reward.reward_model),
         "sde_type": code_files([config.rollout.sde_type]),
         "objective": code_files([config.objective.name]),
     }

@@ -28,12 +28,6 @@ def objective_problems(config: Config) -> Problems:
     if not objective.videos_from:
         yield from problem_of(check_noise, version, "sde_type", config.sampling)
     yield from problem_of(check_noise, version, "validation_eta", config.validation_sampling)
-    if objective.reward_weight and config.reward.remote_reward_url:
-        yield (
-            "reward_gradient_weight needs scorers in this process, because a reward service "
-            "returns numbers without a gradient, got remote_reward_url "
-            f"{config.reward.remote_reward_url}; remove one of the two"
-        )
     if isinstance(objective, GivenVideosSettings):
         yield from guidance_problems(config)
     if isinstance(objective, DPOSettings):

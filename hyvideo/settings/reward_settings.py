@@ -8,17 +8,57 @@ from pydantic import TypeAdapter
 from hyvideo.data.text import nearest, quote
 from hyvideo.data.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
+    DIMENSIONS,
     REFERENCE_SCORERS,
     SCORERS,
     known_dimensions,
     scorer_class,
     short_names,
 )
-from hyvideo.settings.config import REWARD_PRESETS, is_json
 from hyvideo.settings.problems import Problems, problem_of
+from hyvideo.settings.reward_entries import weights_by_dimension
 from hyvideo.settings.sections import RewardSettings
 
+# Settings A and B of the paper (arXiv:2603.21872, Table 2).
+REWARD_PRESETS = {
+    "averaged": {"VQ": 1.0, "MQ": 1.0, "TA": 1.0},
+    "alignment": {"VQ": 0.5, "MQ": 0.5, "TA": 1.0},
+}
+REWARD_PRESETS["A"] = REWARD_PRESETS["averaged"]
+REWARD_PRESETS["B"] = REWARD_PRESETS["alignment"]
 _WEIGHTS = TypeAdapter(dict[str, float | dict[str, float]])
+
+
+def is_json(text: str) -> bool:
+    """Return whether ``reward_weights`` or ``reward_config`` is a JSON object instead of a name or
+    path.
+    """
+    return text.lstrip().startswith("{")
+
+
+def resolved_weights(reward: RewardSettings) -> str:
+    """Return reward_weights with weights of dimensions: a number for a scorer is one for each of
+    its dimensions. If a preset names no dimension of custom scorers, each that they declare has
+    weight 1.
+
+    Raises ValueError if a scorer cannot be imported, or if its dimensions are not known yet.
+    """
+    if reward.reward_weights not in REWARD_PRESETS:
+        given = given_reward_weights(reward)
+        if not given.keys() & set(reward.reward_model):
+            return reward.reward_weights
+        options = reward_options(reward)
+        found = weights_by_dimension(given, {name: options[name] for name in reward.reward_model})
+        return reward.reward_weights if found == given else json.dumps(found)
+    weights = {}
+    for name in reward.reward_model:
+        dimensions = known_dimensions(name, {}) if ":" in name else None
+        if dimensions is None or set(dimensions) & set(DIMENSIONS):
+            return reward.reward_weights
+        weights[name] = dict.fromkeys(dimensions, 1)
+    if len(weights) == 1:
+        (weights,) = weights.values()
+    return json.dumps(weights)
 
 
 def given_reward_weights(reward: RewardSettings) -> dict[str, float | dict[str, float]]:
@@ -48,7 +88,7 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
 
     Raises ValueError if it is invalid.
     """
-    named = [*reward.reward_model, *reward.held_out_reward_model]
+    named = reward.scorers
     options: dict[str, dict] = {name: {} for name in named}
     path = reward.reward_config
     if not path:
@@ -67,6 +107,18 @@ def reward_options(reward: RewardSettings) -> dict[str, dict]:
             )
         options[name] = options[name] | given
     return options
+
+
+def compared_options(reward: RewardSettings) -> dict[str, dict]:
+    """Return the options of each scorer that must be the same when a run is resumed."""
+    return {
+        name: {
+            key: value
+            for key, value in options.items()
+            if name not in SCORERS or key not in SCORERS[name].free_options
+        }
+        for name, options in reward_options(reward).items()
+    }
 
 
 def options_of_scorer(name: str, config: str) -> dict:
@@ -110,18 +162,19 @@ def reward_problems(reward: RewardSettings) -> Problems:
                 f"{setting} must be one of {', '.join(SCORERS)} or FILE.py:CLASS, got "
                 f"{quote(name)}; {hint}"
             )
-    named = [*reward.reward_model, *reward.held_out_reward_model]
+    named = reward.scorers
     if len(set(named)) < len(named):
         yield (
             "reward_model and held_out_reward_model must name each scorer once, because a scorer "
             "that rewards is not held out, and a second copy would count twice, got "
             f"{', '.join(named)}; remove the repeated one"
         )
-    for name in reward.loaded_scorers:
+    for name in reward.scorers:
         if ":" in name:
             yield from problem_of(scorer_class, name)
     yield from problem_of(reward_options, reward)
-    yield from problem_of(given_reward_weights, reward)
+    if reward.reward_weights not in REWARD_PRESETS:
+        yield from problem_of(resolved_weights, reward)
 
 
 def weighted_dimensions_exist(reward: RewardSettings) -> Problems:
@@ -130,7 +183,7 @@ def weighted_dimensions_exist(reward: RewardSettings) -> Problems:
     """
     known: dict[str, tuple[str, ...]] = {}  # dimensions by scorer
     options = reward_options(reward)
-    for name in reward.reward_model if not reward.remote_reward_url else ():
+    for name in reward.reward_model:
         try:
             dimensions = known_dimensions(name, options[name])
         except ValueError:  # reported above

@@ -166,9 +166,9 @@ def offload_problems(config: Config) -> Problems:
             "policy_offload needs a lora_rank above 0, got 0, which trains the weights that would "
             "leave the GPU; set lora_rank or policy_offload false"
         )
-    if not config.reward.scores_between_stages:
+    if not config.reward.score_between_stages:
         yield (
-            "policy_offload needs score_between_stages true and scorers in this process, because "
+            "policy_offload needs score_between_stages true, because "
             "otherwise scorers work beside the policy; set score_between_stages true or "
             "policy_offload false"
         )

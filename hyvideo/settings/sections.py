@@ -366,7 +366,9 @@ class RewardSettings(Section):
     """Reward models, their weights, and advantages."""
 
     reward_model: list[str] = learning(
-        ["videoalign"], "Scorers: names or FILE.py:CLASS.", measured=True
+        ["videoalign"],
+        "Scorers: names, FILE.py:CLASS, or entries with name, weight and options (docs/rewards.md).",
+        measured=True,
     )
     reward_weights: str = learning(
         "alignment",
@@ -390,9 +392,6 @@ class RewardSettings(Section):
     max_missing_fraction: float = machine(
         0.25, "Fraction of failed rewards above which the run stops.", ge=0, le=1
     )
-    remote_reward_url: str = machine(
-        "", "Comma-separated URLs of services that replace scorers.", measured=True
-    )
     ignore_rewards: bool = learning(
         False, "Control run: set all advantages to 0 and train on the KL terms alone."
     )
@@ -404,16 +403,9 @@ class RewardSettings(Section):
         return [REFERENCE_SCORERS.get(name, name) for name in names]
 
     @property
-    def loaded_scorers(self) -> list[str]:
-        """Scorers that run in this process; reward services replace those that reward."""
-        return [*([] if self.remote_reward_url else self.reward_model), *self.held_out_reward_model]
-
-    @property
-    def scores_between_stages(self) -> bool:
-        """Return whether scoring starts after the last decode; reward services score beside the
-        other stages.
-        """
-        return self.score_between_stages and not self.remote_reward_url
+    def scorers(self) -> list[str]:
+        """Scorers that reward or measure."""
+        return [*self.reward_model, *self.held_out_reward_model]
 
 
 class OptimizerSettings(Section):

@@ -13,7 +13,7 @@ from hyvideo.models import loading
 from hyvideo.models.guidance import OTHER_EXPERT
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import code_of, weights_of
-from hyvideo.settings.reward_settings import reward_options
+from hyvideo.settings.reward_settings import compared_options
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings
 
@@ -34,7 +34,7 @@ def digest_inputs(config: Config, inputs: RunInputs, kinds: Collection[str]) -> 
     if not config.objective.videos_from:
         found["prompts_csv"] = hash_requests(inputs.requests)
     if config.reward.reward_config:
-        found["reward_config"] = digest_of(reward_options(config.reward))
+        found["reward_config"] = digest_of(compared_options(config.reward))
     found |= digest_models(config.model, kinds)
     return found
 

@@ -53,7 +53,7 @@ def collect(run: Run, iteration: int) -> Collected:
     rollouts, pending = sample(run, iteration)
     if not run.scores_rollouts:
         return Collected(rollouts, _prepare(run, rollouts), {})
-    if run.config.reward.scores_between_stages:
+    if run.config.reward.score_between_stages:
         rewards = _wait(run, pending)
         reference = _prepare(run, rollouts)
     else:

@@ -104,7 +104,7 @@ def missing_requirements(inputs: RunInputs) -> Iterator[str]:
     except ValueError as error:
         yield from (line for line in str(error).splitlines() if line not in reported)
     options = reward_options(config.reward)
-    for name in config.reward.loaded_scorers:
+    for name in config.reward.scorers:
         if name not in SCORERS:
             continue  # a class of the user's, which knows its files
         folder = options[name].get("path", Path(root) / SCORERS[name].folder)

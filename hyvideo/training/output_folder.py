@@ -4,12 +4,20 @@ import sys
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from hyvideo.checkpoints.format import (
+    all_in,
+    is_complete,
+    keep_corrupted,
+    read_state,
+    run_of,
+    saved_policy,
+)
+from hyvideo.checkpoints.loading import corruption
+from hyvideo.checkpoints.state import State
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import CHECKPOINTS, METRICS, RunRecord
 from hyvideo.data.text import quote
-from hyvideo.distributed.checkpoint_loading import DIGESTS, corruption, read_state
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.records.metrics_file import complete_lines
@@ -23,7 +31,7 @@ class Start:
     run: str  # identity
     record: RunRecord | None  # of the run that the folder holds
     checkpoint: Path | None  # None: from the base model
-    state: dict[str, Any] | None  # of the checkpoint
+    state: State | None  # of the checkpoint
     recorded: frozenset[int]  # iterations with a line in metrics.jsonl
 
 
@@ -60,12 +68,12 @@ def find_start(output_dir: Path, resume_from: str, mesh: Mesh) -> Start:
     with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
         if mesh.is_main:
             for path in corrupted:
-                run_folder.keep_corrupted(path)
+                keep_corrupted(path)
             start = Start(
                 run=record.run if record else uuid.uuid4().hex[:16],
                 record=record,
                 checkpoint=checkpoint,
-                state=read_state(checkpoint) if checkpoint else None,
+                state=State(**read_state(checkpoint)) if checkpoint else None,
                 recorded=_recorded_iterations(output_dir / METRICS),
             )
     return from_main(start, mesh)
@@ -81,8 +89,8 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
     """Return the checkpoints to start from, the best first; none for the base model."""
     named = None
     if resume_from not in RESUME_WORDS:
-        named = run_folder.saved_policy(Path(resume_from))
-        if not resume_from or not (named / DIGESTS).is_file():
+        named = saved_policy(Path(resume_from))
+        if not resume_from or not is_complete(named):
             raise ValueError(
                 "resume_from_checkpoint must be auto or a complete checkpoint of a run, got "
                 f"{quote(resume_from)}"
@@ -96,8 +104,8 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
                 "resume_from_checkpoint may name a checkpoint of this one"
             )
         return [named] if named else []
-    own = [path for _, path in run_folder.numbered(output_dir, CHECKPOINTS) if path.is_dir()][::-1]
-    if named and named.resolve().parent == (output_dir / CHECKPOINTS).resolve():
+    own = all_in(output_dir)[::-1]
+    if named and run_of(named) == output_dir.resolve():
         return [named]
     if named and record.started_from != str(named):
         raise ValueError(

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from hyvideo.checkpoints.format import is_checkpoint, verify
+from hyvideo.checkpoints.loading import check_shapes, load_tensors, stored_shapes
+from hyvideo.checkpoints.state import ANCHOR, AVERAGE, POLICY, optimizer_name
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.checkpoint_reader import read_shapes
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize, prepare_backward
@@ -129,25 +130,21 @@ class Policy:
         """
         with raise_on_all_ranks(self.mesh):
             if self.mesh.is_main:
-                saved_policy.verify(path)
-            if not saved_policy.is_checkpoint(path):
+                verify(path)
+            if not is_checkpoint(path):
                 adapter = self._fitting_lora(path)
             else:
                 saved_policy.check_trained_expert(path, self.config.trained_expert)
                 if self.is_lora:
                     self._check_differences(saved_policy.read_saved_lora(path), path)
                 stored = saved_policy.stored_names(self.trained, path)
-                checkpoint_loading.check_shapes(
-                    path, {stored[name]: each for name, each in self.trained.items()}
-                )
-        if not saved_policy.is_checkpoint(path):
+                check_shapes(path, {stored[name]: each for name, each in self.trained.items()})
+        if not is_checkpoint(path):
             with self.anchor.swapped_in():
                 _fill_adapter(self.transformer, adapter, self.config.data.seed)
             return
         loaded = {name: torch.zeros_like(parameter) for name, parameter in self.trained.items()}
-        checkpoint_loading.load_tensors(
-            path, {stored[name]: tensor for name, tensor in loaded.items()}, self.mesh
-        )
+        load_tensors(path, {stored[name]: tensor for name, tensor in loaded.items()}, self.mesh)
         self.anchor.load(loaded)
 
     def _fitting_lora(self, path: Path) -> Lora:
@@ -230,11 +227,11 @@ class Policy:
     # --- checkpoints ------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of a checkpoint by name; see `distributed.checkpoint_loading`."""
+        """Return the tensors of a checkpoint by name; see `checkpoints.state`."""
         tensors = self._policy_tensors()
         for name, parameter in self.trained.items():
             for key, value in self.optimizers.state_of(parameter).items():
-                tensors[f"optimizer.{name}.{key}"] = value
+                tensors[optimizer_name(name, key)] = value
         for kind, copy in self._copies(self.anchor and self.anchor.age).items():
             tensors |= {f"{kind}.{name}": tensor for name, tensor in copy.tensors().items()}
         return tensors
@@ -259,9 +256,9 @@ class Policy:
             for kind, tensors in saved.items()
             for name, tensor in tensors.items()
         }
-        checkpoint_loading.load_tensors(folder, policy | optimizer | copied, self.mesh)
+        load_tensors(folder, policy | optimizer | copied, self.mesh)
         for name, parameter in self.trained.items():
-            prefix = f"optimizer.{name}."  # as in `tensors`
+            prefix = optimizer_name(name)
             state = {
                 key.removeprefix(prefix): value
                 for key, value in optimizer.items()
@@ -282,22 +279,22 @@ class Policy:
         """Return the weight copies by name in a checkpoint; an anchor of age 0 equals the policy
         and is not stored.
         """
-        anchor = {"anchor": self.anchor} if self.anchor and anchor_age else {}
-        return anchor | ({"average": self.ema} if self.ema else {})
+        anchor = {ANCHOR: self.anchor} if self.anchor and anchor_age else {}
+        return anchor | ({AVERAGE: self.ema} if self.ema else {})
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         """Return the adapter's weights or, in full training, all weights, by their names in a
         checkpoint.
         """
         tensors = self.trained if self.is_lora else self.transformer.state_dict()
-        return {f"policy.{name}": tensor.detach() for name, tensor in tensors.items()}
+        return {f"{POLICY}.{name}": tensor.detach() for name, tensor in tensors.items()}
 
     def _optimizer_targets(self, folder: Path) -> Iterator[tuple[str, Tensor]]:
-        shapes = read_shapes(folder / checkpoint_loading.TENSORS)
-        by_name = {f"optimizer.{name}": parameter for name, parameter in self.trained.items()}
+        shapes = stored_shapes(folder)
+        by_name = {optimizer_name(name): parameter for name, parameter in self.trained.items()}
         for key, stored in shapes.items():
             shape, dtype = tuple(stored.size), stored.properties.dtype
-            parameter = by_name.get(key.rpartition(".")[0])
+            parameter = by_name.get(key.rpartition(".")[0] + ".")
             if parameter is not None and shape == tuple(parameter.shape):
                 yield key, torch.zeros_like(parameter, dtype=dtype)
             elif parameter is not None:

@@ -3,9 +3,8 @@ rewards.
 """
 
 import math
-import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -174,9 +173,7 @@ def make_async_scorer(
     measuring = settings.held_out_reward_model if config.data.valid_video_csv else []
     held_out = make(load(measuring), {}, offload=True, is_held_out=True) if measuring else None
     if scorers is None:
-        scorers = (
-            _remote_scorer(settings) if settings.remote_reward_url else load(settings.reward_model)
-        )
+        scorers = load(settings.reward_model)
     weights = given_reward_weights(config.reward)
     return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
 
@@ -190,27 +187,18 @@ def _files_with_checks(data: DataSettings) -> list[str]:
     ]
 
 
-def reward_digests(config: Config) -> dict[str, str]:
-    """Return digests of the weights of the built-in scorers that the run loads, by name; empty with
-    a reward service.
+def reward_digests(config: Config, scorers: Mapping[str, Scorer]) -> dict[str, str]:
+    """Return digests of the weights of the built-in scorers that the run loads, by name, and the
+    identities of those that are elsewhere, which they know once they have checked the prompts.
     """
-    settings = config.reward
-    if settings.remote_reward_url:
-        return {}
-    options = reward_options(settings)
+    options = reward_options(config.reward)
     root = config.model.pretrained_model_root
-    digests = {name: files_hash(name, root, options[name]) for name in settings.reward_model}
-    return {f"reward_model/{name}": digest for name, digest in digests.items() if digest}
-
-
-def _remote_scorer(settings: RewardSettings) -> dict[str, Scorer]:
-    from hyvideo.rewards.service.client import RemoteScorer
-
-    scorer = RemoteScorer(
-        [url.strip() for url in settings.remote_reward_url.split(",")],
-        token=os.environ.get("REWARD_SERVER_TOKEN"),
-    )
-    return {"remote": scorer}
+    found = {}
+    for name in config.reward.reward_model:
+        digest = getattr(scorers.get(name), "identity", "") or files_hash(name, root, options[name])
+        if digest:
+            found[f"reward_model/{name}"] = digest
+    return found
 
 
 def try_scorers(scorer: AsyncScorer, data: DataSettings, prompt: str) -> None:

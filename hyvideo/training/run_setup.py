@@ -5,12 +5,12 @@ from pathlib import Path
 
 import torch
 
+from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data.custom_code import named_errors
 from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import ClipForm
-from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.collectives import (
     agree,
     all_objects,
@@ -172,9 +172,6 @@ def load_rewards(
     their digests to those of the inputs. Collective.
     """
     progress.enter("load", "the reward model")
-    if config.objective.scores_rollouts and given is None:
-        with raise_on_all_ranks(mesh, errors=(ValueError, OSError)):
-            loaded.digests.update(reward_digests(config))
     requests = loaded.inputs.requests if config.objective.scores_rollouts else []
     validated = loaded.inputs.validated
     is_scored = config.objective.scores_rollouts or bool(validated)
@@ -184,6 +181,8 @@ def load_rewards(
         scorer.check_prompts(
             [request.prompt for request in requests], [request.prompt for request in validated]
         )
+        if config.objective.scores_rollouts and given is None:
+            loaded.digests.update(reward_digests(config, scorer.scorers))
         if given is None and is_scored:
             try_scorers(scorer, config.data, loaded.inputs.requests[0].prompt)
             if scorer.held_out_scorers:

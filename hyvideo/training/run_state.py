@@ -1,4 +1,5 @@
-"""State of a run: the contents of a checkpoint, and what may change when a run is resumed.
+"""State of a run: when it is saved, how it is taken from the run and given back, and what may change
+when a run is resumed.
 
 Settings and inputs that affect rollouts, rewards, loss or updates may change only if
 ``allow_changed_settings`` names them.
@@ -6,10 +7,13 @@ Settings and inputs that affect rollouts, rewards, loss or updates may change on
 
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hyvideo.distributed.checkpoint_writer import CheckpointWriter
+from hyvideo.checkpoints.format import LORA
+from hyvideo.checkpoints.state import State
+from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
@@ -17,7 +21,7 @@ from hyvideo.settings.identity import changed_settings
 from hyvideo.training.input_digests import changed_inputs
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.progress import Progress
-from hyvideo.training.saved_policy import LORA_FOLDER, write_model_file
+from hyvideo.training.saved_policy import write_model_file
 
 ALL = "all"  # in allow_changed_settings
 
@@ -80,15 +84,14 @@ class RunState:
         Collective.
         """
         self.progress.enter("save", "a checkpoint")
-        # all that a run needs besides its tensors to continue
-        state = {
-            "run": self.checkpoints.run,
-            "metrics": self.metrics,  # of the iteration, without those of its validation
-            "rollouts": self.num_rollouts,
-            "settings": self.config.flat(),
-            "inputs": self.inputs,
+        state = State(
+            run=self.checkpoints.run,
+            metrics=self.metrics,
+            rollouts=self.num_rollouts,
+            settings=self.config.flat(),
+            inputs=self.inputs,
             **(counters or self._counters()),
-        }
+        )
         lora = None
         if self.policy.is_lora:
             with self.policy.with_ema_weights():
@@ -97,11 +100,11 @@ class RunState:
         def write_files(folder: Path) -> None:
             write_model_file(self.policy.transformer, folder)
             if lora:
-                save_lora(lora, folder / LORA_FOLDER, expert=self.policy.config.trained_expert)
+                save_lora(lora, folder / LORA, expert=self.policy.config.trained_expert)
 
         self.saved_iteration, self._saved_at = self.progress.iteration, time.monotonic()
         return self.checkpoints.save(
-            self.progress.iteration, self.policy.tensors(), state, write_files
+            self.progress.iteration, self.policy.tensors(), asdict(state), write_files
         )
 
     def save_last_finished(self) -> int | None:
@@ -122,29 +125,29 @@ class RunState:
         self.checkpoints.wait()
         return self.progress.iteration
 
-    def resume(self, folder: Path, state: Mapping[str, Any]) -> None:
+    def resume(self, folder: Path, state: State) -> None:
         """Load a checkpoint with its ``state``, which all ranks have read from the same file.
 
         Raises ValueError if it does not fit the settings or inputs. Collective.
         """
         settings = self.config.flat()
         self.changed_settings = check_changes(
-            state["settings"],
-            state["inputs"],
+            state.settings,
+            state.inputs,
             settings,
             self.inputs,
-            same_rollouts=state["rollouts"] == self.num_rollouts,
+            same_rollouts=state.rollouts == self.num_rollouts,
         )
         # only if the change was accepted: otherwise the checkpoint has the anchor of anchor_path
-        replaces_anchor = state["settings"].get("anchor_path", "") != settings["anchor_path"]
-        replaces_anchor |= state["inputs"].get("anchor_path") != self.inputs.get("anchor_path")
-        self.policy.load(folder, state["anchor_age"], replaces_anchor=replaces_anchor)
-        self.update.kl_coefficient.load_state_dict(state["kl_coefficient"])
-        self.update.nonfinite.load_state_dict(state["health"])
-        self.progress.iteration = state["iteration"]
-        self.saved_iteration = state["iteration"]
-        self.update.update_count = state["update"]
-        self.mark_finished(state["metrics"])
+        replaces_anchor = state.settings.get("anchor_path", "") != settings["anchor_path"]
+        replaces_anchor |= state.inputs.get("anchor_path") != self.inputs.get("anchor_path")
+        self.policy.load(folder, state.anchor_age, replaces_anchor=replaces_anchor)
+        self.update.kl_coefficient.load_state_dict(state.kl_coefficient)
+        self.update.nonfinite.load_state_dict(state.health)
+        self.progress.iteration = state.iteration
+        self.saved_iteration = state.iteration
+        self.update.update_count = state.update
+        self.mark_finished(state.metrics)
 
 
 def check_changes(

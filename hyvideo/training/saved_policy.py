@@ -6,25 +6,26 @@ loaded as the policy. Every function that reads weights first compares a checkpo
 digests, as a resume does.
 """
 
-import json
-import os
 from collections.abc import Collection, Iterable
-from functools import lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.run_folder import CHECKPOINTS
-from hyvideo.distributed.checkpoint_loading import (
-    TENSORS,
-    check_shapes,
-    corruption,
-    load_tensors,
+from hyvideo.checkpoints.format import (
+    LORA,
+    MODEL,
+    STATE,
+    has_state,
+    is_checkpoint,
+    is_lora,
     read_state,
+    run_of,
+    verify,
+    write_model,
 )
-from hyvideo.distributed.checkpoint_reader import read_shapes
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.checkpoints.loading import check_shapes, load_tensors, stored_shapes
+from hyvideo.checkpoints.state import sampled_name
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
 from hyvideo.models.guidance import Expert
@@ -33,33 +34,12 @@ from hyvideo.models.lora_files import check_expert, read_lora
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import LEAVES
 
-MODEL_FILE = "model.json"
-LORA_FOLDER = "lora"
-
 
 def write_model_file(transformer: nn.Module, folder: Path) -> None:
     """Write the class and the configuration of the transformer beside its tensors."""
     settings = {"_class_name": component_of(transformer).class_name} | dict(transformer.config)
     settings.pop("_name_or_path", None)
-    (folder / MODEL_FILE).write_text(json.dumps(settings, indent=2) + "\n")
-
-
-def verify(folder: Path) -> None:
-    """Raise ValueError if a checkpoint, or the one that a LoRA belongs to, differs from its digests.
-
-    All files are read and hashed, once per process; about 1 GB per second and core. Other folders
-    have no digests.
-    """
-    for owner in (folder, *folder.absolute().parents[:2]):
-        if is_checkpoint(owner):
-            _verify_checkpoint(owner)
-            return
-
-
-@lru_cache
-def _verify_checkpoint(folder: Path) -> None:
-    if problem := corruption(folder, Mesh.single()):
-        raise ValueError(f"checkpoint {folder} is corrupted: {problem}; use an earlier one")
+    write_model(folder, settings)
 
 
 def read_saved_lora(
@@ -94,9 +74,9 @@ def check_policy(
     check_trained_expert(folder, expert)
     transformer = loading.transformer_on_meta(root, version, expert)
     if is_lora(folder):
-        check_lora(transformer, read_saved_lora(folder / LORA_FOLDER, expert))
+        check_lora(transformer, read_saved_lora(folder / LORA, expert))
     elif is_checkpoint(folder):
-        check_shapes(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
+        check_shapes(folder, _by_stored_name(transformer, stored_shapes(folder)))
     else:
         loading.load_transformer_weights(transformer, _transformer_folder(folder, expert))
 
@@ -121,30 +101,15 @@ def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
     saved = _settings(folder)
     if saved is None:
         return {}, None
-    checkpoints = folder.resolve().parent
-    file = checkpoints.parent / "config.yaml"
-    if checkpoints.name == CHECKPOINTS and file.is_file():
-        return read_settings(file), file
+    run = run_of(folder)
+    if run and (run / "config.yaml").is_file():
+        return read_settings(run / "config.yaml"), run / "config.yaml"
     known = {name: value for name, value in saved.items() if name in LEAVES}
-    return known, folder / "state.json"
+    return known, folder / STATE
 
 
 def _settings(folder: Path) -> dict | None:
-    # Path.is_file raises OSError if the name is too long
-    if not os.path.isfile(folder / "state.json"):
-        if os.path.isdir(folder / TENSORS):
-            raise ValueError(
-                f"checkpoint {folder} is corrupted: state.json is missing; use an earlier one"
-            )
-        return None
-    return read_state(folder).get("settings", {})
-
-
-def is_lora(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint of LoRA training, which needs the base model's
-    weights.
-    """
-    return is_checkpoint(folder) and (folder / LORA_FOLDER).is_dir()
+    return read_state(folder).get("settings", {}) if has_state(folder) else None
 
 
 def load_into(transformer: nn.Module, folder: Path, expert: Expert | None = None) -> None:
@@ -154,7 +119,7 @@ def load_into(transformer: nn.Module, folder: Path, expert: Expert | None = None
     """
     verify(folder)
     if is_lora(folder):
-        add_lora(transformer, read_lora(folder / LORA_FOLDER))
+        add_lora(transformer, read_lora(folder / LORA))
     elif is_checkpoint(folder):
         _fill(transformer, folder)
     else:
@@ -166,7 +131,7 @@ def load(folder: Path, dtype: torch.dtype, expert: Expert | None = None) -> nn.M
     if not is_checkpoint(folder):
         return loading.load_transformer(_transformer_folder(folder, expert), None, dtype=dtype)
     verify(folder)
-    transformer = loading.transformer_from_config(folder / MODEL_FILE)
+    transformer = loading.transformer_from_config(folder / MODEL)
     transformer.type(dtype).to_empty(device="cpu")
     _fill(transformer, folder)
     return transformer.eval()
@@ -195,7 +160,7 @@ def load_merged(
     has_adapter_only = checkpoint is not None and is_lora(checkpoint)
     paths = []
     if has_adapter_only:
-        paths.append(checkpoint / LORA_FOLDER)
+        paths.append(checkpoint / LORA)
     if lora:
         paths.append(lora)
     loras = [read_saved_lora(path, expert, ignore_expert=ignore_expert) for path in paths]
@@ -234,26 +199,15 @@ def _transformer_folder(folder: Path, expert: Expert | None = None) -> Path:
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:
-    load_tensors(folder, _by_stored_name(transformer, read_shapes(folder / TENSORS)))
+    load_tensors(folder, _by_stored_name(transformer, stored_shapes(folder)))
 
 
 def _by_stored_name(transformer: nn.Module, stored: Collection[str]) -> dict[str, Tensor]:
     """Return the transformer's tensors by their names in a checkpoint."""
-    return {_stored_name(name, stored): tensor for name, tensor in transformer.state_dict().items()}
+    return {sampled_name(name, stored): tensor for name, tensor in transformer.state_dict().items()}
 
 
 def stored_names(names: Iterable[str], folder: Path) -> dict[str, str]:
     """Return the names of parameters in a checkpoint, by their names in the transformer."""
-    stored = read_shapes(folder / TENSORS)
-    return {name: _stored_name(name, stored) for name in names}
-
-
-def _stored_name(name: str, stored: Collection[str]) -> str:
-    """Return the name of a parameter in a checkpoint: the EMA's, if it is stored."""
-    average = f"average.{name}"
-    return average if average in stored else f"policy.{name}"
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is a checkpoint of a run."""
-    return (folder / TENSORS).is_dir()
+    stored = stored_shapes(folder)
+    return {name: sampled_name(name, stored) for name in names}

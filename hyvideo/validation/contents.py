@@ -54,9 +54,8 @@ def joint_identity(
         ]
     scorers = {}
     for name, given in reward_options(reward).items():
-        if name in reward.loaded_scorers:
-            files = digest_weights(_scorer_files(name, root, given))
-            scorers[name] = {"options": given | {"path": None}, "files": files}
+        files = digest_weights(_scorer_files(name, root, given))
+        scorers[name] = {"options": given | {"path": None}, "files": files}
     settings = evaluation_settings(config)
     if not has_model:
         del settings["fps"]  # each video has its own

@@ -12,11 +12,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from hyvideo.checkpoints.format import complete
 from hyvideo.data.prompts import Request
 from hyvideo.data.run_folder import Lease
 from hyvideo.data.text import quote
 from hyvideo.distributed import mesh as ranks
-from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.distributed.collectives import barrier
 from hyvideo.generation.generation import Source, list_videos, make_and_read_requests
 from hyvideo.generation.generator import GenerationSettings, Generator

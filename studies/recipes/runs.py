@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hyvideo.checkpoints.format import complete
 from hyvideo.data.run_folder import METRICS, read_record
-from hyvideo.distributed.checkpoint_loading import complete
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.settings.command_line import parse, read_settings
 from hyvideo.settings.config import Config

@@ -19,7 +19,7 @@ import numpy as np
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text
-from hyvideo.settings.config import REWARD_PRESETS
+from hyvideo.settings.reward_settings import REWARD_PRESETS
 from hyvideo.validation.scores_file import Evaluation
 from studies.recipes.runs import RecipeRun, RecipeStudy, finished
 from studies.tables.cells import KL_FLAGS, SETTINGS, Cell

@@ -8,10 +8,10 @@ import time
 import pytest
 import torch
 
+from hyvideo.checkpoints import format, loading
+from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import LEASE, Lease, NotOwner
-from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from tests.forked import ROOT, python
 
@@ -97,8 +97,8 @@ def test_two_writers_in_one_folder_never_mix_a_checkpoint(tmp_path, capsys):
     assert "another process" in capsys.readouterr().err
     (folder,) = (tmp_path / "checkpoints").iterdir()
     targets = {"weight": torch.zeros(())}
-    checkpoint_loading.load_tensors(folder, targets)
-    assert targets["weight"] == 2 and checkpoint_loading.read_state(folder) == {"writer": 2}
+    loading.load_tensors(folder, targets)
+    assert targets["weight"] == 2 and format.read_state(folder) == {"writer": 2}
 
 
 def test_a_writer_that_loses_the_lease_publishes_and_deletes_nothing_more(tmp_path):

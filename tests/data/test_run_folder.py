@@ -2,16 +2,14 @@
 
 import pytest
 
+from hyvideo.checkpoints import format
 from hyvideo.data import run_folder
 from hyvideo.data.run_folder import (
     RunRecord,
     claim,
     is_marked,
     remove_after,
-    saved_lora,
-    saved_policy,
 )
-from hyvideo.settings.config import Config
 
 RUN, OTHER = "0f0f0f0f", "1e1e1e1e"
 
@@ -89,6 +87,7 @@ def test_only_later_results_of_the_run_are_removed(tmp_path):
         (kept[-1] / "mine").touch()
     before = {path: contents(path) for path in kept}
     remove_after(tmp_path, 2, RUN)
+    format.remove_checkpoints_after(tmp_path, 2, RUN)
     assert not any(path.exists() for path in own)
     assert {path: contents(path) for path in kept} == before
 
@@ -97,6 +96,7 @@ def test_a_folder_of_the_run_with_a_users_file_is_kept_under_another_name(tmp_pa
     claimed(tmp_path / "samples" / "000004", RUN, "scores.json", "notes.txt")
     claimed(tmp_path / "checkpoints" / "000004", RUN, "state.json", "digests.json", "mine.pt")
     remove_after(tmp_path, 2, RUN)
+    format.remove_checkpoints_after(tmp_path, 2, RUN)
     assert (tmp_path / "samples" / "000004.kept" / "notes.txt").read_text() == "notes.txt"
     assert (tmp_path / "checkpoints" / "000004.kept" / "mine.pt").exists()
     error = capsys.readouterr().err
@@ -113,17 +113,8 @@ def test_what_killed_processes_have_left_is_removed(tmp_path):
         path.touch()
     (tmp_path / ".run.json.7a.partial").touch()
     remove_after(tmp_path, 2, RUN)
+    format.remove_checkpoints_after(tmp_path, 2, RUN)
     assert contents(tmp_path) == {}
-
-
-def test_corrupted_checkpoints_are_kept_under_free_names(tmp_path):
-    for content in ("first", "second"):
-        folder = tmp_path / "000004"
-        folder.mkdir()
-        (folder / "state.json").write_text(content)
-        run_folder.keep_corrupted(folder)
-    kept = [path.read_text() for path in tmp_path.glob("000004.corrupted*/state.json")]
-    assert sorted(kept) == ["first", "second"] and not folder.exists()
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
@@ -134,39 +125,3 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     run_folder.write_record(tmp_path, record)
     run_folder.update_record(tmp_path, has_checkpoint=True)
     assert run_folder.read_record(tmp_path) == record.model_copy(update={"has_checkpoint": True})
-
-
-def run_with_checkpoints(root):
-    """A run of which iteration 3 was not written to its end."""
-    for number in (1, 2, 3):
-        (root / "checkpoints" / f"{number:06d}" / "lora").mkdir(parents=True)
-    for number in (1, 2):
-        (root / "checkpoints" / f"{number:06d}" / "digests.json").touch()
-    return root
-
-
-def test_the_folder_of_a_run_stands_for_its_newest_complete_checkpoint(tmp_path, capsys):
-    run = run_with_checkpoints(tmp_path / "run")
-    newest = run / "checkpoints" / "000002"
-    assert saved_policy(run) == newest
-    assert str(newest) in capsys.readouterr().err
-    assert saved_lora(run) == saved_lora(newest) == newest / "lora"
-    capsys.readouterr()
-    for other in (newest, newest / "lora", tmp_path / "lora.safetensors", tmp_path / "missing"):
-        assert saved_policy(other) == other
-    assert capsys.readouterr().err == ""
-
-
-def test_a_run_without_a_complete_checkpoint_is_named(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ValueError, match=str(tmp_path)):
-        saved_policy(tmp_path)
-
-
-def test_settings_that_name_a_run_get_its_checkpoint(tmp_path):
-    run = run_with_checkpoints(tmp_path / "run")
-    given = {"pretrained_lora_path": str(run), "anchor_path": str(run)}
-    config = Config.from_flat(given).resolved()
-    newest = run / "checkpoints" / "000002"
-    assert config.objective.anchor_path == str(newest)
-    assert config.optimizer.pretrained_lora_path == str(newest / "lora")

@@ -15,8 +15,8 @@ def groups():
 
     import torch.distributed as dist
 
+    from hyvideo.checkpoints.writer import CheckpointWriter
     from hyvideo.distributed import mesh as ranks
-    from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 
     mesh = ranks.start(2, CPU, dp_replicate=2, timeout=77)
     writer = CheckpointWriter(

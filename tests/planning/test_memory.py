@@ -189,7 +189,7 @@ def test_scorers_run_beside_other_phases_or_between_them():
     options = {"reward_model": ["hpsv3"], "reward_config": '{"hpsv3": {"num_frames": 4}}'}
     assert phases_with("held-out reward models", **options) == set()
     assert phases_with("scoring", **options) == beside
-    remote = between | {"remote_reward_url": "http://127.0.0.1:8000"}
+    remote = between | {"reward_model": ["remote"]}
     assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
 
 

@@ -28,7 +28,8 @@ def test_batch_sizes_and_calls_with_and_without_batching():
 @pytest.mark.parametrize(
     "changes, gigabytes",
     [
-        ({"remote_reward_url": "http://127.0.0.1:8000"}, 0),
+        ({"reward_model": ["remote"]}, 0),
+        ({"reward_model": ["remote", "clip"]}, 1.72),
         ({"reward_model": ["videoalign", "clip"]}, 4.57 + 1.72),
         ({"reward_model": ["hpsv3"]}, 15.49),
         (

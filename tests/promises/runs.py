@@ -64,7 +64,7 @@ def inject(log, stage="", iteration=0, kind="KILL", rank=0):
     Of several processes, only ``rank`` receives it.
     """
     import post_train
-    from hyvideo.distributed import checkpoint_writer
+    from hyvideo.checkpoints import writer as checkpoint_writer
 
     build = post_train.build
 
@@ -223,7 +223,7 @@ def wait_in_iteration(iteration, waits, go):
 
 def save_slowly(iteration, saving, seconds):
     """Create the file ``saving`` while a checkpoint is written, and wait."""
-    from hyvideo.distributed import checkpoint_writer
+    from hyvideo.checkpoints import writer as checkpoint_writer
 
     digest_files = checkpoint_writer.digest_files
 

@@ -91,3 +91,22 @@ def test_two_scorers_may_return_a_held_out_metric_only_with_equal_values():
     found = scorer.held_out_each([VIDEO], ["a"])
     assert found["a"][0]["m"] == 1.0 and isinstance(found["b"], str)
     scorer.close()
+
+
+def test_weights_by_scorer_declare_the_dimensions_of_a_service():
+    class Service(Fixed):
+        dimensions = ()  # a service says in its answers what it scores
+
+    service = Service(VQ=10.0, beauty=3.0)
+    found = reward(
+        {"local": A, "remote": service},
+        {"local": {"VQ": 0.5}, "remote": {"VQ": 0.25, "beauty": -1.0}},
+    )
+    assert found.total == 0.5 * 1.0 + 0.25 * 10.0 - 3.0
+    assert found.scores == {
+        "local/VQ": 1.0,
+        "MQ": 2.0,
+        "TA": 4.0,
+        "remote/VQ": 10.0,
+        "beauty": 3.0,
+    }

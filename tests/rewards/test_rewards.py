@@ -87,8 +87,3 @@ def test_a_scorer_whose_file_is_missing_is_rejected_before_a_run(custom):
     assert problem.startswith("reward_model") and "nowhere.py" in problem
     with pytest.raises(ValueError, match="nowhere.py"):
         make_scorer(name, "ckpts")
-    assert not [
-        *reward_problems(
-            RewardSettings(reward_model=[name], remote_reward_url="http://127.0.0.1:8")
-        )
-    ]  # the class is not imported here

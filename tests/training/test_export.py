@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
+from hyvideo.checkpoints.format import DIGESTS, digest_files
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_files import read_lora

@@ -67,9 +67,11 @@ def test_the_weights_of_a_reward_model_count(tiny_config, tmp_path):
         reward_model=["miniature_videoalign"],
         reward_config=json.dumps({"miniature_videoalign": {"path": str(root)}}),
     )
-    before = reward_digests(config)
+    before = reward_digests(config, {})
     change_last_bytes(root / "VideoReward" / "checkpoint-1" / "model.pth")
-    assert changed_inputs(before, reward_digests(config)) == ["reward_model/miniature_videoalign"]
+    assert changed_inputs(before, reward_digests(config, {})) == [
+        "reward_model/miniature_videoalign"
+    ]
 
 
 def test_samples_of_a_large_file_find_a_changed_part(tmp_path):

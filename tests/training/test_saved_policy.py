@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
-from hyvideo.distributed import checkpoint_loading
-from hyvideo.distributed.checkpoint_loading import DIGESTS
+from hyvideo.checkpoints import format
+from hyvideo.checkpoints.format import DIGESTS
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.trainer import Trainer
 from hyvideo.training import saved_policy
@@ -79,35 +79,33 @@ def test_the_lora_of_a_checkpoint_is_verified_too(runs):
     checkpoint = runs["lora"]
     (weights,) = (checkpoint / "lora").glob("*.safetensors")
     for path in (checkpoint, checkpoint / "lora", weights):
-        saved_policy.verify(path)
+        format.verify(path)
     assert saved_policy.read_saved_lora(checkpoint / "lora")
     restore = flip(weights)
-    saved_policy._verify_checkpoint.cache_clear()  # a process verifies a checkpoint once
+    format._verify_checkpoint.cache_clear()  # a process verifies a checkpoint once
     for path in (checkpoint, checkpoint / "lora", weights):
         with pytest.raises(ValueError, match="is corrupted: the contents of lora/.* have changed"):
-            saved_policy.verify(path)
+            format.verify(path)
     restore()
 
 
 def test_a_checkpoint_is_hashed_once(runs, monkeypatch):
     read = []
-    digest = checkpoint_loading.digest_file
-    monkeypatch.setattr(
-        checkpoint_loading, "digest_file", lambda path: read.append(path) or digest(path)
-    )
-    saved_policy._verify_checkpoint.cache_clear()
+    digest = format.digest_file
+    monkeypatch.setattr(format, "digest_file", lambda path: read.append(path) or digest(path))
+    format._verify_checkpoint.cache_clear()
     saved_policy.check_policy(runs["full"].parents[2] / "ckpts", "miniature", runs["full"])
     saved_policy.load(runs["full"], torch.float32)
     assert len(read) == len({*read}) == len(json.loads((runs["full"] / DIGESTS).read_text()))
 
 
 def test_folders_without_digests_are_read_and_checkpoints_are_not(runs, tmp_path):
-    saved_policy.verify(tmp_path)
-    saved_policy.verify(tmp_path / "missing")
+    format.verify(tmp_path)
+    format.verify(tmp_path / "missing")
     saved_policy.check_policy(SHALLOW, "miniature", runs["full"])
     file = runs["full"] / DIGESTS
     moved = file.rename(tmp_path / DIGESTS)
-    saved_policy._verify_checkpoint.cache_clear()
+    format._verify_checkpoint.cache_clear()
     with pytest.raises(ValueError, match=DIGESTS):
         saved_policy.load_merged(
             SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32
@@ -123,4 +121,4 @@ def test_a_checkpoint_with_corrupted_digests_is_named(runs, tmp_path):
         checkpoint=runs["full"]
     )
     with pytest.raises(ValueError, match=f"{checkpoint} .*{DIGESTS}"):
-        saved_policy.verify(checkpoint)
+        format.verify(checkpoint)

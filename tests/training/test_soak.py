@@ -25,8 +25,9 @@ import torch
 from diffusers.pipelines.hunyuan_video1_5 import pipeline_hunyuan_video1_5  # noqa: F401, before the timer starts
 
 import post_train
-from hyvideo.distributed import checkpoint_loading, checkpoint_writer
-from hyvideo.distributed.checkpoint_reader import read_shapes
+from hyvideo.checkpoints import format, loading
+from hyvideo.checkpoints import writer as checkpoint_writer
+from hyvideo.checkpoints.reader import read_shapes
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.miniature import reward  # noqa: F401
 from hyvideo.records.metrics_file import complete_lines
@@ -167,7 +168,7 @@ def results(run: Path) -> dict:
     """Return everything that must not depend on interruptions."""
     last = run / "checkpoints" / f"{ITERATIONS:06d}"
     state = json.loads((last / "state.json").read_text())
-    files = json.loads((last / checkpoint_loading.DIGESTS).read_text())
+    files = json.loads((last / format.DIGESTS).read_text())
     lines = [json.loads(line) for _, line in complete_lines(run / "metrics.jsonl")]
     # A run that is stopped between two saves has additional checkpoints.
     earlier = [path for path in last.parent.glob("[0-9]*") if path != last]
@@ -299,12 +300,12 @@ def launch_ranks(folder: Path, **variables) -> int:
 def read_tensors(run: Path) -> dict[str, torch.Tensor]:
     """Return all tensors of the last checkpoint."""
     folder = run / "checkpoints" / f"{RANKS['max_steps']:06d}"
-    shapes = read_shapes(folder / checkpoint_loading.TENSORS)
+    shapes = read_shapes(folder / format.TENSORS)
     tensors = {
         name: torch.zeros(stored.size, dtype=stored.properties.dtype)
         for name, stored in shapes.items()
     }
-    checkpoint_loading.load_tensors(folder, tensors)
+    loading.load_tensors(folder, tensors)
     return tensors
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.distributed.checkpoint_loading import DIGESTS, digest_files
+from hyvideo.checkpoints.format import DIGESTS, digest_files
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.command_line import load_config

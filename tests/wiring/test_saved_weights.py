@@ -5,6 +5,7 @@ there is one, the policy beside it.
 import pytest
 import torch
 
+from hyvideo.checkpoints import format
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import pairs_of
 from hyvideo.models.lora_files import read_lora
@@ -70,7 +71,7 @@ def test_the_lora_of_a_checkpoint_is_the_ema_and_its_tensors_are_those_of_the_po
     with policy.with_ema_weights():
         expected = lora_weights(policy.lora())
     assert same(current, expected) == (decay == 0)
-    saved = lora_weights(read_lora(checkpoint / saved_policy.LORA_FOLDER))
+    saved = lora_weights(read_lora(checkpoint / format.LORA))
     assert same(saved, expected)
     names = saved_policy.stored_names(policy.trained, checkpoint)
     assert {name.partition(".")[0] for name in names.values()} == {"average" if decay else "policy"}

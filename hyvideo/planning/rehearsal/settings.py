@@ -92,7 +92,6 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("log_num_videos", min(config.record.log_num_videos, NUM_VIDEOS), few),
         Change("max_missing_fraction", 0.0, "a reward that fails on one video is a failure"),
         Change("max_bad_updates", 1, "an update with NaN is a failure"),
-        Change("remote_reward_url", "", "the scorers run in its own processes"),
         Change("reward_config", _reward_config(config, folder), tiny),
         Change(
             "report_to",

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hyvideo.checkpoints.format import folder_of
 from hyvideo.data.cli import exit_on_signals
 from hyvideo.data.files import ROOT
 
@@ -96,7 +97,7 @@ def stages_of(folder: Path, processes: int) -> Iterator[Stage]:
     generate.csv.
     """
     train = ("post_train.py", "--config", str(folder / "settings.yaml"))
-    checkpoint = str(folder / "run" / "checkpoints" / "000002")
+    checkpoint = str(folder_of(folder / "run", 2))
     yield Stage("train", train, processes)
     yield Stage("resume", (*train, "--max_steps", "2"), processes)
     yield Stage(

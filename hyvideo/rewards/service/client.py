@@ -1,9 +1,9 @@
-"""Client of the reward service."""
+"""Client of the reward service: the scorer ``remote``."""
 
 import json
 import math
+import os
 import time
-from collections.abc import Sequence
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -27,28 +27,37 @@ class RequestRejected(ValueError):
 
 
 class RemoteScorer(Scorer):
-    """Scorer that sends videos to reward services, ``http://host:port``, in rotation.
+    """Scorer that sends videos to reward services of one reward model, in rotation.
 
-    A service that is unreachable, too slow or busy is tried again, then the next one.
+    A service that is unreachable, too slow or busy is tried again, then the next one. The
+    environment variable REWARD_SERVER_TOKEN has the token of services on other machines.
+
+    Raises ValueError for an invalid address.
     """
+
+    dimensions = ()  # those in the answers
 
     def __init__(
         self,
-        urls: Sequence[str],
+        path: object = None,  # unused, like ``device``, because the model is elsewhere
         *,
-        token: str | None = None,
+        device: object = None,
+        url: str | list[str] = "",  # http://host:port, several with commas or as a list
         timeout: float = 300.0,  # seconds without receiving or sending a byte
         retries: int = SERVICE_ATTEMPTS - 1,
         backoff: float = 1.0,  # about the seconds before the first retry, doubled each time
         max_videos: int = 16,  # in a request
     ):
+        given = url.split(",") if isinstance(url, str) else url
+        urls = [str(each).strip() for each in given]
         if not urls or not all(map(is_address, urls)):
             raise ValueError(
-                "remote_reward_url must be URLs such as http://127.0.0.1:8000, got "
-                f"{list(urls)!r:.300}"
+                "the option url of reward model remote must be a URL such as "
+                f"http://127.0.0.1:8000, got {url!r:.300}"
             )
         self.max_videos = max_videos
         self.identity = ""  # of the scorer of the services, once one has sent it
+        token = os.environ.get("REWARD_SERVER_TOKEN")
         headers = {"authorization": f"Bearer {token}"} if token else {}
         limits = httpx.Timeout(timeout, connect=min(timeout, CONNECT_SECONDS))
         retry = Retry(
@@ -59,12 +68,12 @@ class RemoteScorer(Scorer):
         )
         self._clients = [
             httpx.Client(
-                base_url=url,
+                base_url=address,
                 headers=headers,
                 timeout=limits,
                 transport=RetryTransport(retry=retry),
             )
-            for url in urls
+            for address in urls
         ]
         self._failed_at = dict.fromkeys(self._clients, -math.inf)
 
@@ -96,6 +105,13 @@ class RemoteScorer(Scorer):
             numbers = {name: math.nan if n is None else n for name, n in scores.items()}
             results.append(ScoreResult(numbers, reason))
         return results
+
+    def score_with_gradient(self, videos: Tensor, prompts: list[str], *, fps: float) -> Tensor:
+        """Raise ValueError."""
+        raise ValueError(
+            "a reward service returns numbers without a gradient; use scorers in this process for "
+            "reward gradients"
+        )
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError for a prompt that the service's scorer cannot score, or if no service

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hyvideo.checkpoints.format import MODEL
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.models import loading
@@ -51,7 +52,7 @@ def saved(root):
 def described(root):
     """Build the model from its description file, as for a checkpoint's policy, and fill it."""
     saved_policy.write_model_file(loaded(root), root)
-    model = loading.transformer_from_config(root / saved_policy.MODEL_FILE)
+    model = loading.transformer_from_config(root / MODEL)
     model.type(torch.float32).to_empty(device="cpu")
     model.load_state_dict(loaded(root).state_dict())
     return model.eval()

@@ -2,8 +2,10 @@
 
 import http.server
 import json
+import os
 import threading
 import time
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,8 +22,9 @@ CLIP = [torch.zeros(2, 3, 8, 8, dtype=torch.uint8)]
 
 
 def remote(*urls, **options):
-    options = {"token": TOKEN, "timeout": 20.0, "retries": 0, "backoff": 0.01} | options
-    return RemoteScorer(urls, **options)
+    options = {"timeout": 20.0, "retries": 0, "backoff": 0.01} | options
+    with patch.dict(os.environ, REWARD_SERVER_TOKEN=TOKEN):
+        return RemoteScorer(url=list(urls), **options)
 
 
 class Service:
@@ -112,10 +115,11 @@ def test_an_unreachable_service_gives_missing_rewards_without_hanging():
 def test_an_unreachable_service_at_the_start_raises_an_error_with_its_address():
     with pytest.raises(ValueError, match="http://127.0.0.1:9"):
         remote("http://127.0.0.1:9").check_prompts(["a"])
-    with pytest.raises(ValueError, match="remote_reward_url"):
-        RemoteScorer(["127.0.0.1:8000"])
-    with pytest.raises(ValueError, match="remote_reward_url"):  # a password would be recorded
-        RemoteScorer(["http://user:password@127.0.0.1:8000"])
+    with pytest.raises(ValueError, match="option url"):
+        RemoteScorer(url="127.0.0.1:8000")
+    with pytest.raises(ValueError, match="option url"):  # a password would be recorded
+        RemoteScorer(url="http://user:password@127.0.0.1:8000")
+    assert len(RemoteScorer(url="http://a:1, http://b:2")._clients) == 2
 
 
 def test_a_service_with_another_reward_model_is_not_used(start):

@@ -6,8 +6,8 @@ import pytest
 import torch
 from PIL import Image
 
+from hyvideo.checkpoints.format import DIGESTS
 from hyvideo.data.videos import read_video
-from hyvideo.distributed.checkpoint_loading import DIGESTS
 from hyvideo.generation.generation import Source
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair

@@ -13,11 +13,12 @@ import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from hyvideo.checkpoints import format, loading
+from hyvideo.checkpoints import writer as checkpoint_writer
+from hyvideo.checkpoints.reader import SafeReader, read_metadata, read_shapes
+from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data import files, run_folder
 from hyvideo.data.run_folder import RunRecord
-from hyvideo.distributed import checkpoint_loading, checkpoint_writer
-from hyvideo.distributed.checkpoint_reader import SafeReader, read_metadata, read_shapes
-from hyvideo.distributed.checkpoint_writer import CheckpointWriter
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
 from hyvideo.training.output_folder import find_start
@@ -55,9 +56,9 @@ def test_a_checkpoint_restores_the_saved_tensors_and_state(tmp_path, is_asynchro
     if is_asynchronous:
         weight.add_(1)  # training continues
     writer.wait()
-    assert checkpoint_loading.read_state(folder) == {"iteration": 7}
+    assert format.read_state(folder) == {"iteration": 7}
     targets = {"weight": torch.zeros(2, 3, dtype=torch.bfloat16), "step": torch.tensor(0.0)}
-    checkpoint_loading.load_tensors(folder, targets)
+    loading.load_tensors(folder, targets)
     assert targets["weight"].tolist() == [[0, 1, 2], [3, 4, 5]] and targets["step"] == 4
 
 
@@ -67,9 +68,7 @@ def test_the_writing_thread_uses_no_gpu(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_stream", fail)
-    checkpoint_loading.load_tensors(
-        save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)}
-    )
+    loading.load_tensors(save(tmp_path, 1, weight=torch.zeros(3)), {"weight": torch.zeros(3)})
 
 
 def save_without_shared_folder(folder):
@@ -93,13 +92,13 @@ def save_without_shared_folder(folder):
     return (
         stderr.getvalue(),
         time.perf_counter() - start,
-        len(checkpoint_loading.complete(rank_folder)),
+        len(format.complete(rank_folder)),
     )
 
 
 def test_nodes_without_a_shared_folder_report_it_at_once_and_leave_no_checkpoint(tmp_path):
     (main, *first), (other, *second) = launch(
-        "tests.distributed.test_checkpoint:save_without_shared_folder", 2, str(tmp_path)
+        "tests.checkpoints.test_checkpoint:save_without_shared_folder", 2, str(tmp_path)
     )
     assert "checkpoint NOT WRITTEN" in main and not other  # printed once
     assert "output_dir must be on a file system that all nodes share" in main
@@ -128,20 +127,20 @@ def save_twice(folder):
         found.append(writer.last_failed)
         checkpoint_writer.digest_files = digest_files
         torch.distributed.barrier()
-    return found, [path.name for path in checkpoint_loading.complete(Path(folder))]
+    return found, [path.name for path in format.complete(Path(folder))]
 
 
 def test_a_failure_on_one_rank_loses_only_one_checkpoint(tmp_path):
-    for found in launch("tests.distributed.test_checkpoint:save_twice", 2, str(tmp_path)):
+    for found in launch("tests.checkpoints.test_checkpoint:save_twice", 2, str(tmp_path)):
         assert found == [[True, False], ["000002"]]
 
 
 def test_a_missing_tensor_or_a_wrong_shape_is_reported(tmp_path):
     folder = save(tmp_path, 1, weight=torch.zeros(2, 3))
     with pytest.raises(ValueError, match="has no tensor bias"):
-        checkpoint_loading.load_tensors(folder, {"bias": torch.zeros(3)})
+        loading.load_tensors(folder, {"bias": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"weight has shape \(3, 2\), but \(2, 3\) in checkpoint"):
-        checkpoint_loading.load_tensors(folder, {"weight": torch.zeros(3, 2)})
+        loading.load_tensors(folder, {"weight": torch.zeros(3, 2)})
 
 
 def test_corrupted_metadata_raises_an_error(tmp_path):
@@ -149,7 +148,7 @@ def test_corrupted_metadata_raises_an_error(tmp_path):
     metadata = folder / "tensors" / ".metadata"
     metadata.write_bytes(b"no")
     with pytest.raises(ValueError, match="metadata"):
-        checkpoint_loading.load_tensors(folder, {"policy": torch.zeros(3)})
+        loading.load_tensors(folder, {"policy": torch.zeros(3)})
 
 
 class Malicious:
@@ -214,7 +213,7 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
     SafeReader.read_data = counted
     found, message = {name: spread(torch.zeros_like(tensor)) for name, tensor in saved.items()}, ""
     try:
-        checkpoint_loading.load_tensors(target, found, mesh)
+        loading.load_tensors(target, found, mesh)
     except ValueError as error:
         message = str(error)
     SafeReader.read_data = read_data
@@ -230,7 +229,7 @@ def load_among_four(folder, is_sharded, dp_replicate, is_corrupted):
 def test_replicated_tensors_are_read_once_and_corruption_is_reported_on_all_ranks(tmp_path):
     """The cases are: not sharded, one model sharded over four ranks, and two model replicas."""
     cases = [(False, 1, False), (True, 1, False), (True, 2, False), (True, 2, True)]
-    results = launch("tests.distributed.test_checkpoint:load_each", 4, str(tmp_path), cases)
+    results = launch("tests.checkpoints.test_checkpoint:load_each", 4, str(tmp_path), cases)
     *intact, corrupted = ([*zip(*by_rank)] for by_rank in zip(*results))
     for (read, held, is_right, messages), copies in zip(intact, (4, 1, 2)):
         assert all(is_right) and set(messages) == {""}
@@ -260,7 +259,8 @@ def test_everything_after_the_resumed_iteration_is_removed(tmp_path):
         save(tmp_path, iteration)
         run_folder.claim(tmp_path / "rollouts" / f"{iteration:06d}", RUN)
     run_folder.remove_after(tmp_path, 2, RUN)
-    assert [path.name for path in checkpoint_loading.complete(tmp_path)] == ["000002"]
+    format.remove_checkpoints_after(tmp_path, 2, RUN)
+    assert [path.name for path in format.complete(tmp_path)] == ["000002"]
     assert [path.name for path in (tmp_path / "rollouts").iterdir()] == ["000002"]
 
 
@@ -323,7 +323,7 @@ def test_a_kill_before_the_rename_leaves_no_checkpoint(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, 4, keep=1)
     assert len(names(tmp_path)) == 2 and newest(tmp_path) == "000002"
-    run_folder.remove_after(tmp_path, 2, RUN)
+    format.remove_checkpoints_after(tmp_path, 2, RUN)
     assert names(tmp_path) == ["000002"]
 
 
@@ -358,9 +358,7 @@ def test_a_renamed_copy_is_neither_resumed_nor_removed(tmp_path):
     writer = CheckpointWriter(tmp_path, ALONE, keep=1, is_asynchronous=False, run=RUN)
     for iteration in (1, 3):
         writer.save(iteration, {"policy": torch.zeros(3)}, {})
-    assert copy.is_dir() and [path.name for path in checkpoint_loading.complete(tmp_path)] == [
-        "000003"
-    ]
+    assert copy.is_dir() and [path.name for path in format.complete(tmp_path)] == ["000003"]
 
 
 def flip(path):
@@ -417,7 +415,7 @@ def test_a_file_that_cannot_be_read_stops_the_run_and_is_not_treated_as_corrupte
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_loading, "digest_file", fail)
+        patch.setattr(format, "digest_file", fail)
         with pytest.raises(OSError, match="000004"):
             newest(tmp_path)
     assert newest(tmp_path) == "000004"
@@ -442,7 +440,7 @@ def find_with_a_fault(folder):
     from hyvideo.distributed import mesh as ranks
 
     mesh = ranks.start(1, torch.device("cpu"), timeout=30)
-    digest_file = checkpoint_loading.digest_file
+    digest_file = format.digest_file
     found = []
     for number in (errno.EIO, errno.ENOENT):
 
@@ -451,7 +449,7 @@ def find_with_a_fault(folder):
                 raise OSError(number, os.strerror(number), str(path))
             return digest_file(path)
 
-        checkpoint_loading.digest_file = fail
+        format.digest_file = fail
         try:
             found.append(find_start(Path(folder), "auto", mesh).checkpoint.name)
         except OSError as error:
@@ -465,19 +463,20 @@ def test_a_file_missing_or_unreadable_on_one_rank_has_the_same_effect_on_all(tmp
         writer = CheckpointWriter(tmp_path, ALONE, keep=0, is_asynchronous=False, run=RUN)
         state = STATE | {"iteration": iteration}
         writer.save(iteration, {"policy": torch.arange(3.0)}, state)
-    first, second = launch("tests.distributed.test_checkpoint:find_with_a_fault", 2, str(tmp_path))
+    first, second = launch("tests.checkpoints.test_checkpoint:find_with_a_fault", 2, str(tmp_path))
     assert first == second
     assert "Input/output error" in first[0] and "000004/" in first[0] and first[1] == "000002"
     assert names(tmp_path) == ["000002", "000004.corrupted"]
 
 
 @pytest.mark.parametrize(
-    "remove", [lambda run: run_folder.remove_after(run, 2, RUN), lambda run: save(run, 1, keep=1)]
+    "remove",
+    [lambda run: format.remove_checkpoints_after(run, 2, RUN), lambda run: save(run, 1, keep=1)],
 )
 def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypatch, remove):
     for iteration in (2, 4):
         save(tmp_path, iteration)
-    whole = len(checkpoint_loading.complete(tmp_path))
+    whole = len(format.complete(tmp_path))
 
     def crash(folder, **_):
         if folder.exists():  # except partial folders of an earlier crash
@@ -486,6 +485,6 @@ def test_a_checkpoint_partially_removed_by_a_crash_is_ignored(tmp_path, monkeypa
     monkeypatch.setattr(run_folder.shutil, "rmtree", crash)
     with pytest.raises(KeyboardInterrupt):
         remove(tmp_path)
-    remaining = checkpoint_loading.complete(tmp_path)
+    remaining = format.complete(tmp_path)
     assert len(remaining) < whole or remaining[0].name == "000001"
     assert all((folder / "tensors" / ".metadata").is_file() for folder in remaining)

@@ -1,6 +1,5 @@
 """Asynchronous checkpoint writing by all ranks; a checkpoint becomes visible by one rename."""
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,11 +11,19 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
+from hyvideo.checkpoints.format import (
+    TENSORS,
+    complete,
+    delete,
+    digest_files,
+    folder_of,
+    is_complete,
+    write_digests,
+    write_state,
+)
+from hyvideo.checkpoints.reader import read_metadata
 from hyvideo.data import run_folder
 from hyvideo.data.files import optional, publish
-from hyvideo.data.run_folder import CHECKPOINTS
-from hyvideo.distributed.checkpoint_loading import DIGESTS, STATE, TENSORS, complete, digest_files
-from hyvideo.distributed.checkpoint_reader import read_metadata
 from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 
@@ -57,7 +64,7 @@ class CheckpointWriter:
         self,
         iteration: int,
         tensors: Mapping[str, Tensor],
-        state: dict,  # JSON: counters and small values
+        state: dict,  # JSON: counters and small values, which nobody changes afterwards
         # writes additional files; called on the main rank
         files: Callable[[Path], None] = lambda folder: None,
     ) -> Path:
@@ -66,8 +73,8 @@ class CheckpointWriter:
         An iteration that is saved is not saved again. Collective.
         """
         self.wait()
-        target = self.output_dir / CHECKPOINTS / f"{iteration:06d}"
-        is_saved = (target / DIGESTS).is_file() and run_folder.is_marked(target, self.run)
+        target = folder_of(self.output_dir, iteration)
+        is_saved = is_complete(target) and run_folder.is_marked(target, self.run)
         if from_main(is_saved, self.mesh):
             return target
         copied = {
@@ -75,9 +82,7 @@ class CheckpointWriter:
             for name, tensor in tensors.items()
         }
         self.spans = [[time.perf_counter()]]
-        self._pending = self._thread.submit(
-            self._write, target, copied, json.dumps(state, indent=2), files
-        )
+        self._pending = self._thread.submit(self._write, target, copied, state, files)
         if not self.is_asynchronous:
             self.wait()
         return target
@@ -101,7 +106,7 @@ class CheckpointWriter:
         self.last_failed = bool(problems)
 
     def _write(
-        self, target: Path, tensors: dict[str, Tensor], state: str, files: Callable[[Path], None]
+        self, target: Path, tensors: dict[str, Tensor], state: dict, files: Callable[[Path], None]
     ) -> None:
         try:
             with self._published(target) as partial:
@@ -118,7 +123,7 @@ class CheckpointWriter:
                     if self.mesh.is_main:
                         _check_files(partial / TENSORS)
                         files(partial)
-                        (partial / STATE).write_text(state)
+                        write_state(partial, state)
                 self._write_digests(partial)
             with self._raise_on_all_ranks():
                 if self.mesh.is_main:
@@ -155,7 +160,7 @@ class CheckpointWriter:
         with self._raise_on_all_ranks():
             if self.mesh.is_main:
                 merged = {name: digest for share in shares for name, digest in share.items()}
-                (partial / DIGESTS).write_text(json.dumps(merged, indent=1, sort_keys=True))
+                write_digests(partial, merged)
 
     def _raise_on_all_ranks(self) -> AbstractContextManager:
         return raise_on_all_ranks(self.mesh, self._group, (RuntimeError, Exception))
@@ -171,7 +176,7 @@ class CheckpointWriter:
         ]
         for path in others[: max(0, len(others) - (self.keep - 1))]:
             self.check_owner()
-            run_folder.delete(path)
+            delete(path)
 
 
 def _check_files(tensors: Path) -> None:

@@ -131,6 +131,19 @@ def test_pairs_are_read_with_all_answers(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("columns", ["prompt,first,second,answer", "prompt,path1,path2,answer"])
+def test_answers_about_the_whole_video_belong_to_the_new_name(tmp_path, columns):
+    """HPDv3, GenAI-Bench and VideoDPO have one answer for a pair."""
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).touch()
+    pairs = write_csv(tmp_path, [["x", "a.mp4", "b.mp4", "first"]], columns)
+    (found,) = read_pairs(pairs, ("VQ", "MQ", "BETTER"))
+    assert found.answers == [("BETTER", 0)]
+    for names in (("VQ", "MQ", "TA"), ("A", "B")):
+        with pytest.raises(ValueError, match="--dimensions VQ MQ BETTER"):
+            read_pairs(pairs, names)
+
+
 def test_split_parts_share_no_prompt_and_depend_on_the_seed():
     pairs = [RatedPair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
     split = split_by_prompt(pairs, [], 0)

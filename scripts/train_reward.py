@@ -17,7 +17,7 @@ MIN_PREFERENCES = 30  # the 95 % interval of an accuracy of 0.7 is then about 0.
 def main() -> int:
     parser = Parser(__doc__)
     parser.add_argument(
-        "--pairs", type=Path, required=True, help="CSV: prompt, first, second, dimension, answer"
+        "--pairs", type=Path, required=True, help="table of rated pairs, as in docs/ratings.md"
     )
     parser.add_argument(
         "--reward_path", type=Path, required=True, help="VideoReward folder to start from"

@@ -10,6 +10,7 @@ GPU, in bf16 autocast.
 import json
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -26,13 +27,13 @@ from hyvideo.data.tables import PICTURES
 from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.records.run_files import write_text
+from hyvideo.rewards.qwen2_vl.model import plain_name, without_cudnn_attention
+from hyvideo.rewards.rewards import DIMENSIONS, OVERALL
 from hyvideo.rewards.videoalign.checkpoint import (
     check_dimensions,
     find_checkpoint,
-    plain_name,
     save_weights,
 )
-from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 CHECKPOINT = "checkpoint-1"  # folder of the weights
@@ -104,12 +105,21 @@ def reject_model(folder: Path) -> None:
 
 
 def read_pairs(path: Path, names: Sequence[str]) -> list[RatedPair]:
-    """Read the pairs of a CSV and of videos in its folder, except those of other dimensions or of
-    identical videos.
+    """Read the pairs of a table, except those of other dimensions or of identical videos.
+
+    Answers without a dimension, or only about the whole video, are those of the only name that
+    VideoReward does not have. Raises ValueError if there is not one such name.
     """
     ratings = read_ratings(path)
-    if ratings and not any(rating.dimension for rating in ratings):
-        raise ValueError(f"the pairs of a reward model need a column dimension; {path} lacks it")
+    if {rating.dimension for rating in ratings} in ({""}, {OVERALL}):
+        new = [name for name in names if name not in DIMENSIONS]
+        if len(new) != 1:
+            raise ValueError(
+                f"the answers in {path} are about the whole video, not about one of "
+                f"{', '.join(names)}; give them a name in --dimensions, such as "
+                "`--dimensions VQ MQ BETTER`, which trains the third output on them"
+            )
+        ratings = [replace(rating, dimension=new[0]) for rating in ratings]
     answers: dict[tuple, list] = {}
     for rating in ratings:
         first, second = rating.videos
@@ -273,7 +283,7 @@ class PairTraining:
         from peft import LoraConfig, inject_adapter_in_model
 
         model = self.scorer.model
-        if not self.scorer.settings.has_lora:
+        if self.scorer.settings.lora is None:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=TARGETS)
             with torch.random.fork_rng():
                 torch.manual_seed(seed)

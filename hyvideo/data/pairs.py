@@ -4,15 +4,16 @@ This file must not import torch or read videos at import, because pairs are chec
 slow is imported.
 """
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hyvideo.data.examples import Example, Examples, existing_video
 from hyvideo.data.prompts import Request, request_of
 from hyvideo.data.randomness import permutation
-from hyvideo.data.tables import read_table
+from hyvideo.data.tables import Table, read_table
 from hyvideo.data.text import note, quote
 
 TIE = 2
@@ -32,6 +33,33 @@ class Form:
     answers: Mapping[str, str]
     # answer -> index of the preferred video, a tie, or None: the answer is left out
     outcomes: Mapping[str, int | None]
+    # (table, cell) -> file that the cell of a video means
+    file_of: Callable[[Table, str], str] = lambda table, cell: cell
+
+
+def _videodpo_file(table: Table, cell: str) -> str:
+    """Return the file of a number in VideoDPO's pair.json, which counts the entries of the
+    metadata.json beside it; in the published archive, the winner and the loser of each pair in turn.
+    """
+    if not cell.isdecimal():
+        return cell
+    listed = _videodpo_list(table.folder)
+    if int(cell) < len(listed):
+        return listed[int(cell)]
+    pair, is_loser = divmod(int(cell), 2)
+    return f"{'losevideos' if is_loser else 'winvideos'}/{pair:06d}.mp4"
+
+
+@functools.cache
+def _videodpo_list(folder: Path) -> list[str]:
+    listed = folder / "metadata.json"
+    if not listed.is_file():
+        return []
+    return [row["video"] for row in read_table(listed, "pairs_csv").rows if "video" in row]
+
+
+def _pickapic_file(table: Table, cell: str) -> str:
+    return f"{cell}.jpg"
 
 
 OURS = Form("first", "second", {"answer": ""}, OUTCOMES)
@@ -61,7 +89,18 @@ FORMS = (
     # HPDv3, where path1 is always preferred, and chosen and rejected samples
     Form("path1", "path2", {}, OUTCOMES),
     Form("chosen", "rejected", {}, OUTCOMES),
+    Form("video1", "video2", {"label": "Overall"}, {"0": 0, "1": 1}, _videodpo_file),
+    # Pick-a-Pic, whose labels sum to 1
+    Form(
+        "image_0_uid",
+        "image_1_uid",
+        {"label_0": "Overall"},
+        {"1": 0, "1.0": 0, "0": 1, "0.0": 1, "0.5": TIE},
+        _pickapic_file,
+    ),
 )
+# Cells of rows that these data sets leave out themselves: MJ-Bench-Video and Pick-a-Pic.
+LEFT_OUT = {"discard": "true", "has_label": "false", "are_different": "false"}
 
 
 @dataclass(frozen=True)
@@ -88,18 +127,23 @@ def read_ratings(path: str | Path) -> list[Rating]:
     needed = ["prompt", form.first, form.second]
     if form is OURS:
         needed += form.answers
-    optional = [*form.answers, "dimension", "ref_image_path", "discard"]
+    optional = [*form.answers, "dimension", "ref_image_path", *LEFT_OUT]
     rows = table.select(what, needed, [name for name in optional if name not in needed])
+    if rows and form.answers and not any(column in rows[0] for column in form.answers):
+        raise ValueError(
+            f"{what} needs one of the columns {', '.join(form.answers)} beside {form.first} and "
+            f"{form.second}, which say what was preferred; {table.path} has none"
+        )
     ratings = []
     left_out = 0
     for number, row in enumerate(rows, start=1):
         place = f"row {number} of {table.path}"
-        if row.get("discard") == "true":  # of MJ-Bench-Video
+        if any(row.get(name, "").strip().casefold() == cell for name, cell in LEFT_OUT.items()):
             left_out += 1
             continue
         request = request_of(row, table, what, place)
         videos = tuple(
-            existing_video(table, row[column], column, place)
+            existing_video(table, form.file_of(table, row[column].strip()), column, place)
             for column in (form.first, form.second)
         )
         for dimension, answer in _answers(row, form, place):

@@ -16,7 +16,7 @@ from hyvideo.data.text import note, quote
 
 # Other names of a column, from the data sets of other projects.
 SYNONYMS = {
-    "prompt": ("caption", "text", "prompt_en"),
+    "prompt": ("caption", "text", "prompt_en", "frame_caption"),
     "video": ("video_path", "file_name", "media_path", "file_path", "path"),
 }
 # Columns of other projects that may have the first frame, the last frame, or a picture to train on.

@@ -1,7 +1,9 @@
 """Rated pairs: reading, selection, the split by prompt, and messages that name the row."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -143,6 +145,21 @@ FORMS = {
         json.dumps([{"prompt": PROMPT, "path1": "0a.mp4", "path2": "0b.mp4", "confidence": 0.98}]),
         [("Overall", 0)],
     ),
+    "VideoDPO": (
+        json.dumps(
+            [
+                {"video1": 0, "video2": 1, "label": 0, "frame_caption": PROMPT},
+                {"video1": 0, "video2": 1, "label": 1, "frame_caption": PROMPT},
+            ]
+        ),
+        [("Overall", 0), ("Overall", 1)],
+    ),
+    "Pick-a-Pic": (
+        "caption,image_0_uid,image_1_uid,label_0,label_1,has_label,are_different,best_image_uid\n"
+        f"{PROMPT},u0,u1,1.0,0.0,True,True,u0\n{PROMPT},u0,u1,0.5,0.5,True,True,tie\n"
+        f"{PROMPT},u0,u1,0.0,1.0,True,True,u1\n{PROMPT},u0,u1,0.5,0.5,False,True,\n",
+        [("Overall", 0), ("Overall", TIE), ("Overall", 1)],
+    ),
     "chosen and rejected": (
         json.dumps({"prompt": PROMPT, "chosen": "0a.mp4", "rejected": "0b.mp4"}),
         [("Overall", 0)],
@@ -153,12 +170,39 @@ FORMS = {
 @pytest.mark.parametrize("name", FORMS)
 def test_public_forms_of_pairs_are_read_in_their_own_columns(videos, name):
     content, answers = FORMS[name]
+    expected = (videos / "0a.mp4", videos / "0b.mp4")
+    if name == "VideoDPO":
+        listed = [{"video": each.name, "caption": PROMPT} for each in expected]
+        (videos / "metadata.json").write_text(json.dumps(listed))
+    if name == "Pick-a-Pic":
+        expected = (videos / "u0.jpg", videos / "u1.jpg")
+        for picture in expected:
+            picture.touch()
     path = videos / ("public.json" if content[0] in "[{" else "public.csv")
     path.write_text(content)
     found = read_ratings(path)
     assert [(each.dimension, each.outcome) for each in found] == answers
-    assert {each.videos for each in found} == {(videos / "0a.mp4", videos / "0b.mp4")}
+    assert {each.videos for each in found} == {expected}
     assert {each.request.prompt for each in found} == {PROMPT}
+
+
+def test_numbers_of_videodpo_without_a_list_are_winners_and_losers_in_turn(tmp_path):
+    """The published archive has winvideos/ and losevideos/ and no metadata.json."""
+    for name in ("winvideos/000003.mp4", "losevideos/000003.mp4"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    path = tmp_path / "pair.json"
+    path.write_text(json.dumps([{"video1": 6, "video2": 7, "label": 0, "frame_caption": PROMPT}]))
+    (found,) = read_ratings(path)
+    assert [video.parent.name for video in found.videos] == ["winvideos", "losevideos"]
+    assert found.outcome == 0
+
+
+def test_public_pairs_without_their_answers_are_refused(videos):
+    path = videos / "public.csv"
+    path.write_text(f"path_A,path_B,prompt\n0a.mp4,0b.mp4,{PROMPT}\n")
+    with pytest.raises(ValueError, match="one of the columns VQ, MQ, TA, Overall"):
+        read_ratings(path)
 
 
 def test_an_unknown_answer_of_a_public_form_is_named(videos):
@@ -177,3 +221,24 @@ def test_answers_that_are_no_json_are_named(videos):
     path.write_text(f"{columns}\n{PROMPT},0a.mp4,0b.mp4,{{'Alignment': 'Same'}}\n")
     with pytest.raises(ValueError, match="category_preference must be .* in row 1 of"):
         read_ratings(path)
+
+
+PAGE = Path("docs/ratings.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(
+    r"```(csv|json)\n(.*?)```", PAGE.partition("## Pairs of public")[2].partition("## Other")[0], re.S
+)
+
+
+@pytest.mark.parametrize("suffix, content", EXAMPLES)
+def test_the_examples_of_public_data_sets_are_read(tmp_path, suffix, content):
+    names = re.findall(r"[\w/]+\.(?:mp4|jpg)", content)
+    names += [f"{uid}.jpg" for uid in re.findall(r"\bu\d\b", content)]
+    names += [f"{kind}videos/{pair:06d}.mp4" for kind in ("win", "lose") for pair in range(3)]
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    path = tmp_path / f"pairs.{suffix}"
+    path.write_text(content)
+    found = read_ratings(path)
+    assert {rating.outcome for rating in found} - {TIE}
+    assert len({rating.videos for rating in found}) >= 2

@@ -131,6 +131,19 @@ def test_pairs_are_read_with_all_answers(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("columns", ["prompt,first,second,answer", "prompt,path1,path2,answer"])
+def test_answers_about_the_whole_video_belong_to_the_new_name(tmp_path, columns):
+    """HPDv3, GenAI-Bench and VideoDPO have one answer for a pair."""
+    for name in ("a.mp4", "b.mp4"):
+        (tmp_path / name).touch()
+    pairs = write_csv(tmp_path, [["x", "a.mp4", "b.mp4", "first"]], columns)
+    (found,) = read_pairs(pairs, ("VQ", "MQ", "BETTER"))
+    assert found.answers == [("BETTER", 0)]
+    for names in (("VQ", "MQ", "TA"), ("A", "B")):
+        with pytest.raises(ValueError, match="--dimensions VQ MQ BETTER"):
+            read_pairs(pairs, names)
+
+
 def test_split_parts_share_no_prompt_and_depend_on_the_seed():
     pairs = [RatedPair(str(k % 20), (Path(f"{k}"), Path("b")), [("VQ", k % 2)]) for k in range(60)]
     split = split_by_prompt(pairs, [], 0)
@@ -257,7 +270,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
     training = PairTraining(
         golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1
     )
-    assert training.scorer.settings.has_lora
+    assert training.scorer.settings.lora
     training.frames = lambda path: training.scorer.sample_frames(clips[path], 8.0)
     losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
@@ -275,7 +288,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
             torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1))
             and raw.std(0).max() > 1.1
         )
-        assert not training.scorer.settings.has_lora
+        assert training.scorer.settings.lora is None
         # weights are rounded to bf16
         assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1
     assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}

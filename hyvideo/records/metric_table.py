@@ -44,7 +44,7 @@ class Plot(NamedTuple):
 MISSING_PLOT = "Failed rewards"
 LOSS_NOTE = "does not measure progress: around 0 with one update per iteration"
 PLOTS = (
-    Plot("KL", "trust", note="to the anchor: 0 after the anchor moves", is_log=True),
+    Plot("KL", "trust", note="to the anchor, it falls to 0 when the anchor moves", is_log=True),
     Plot("KL coefficient", "trust"),
     Plot("Clip fraction", "trust", from_zero=True),
     Plot("Gradient norm", "trust", from_zero=True),
@@ -133,7 +133,7 @@ POLICY = (
     ),
     Metric(
         "policy/ratio_first_deviation",
-        "the same in its first update",
+        "largest distance of a ratio from 1 in the first update",
         "at most 1e-6",
         plot="Largest deviation of a ratio from 1",
         label="first update",
@@ -143,7 +143,7 @@ POLICY = (
         "policy/clip_fraction",
         "share of terms with a ratio outside the clip range",
         "0; two updates: below about 0.3",
-        unit="fraction of terms",
+        unit="fraction",
         plot="Clip fraction",
         label="clipped",
     ),
@@ -179,7 +179,7 @@ POLICY = (
     ),
     Metric(
         "policy/first_deviation",
-        "custom objective: the same in its first update",
+        "custom objective: largest distance in the first update",
         "0",
         is_peak=True,
     ),
@@ -204,7 +204,7 @@ POLICY = (
         "reward_gradient/missing",
         "share of rollouts left out, because reward or gradient is not finite",
         "0",
-        unit="fraction of rollouts",
+        unit="fraction",
         is_peak=True,
     ),
     Metric(
@@ -226,7 +226,12 @@ POLICY = (
         is_peak=True,
         console="max distance {:.1e}",
     ),
-    Metric("nft/distance_first", "the same in its first update", "0", is_peak=True),
+    Metric(
+        "nft/distance_first",
+        "largest `nft/distance` of a term in the first update",
+        "0",
+        is_peak=True,
+    ),
     Metric(
         "nft/contrast",
         "share of the gradient from the contrast with the rollout policy; the rest is "
@@ -237,7 +242,7 @@ POLICY = (
         "nft/advantage_clipped",
         "share of advantages clipped at `advantage_clip`",
         "near 0",
-        unit="fraction of advantages",
+        unit="fraction",
     ),
     Metric(
         "distill/error",
@@ -253,7 +258,7 @@ POLICY = (
     ),
     Metric(
         "distill/deviation_first",
-        "the same in its first update",
+        "the same distance, largest in the first update",
         "0, or rounding in bf16",
         is_peak=True,
     ),
@@ -261,7 +266,7 @@ POLICY = (
         "dpo/accuracy",
         "share of pairs in which the policy favors the winner more than the base model does",
         "0.5, then rises",
-        unit="fraction of pairs",
+        unit="fraction",
         console="accuracy {:.2f}",
     ),
     Metric(
@@ -289,12 +294,17 @@ POLICY = (
         "0 at first",
         is_peak=True,
     ),
-    Metric("dpo/deviation_first", "the same in its first update", "0 at first", is_peak=True),
+    Metric(
+        "dpo/deviation_first",
+        "the same difference, largest in the first update",
+        "0 at first",
+        is_peak=True,
+    ),
     Metric(
         "dpo/held_out_accuracy",
         "`dpo/accuracy` on pairs of held-out prompts, at validations",
         "above 0.5",
-        unit="fraction of pairs",
+        unit="fraction",
     ),
     Metric("dpo/held_out_margin", "`dpo/margin` on the same pairs", "rises"),
 )

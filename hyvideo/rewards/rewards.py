@@ -76,6 +76,12 @@ SCORERS = {
         (),
         dimensions=("Alignment", "Physics", "Style"),
     ),
+    "videoscore2": Entry(
+        "hyvideo.rewards.vlm_judge:VideoScore2",
+        ".",
+        (),
+        dimensions=("VisualQuality", "TextAlignment", "Physics"),
+    ),
     "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), dimensions=("checks",)),
     "remote": Entry(
         "hyvideo.rewards.service.client:RemoteScorer",

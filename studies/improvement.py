@@ -18,7 +18,7 @@ from hyvideo.data.text import quote
 from hyvideo.models.versions import version_defaults
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import SFTSettings
+from hyvideo.settings.objectives.sft import SFTSettings
 from hyvideo.settings.rules import check
 from studies.preference.keeping import Keeping
 from studies.steps import changed, run

@@ -15,6 +15,7 @@ from hyvideo.planning.scorers import scorer_bytes
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
 from hyvideo.settings.layout import division_problems, head_problems
+from hyvideo.settings.objectives import LIKE
 from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -119,8 +120,8 @@ class PlannedRun:
             return None
         sampling = self.config.validation_sampling
         objective = self.config.objective.name
-        if self.config.objective.videos_from:  # any objective with rollouts
-            objective = "nft"
+        if self.config.objective.videos_from:  # one with rollouts
+            objective = LIKE[self.config.objective.trains].name
         # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
         without_window = {"sde_window": ""} if self.config.objective.window else {}
         return self.with_settings(

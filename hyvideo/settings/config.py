@@ -23,7 +23,7 @@ from hyvideo.models.versions import RELEASED, Version, version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 from hyvideo.settings import sections
-from hyvideo.settings.objectives import BUILT_IN, GRPOSettings, ObjectiveSettings, settings_class
+from hyvideo.settings.objectives import BUILT_IN, DEFAULT, ObjectiveSettings, settings_class
 from hyvideo.settings.reward_entries import without_entries
 from hyvideo.settings.reward_settings import is_json, resolved_weights
 from hyvideo.settings.sampling import ODE, Sampling
@@ -49,7 +49,7 @@ class Config(BaseModel):
     data: sections.DataSettings = sections.DataSettings()
     rollout: sections.RolloutSettings = sections.RolloutSettings()
     reward: sections.RewardSettings = sections.RewardSettings()
-    objective: ObjectiveSettings = GRPOSettings()
+    objective: ObjectiveSettings = BUILT_IN[DEFAULT]()
     optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
     distributed: sections.DistributedSettings = sections.DistributedSettings()
     record: sections.RecordSettings = sections.RecordSettings()
@@ -61,7 +61,7 @@ class Config(BaseModel):
         Raises ValueError with all problems.
         """
         values = without_entries(values)
-        objective = values.pop(OBJECTIVE, GRPOSettings.name)
+        objective = values.pop(OBJECTIVE, DEFAULT)
         classes = SECTIONS | {OBJECTIVE: settings_class(str(objective))}
         if classes[OBJECTIVE].group_size:
             values.setdefault("num_generations", classes[OBJECTIVE].group_size)
@@ -157,7 +157,7 @@ class Config(BaseModel):
             sigmas = version.sigmas
             defaults["sigmas"] = sigmas
         defaults["validation_steps"] = len(parse_sigmas(sigmas)) or version.num_steps
-        if self.objective.name == "distill":  # a student is validated at its own steps
+        if self.objective.validates_own_steps:
             defaults["validation_steps"] = self.rollout.grpo_sampling_steps
         defaults["validation_eta"] = 1.0 if version.native == "renoise" else 0.0
         given = self.flat()
@@ -174,11 +174,7 @@ class Config(BaseModel):
         """
         config = self.with_settings(**self.defaults_of_version)
         config = config._with_cached_weights()._with_checkpoints_of_runs()
-        flat = config.flat()
-        if flat.get("kl_weight") == 0:
-            config = config.with_settings(kl_strategy="none")
-        if config.objective.name == "draft" and config.objective.strategy == "none":
-            config = config.with_settings(nft_levels=0)  # levels at which a KL is measured
+        config = config.with_settings(**config.objective.derived())
         with suppress(ValueError):
             config = config.with_settings(reward_weights=resolved_weights(config.reward))
         if not config.rollout.match_noise:
@@ -346,17 +342,9 @@ class Config(BaseModel):
 
     @property
     def kl_warmup(self) -> float:
-        """Updates of the KL warm-up.
-
-        The public reference counts (rollout, step) pairs of a replica instead.
-        """
-        rollout = self.rollout
-        objective = self.objective
-        pairs = 1.0
-        if rollout.reference_conventions and objective.name == "grpo":
-            pairs = rollout.grpo_sampling_steps * objective.timestep_fraction / objective.updates
-            pairs *= rollout.batch_size * rollout.gradient_accumulation_steps
-        return objective.kl_warmup_updates / pairs
+        """Updates of the KL warm-up."""
+        batches = self.objective.batches_of_warmup(self.rollout)
+        return self.objective.kl_warmup_updates / batches
 
     @property
     def num_branches(self) -> int:
@@ -417,11 +405,10 @@ SECTIONS: dict[str, type[sections.Section]] = {
 # --- leaves ---------------------------------------------------------------------------------------
 
 
+_OBJECTIVES = ", ".join(f"{name} ({cls.sentence})" for name, cls in BUILT_IN.items())
 _CHOICE: FieldInfo = sections.learning(
-    GRPOSettings.name,
-    "Loss: grpo (clipped ratios), nft (DiffusionNFT, a velocity loss on re-noised rollouts), draft "
-    "(reward gradients), dpo (preferences in pairs_csv, without rollouts), sft (videos in "
-    "videos_csv, without rollouts), distill (a student of few steps), or FILE.py:NAME.",
+    DEFAULT,
+    f"Loss: {_OBJECTIVES}, or FILE.py:NAME.",
     is_path=True,
     choices=BUILT_IN,
 )
@@ -443,9 +430,9 @@ def without_custom_objective(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run, with objective grpo in place of a custom one, whose file may
     have moved since.
     """
-    if values.get(OBJECTIVE, GRPOSettings.name) in BUILT_IN:
+    if values.get(OBJECTIVE, DEFAULT) in BUILT_IN:
         return dict(values)
-    return in_objective(values, GRPOSettings.name)
+    return in_objective(values, DEFAULT)
 
 
 def objectives_with(name: str) -> list[str]:

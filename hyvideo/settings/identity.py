@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hyvideo.data.custom_code import code_files
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import TrustRegionSettings
+from hyvideo.settings.objectives.base import TrustRegionSettings
 from hyvideo.settings.reward_settings import is_json
 from hyvideo.settings.sections import ModelSettings
 

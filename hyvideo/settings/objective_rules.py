@@ -1,4 +1,6 @@
-"""Rules of the objectives: what noise levels, pairs, teachers, reward gradients and anchors need."""
+"""Rules of all objectives: what trained steps, noise levels, reward gradients and anchors need. Each
+objective adds its own (`ObjectiveSettings.problems`).
+"""
 
 import math
 from contextlib import suppress
@@ -8,7 +10,7 @@ from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_stochastic_steps
-from hyvideo.settings.objectives import DPOSettings, GivenVideosSettings, ObjectiveSettings
+from hyvideo.settings.objectives.base import ObjectiveSettings
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import RolloutSettings
@@ -21,17 +23,12 @@ def objective_problems(config: Config) -> Problems:
     version = version_defaults(config.model.transformer_version)
     if objective.trains == "steps":
         yield from problem_of(_some_step_is_stochastic, config.sampling, objective.window)
-    elif objective.trains == "path":
-        yield from teacher_problems(rollout)
-    else:
+    elif objective.trains == "levels":
         yield from level_problems(objective, rollout, version)
     if not objective.videos_from:
         yield from problem_of(check_noise, version, "sde_type", config.sampling)
     yield from problem_of(check_noise, version, "validation_eta", config.validation_sampling)
-    if isinstance(objective, GivenVideosSettings):
-        yield from guidance_problems(config)
-    if isinstance(objective, DPOSettings):
-        yield from pair_problems(objective, rollout, config.rows_per_pass)
+    yield from objective.problems(config)
     if objective.group_size not in (0, rollout.num_generations):
         yield (
             f"objective {objective.name} needs num_generations {objective.group_size}, which is its "
@@ -144,7 +141,7 @@ def level_problems(
             "objective grpo"
         )
     needs_velocities = ""
-    if name in ("dpo", "draft"):
+    if objective.needs_velocities:
         needs_velocities = f"objective {name}"
     elif objective.reward_weight > 0:
         needs_velocities = "reward_gradient_weight"
@@ -164,53 +161,6 @@ def level_problems(
         yield (
             "use_same_noise needs eta above 0, because with eta 0 all rollouts of a group are "
             "identical, got 0; remove use_same_noise or raise eta"
-        )
-
-
-def guidance_problems(config: Config) -> Problems:
-    """Yield guidance with which given videos cannot be trained on."""
-    objective = config.objective
-    own = "low_noise_cfg_scale" if config.trained_expert == "low" else "cfg_scale"
-    guided = {
-        own: config.policy_cfg_scale,
-        "anchor_cfg_scale": objective.anchor_cfg_scale or 1,
-    }
-    for setting, scale in guided.items():
-        if scale > 1:
-            yield (
-                f"objective {objective.name} trains the model without guidance, got {setting} "
-                f"{scale:g}; set {setting} 1, and validation_cfg_scale to the guidance of your videos"
-            )
-
-
-def pair_problems(
-    objective: ObjectiveSettings, rollout: RolloutSettings, rows_per_pass: int
-) -> Problems:
-    """Yield what an objective on rated pairs cannot be used with."""
-    name = objective.name
-    sizes = {"batch_size": rollout.batch_size}
-    if rows_per_pass > 1:
-        sizes["mini_batch_size_per_update"] = rows_per_pass
-    for setting, size in sizes.items():
-        if size % 2:
-            yield (
-                f"objective {name} needs an even {setting}, because both videos of a pair belong "
-                f"together, got {size}; use {size + 1}"
-            )
-
-
-def teacher_problems(rollout: RolloutSettings) -> Problems:
-    """Yield rollouts with which a student cannot follow its teacher."""
-    if rollout.eta != 0:
-        yield (
-            "objective distill needs eta 0, because the student follows the ODE of its teacher, "
-            f"got {rollout.eta:g}; set eta 0"
-        )
-    if rollout.cfg_scale > 1:
-        yield (
-            "objective distill needs cfg_scale 1, because the student learns the guidance of its "
-            f"teacher, got {rollout.cfg_scale:g}; set cfg_scale 1 and the guidance of the teacher "
-            "as anchor_cfg_scale"
         )
 
 

@@ -5,7 +5,7 @@ from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import MAX_NOISE, Plan
-from hyvideo.settings.objectives import DPOSettings, ObjectiveSettings
+from hyvideo.settings.objectives.base import ObjectiveSettings
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import RolloutSettings
 from hyvideo.settings.version_notes import run_notes
@@ -58,7 +58,7 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
             f"step; above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
-    if objective.name != "distill":  # its anchor is the teacher
+    if objective.trains != "path":  # with a path, the anchor is the teacher
         rows.append(("trust region", _trust_region(objective, rollout.sde_type, plan, variances)))
     rows += _objective(objective, plan, config.anchor_cfg_scale)
     return rows
@@ -69,12 +69,11 @@ def _rows_of_videos(config: Config, plan: Plan) -> list[Row]:
     objective = config.objective
     levels = counted(objective.nft_levels, "noise level")
     rows = [("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})")]
-    if isinstance(objective, DPOSettings):
+    if objective.group_size == 2:
         rows.append(("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"))
-        rows.append(("objective", f"{objective.name}, beta {objective.dpo_beta:g}"))
     else:
         rows.append(("videos per iteration", f"{plan.rollouts}, {levels} per video"))
-        rows.append(("objective", objective.name))
+    rows.append(("objective", f"{objective.name}, {objective.method}"))
     trust = f"{objective.strategy}, {objective.kl_schedule} coefficient"
     rows.append(("trust region", f"{trust}, at most {objective.kl_weight:g}"))
     return rows

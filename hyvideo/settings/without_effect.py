@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from hyvideo.schedulers.transitions import sampler_of
-from hyvideo.settings.objectives import GRPOSettings, ObjectiveSettings
+from hyvideo.settings.objectives.base import ObjectiveSettings
+from hyvideo.settings.objectives.grpo import GRPOSettings
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import OptimizerSettings

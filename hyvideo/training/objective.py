@@ -398,9 +398,14 @@ class LevelObjective(Objective):
         )
 
     def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
-        """Return the velocities at the re-noised rollouts."""
-        noised, _ = self.noised_and_target(rollouts, rows, column)
-        return self.velocity_at(rollouts, rows, column, noised)
+        """Return the velocities at the re-noised rollouts; in the column of the reward gradient,
+        at the latents before the last step.
+        """
+        if column == rollouts.reward_column:
+            latents = rollouts.latents_before_last(rows)
+        else:
+            latents, _ = self.noised_and_target(rollouts, rows, column)
+        return self.velocity_at(rollouts, rows, column, latents)
 
     def velocity_and_target(
         self, rollouts: RolloutBatch, rows: list[int], column: int
@@ -472,7 +477,7 @@ class LevelObjective(Objective):
         """Compute what depends on the noise levels alone, if the transformer caches it."""
         rows = list(range(len(rollouts)))
         times: Times = []
-        for column in rollouts.columns:
+        for column in rollouts.all_columns:
             levels = rollouts.trained_steps[:, column]
             ends = self.interval_ends(rollouts, rows, column)
             if ends is None:

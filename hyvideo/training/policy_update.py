@@ -24,11 +24,12 @@ from hyvideo.distributed.collectives import (
 from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
 from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.settings.config import Config
-from hyvideo.settings.objectives import KLCoefficientSettings
+from hyvideo.settings.objectives.base import KLCoefficientSettings
 from hyvideo.training.ledger import Ledger
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
 from hyvideo.training.objective import Objective
 from hyvideo.training.optimizers import learning_rate
+from hyvideo.training.reward_gradient import RewardTerm
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, forbid_changes
 
 
@@ -63,8 +64,12 @@ class Accumulated(NamedTuple):
 class PolicyUpdate:
     """Trains the policy on the rollouts of an iteration."""
 
-    def __init__(self, objective: Objective):
+    def __init__(self, objective: Objective, reward_term: RewardTerm | None = None):
         self.objective = objective
+        self.reward_term = reward_term
+        self.metrics = objective.metrics  # names of the metrics of a pass
+        if reward_term:
+            self.metrics = (*objective.metrics, *reward_term.metrics)
         self.config = objective.config
         self.mesh = objective.mesh
         self.policy = objective.policy
@@ -95,6 +100,8 @@ class PolicyUpdate:
 
         ``reference`` is the result of `Objective.prepare`.
         """
+        if self.reward_term:
+            self.reward_term.begin()
         results: list[UpdateResult | None] = []
         without_signal = without_reward = 0
         for planned in self._planned_updates(rollouts):
@@ -107,7 +114,7 @@ class PolicyUpdate:
                 rollouts=rollouts,
                 reference=reference,
                 passes=planned.passes,
-                num_terms=planned.num_rollouts * len(rollouts.columns),
+                num_terms=planned.num_rollouts * len(rollouts.all_columns),
                 iteration=iteration,
                 is_fresh=not results,
             )
@@ -131,7 +138,12 @@ class PolicyUpdate:
         """Return the updates of an iteration, without those of which all rewards are missing.
         Collective.
         """
-        needs_signal = self.objective.uses_advantages and not self.config.reward.ignore_rewards
+        # the reward has a gradient also where all rewards of a group are equal
+        needs_signal = (
+            self.objective.uses_advantages
+            and not self.config.reward.ignore_rewards
+            and not self.reward_term
+        )
         has_advantage = (rollouts.advantages != 0).tolist()
         batches_of = []
         sizes = []
@@ -148,7 +160,7 @@ class PolicyUpdate:
                 continue
             # replicas with fewer rollouts make empty passes
             batches = batches + [[]] * (num_batches - len(batches))
-            passes = [Pass(rows, column) for rows in batches for column in rollouts.columns]
+            passes = [Pass(rows, column) for rows in batches for column in rollouts.all_columns]
             has_signal = num_signals > 0 or not needs_signal
             planned.append(PlannedUpdate(passes, num_rollouts, has_signal))
         return planned
@@ -202,7 +214,7 @@ class PolicyUpdate:
         if grad_norm is None:
             return None
         _, kl, *values = means.tolist()
-        metrics = dict(zip(self.objective.metrics, values, strict=True))
+        metrics = dict(zip(self.metrics, values, strict=True))
         metrics["kl/coef"] = coefficient
         metrics["lr"] = lr
         metrics[self.objective.deviation_names[0]] = deviation
@@ -227,7 +239,7 @@ class PolicyUpdate:
         ``num_replicas`` turns that into a sum.
         """
         objective, passes = self.objective, work.passes
-        sums = torch.zeros(2 + len(objective.metrics), dtype=torch.float64, device=self.device)
+        sums = torch.zeros(2 + len(self.metrics), dtype=torch.float64, device=self.device)
         losses: list[Tensor] = []
         deviations: list[Tensor] = []
         by_term = [sums.new_empty(len(objective.by_step) + 2, 0)]
@@ -241,7 +253,7 @@ class PolicyUpdate:
             self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
                 with forbid_changes(work.rollouts, objective.name):
-                    terms = objective.terms(
+                    terms = (self.reward_term or objective).terms(
                         work.rollouts,
                         work.reference,
                         rows,
@@ -257,7 +269,7 @@ class PolicyUpdate:
                 (loss * self.mesh.num_replicas / work.num_terms).backward()
                 kl, deviation = terms.kl.detach(), terms.deviation.detach()
                 values = [terms.loss.detach(), kl]
-                values += [terms.metrics[name].detach() for name in objective.metrics]
+                values += [terms.metrics[name].detach() for name in self.metrics]
                 sums += torch.stack([value.double().sum() for value in values])
                 losses.append(loss.detach())
                 deviations.append(deviation.amax())
@@ -270,12 +282,21 @@ class PolicyUpdate:
                 deviations.append(sums.new_zeros((), dtype=torch.float32))
             # early, and again before the weights change
             if needs_check and number in (0, len(passes) - 1):
-                objective.check_fresh(
-                    work.rollouts, work.reference, passes, losses, deviations, work.iteration
-                )
+                self._check_fresh(work, losses, deviations)
         num_forwards = sum(objective.num_forwards(work.rollouts, *a_pass) for a_pass in passes)
         self.cost.add(num_forwards, kind="training")
         return Accumulated(sums, torch.stack(deviations), torch.cat(by_term, dim=1))
+
+    def _check_fresh(
+        self, work: UpdateWork, losses: list[Tensor], deviations: list[Tensor]
+    ) -> None:
+        """Check the first passes of an iteration, on all ranks together."""
+        own = [each for each in work.passes if each.column != work.rollouts.reward_column]
+        self.objective.check_fresh(
+            work.rollouts, work.reference, own, losses, deviations, work.iteration
+        )
+        if self.reward_term:
+            self.reward_term.check_fresh(work.iteration)
 
     def _is_check_due(self, iteration: int) -> bool:
         """Return whether the first update is checked: in the first iteration, and every

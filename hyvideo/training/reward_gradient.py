@@ -9,7 +9,6 @@ of R by the video, of the video by x0_hat, and of x0_hat by the weights, in the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,11 +23,11 @@ from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.rewards import contract
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.rewards.trial import trial_videos
-from hyvideo.schedulers.schedule import Schedule, filled
+from hyvideo.schedulers.schedule import filled
 from hyvideo.settings.sections import DataSettings
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import Limited, check_limits
-from hyvideo.training.rollout_batch import Pass, RolloutBatch, RolloutIndex, select
+from hyvideo.training.rollout_batch import RolloutBatch, select
 
 # Largest difference between a rollout's reward and the reward of the pass with gradient, if arithmetic is
 # exact or rounded.
@@ -151,93 +150,30 @@ def try_gradient(reward_gradient: RewardGradient, data: DataSettings, prompt: st
         reward_gradient(noise, [prompt] * len(noise))
 
 
-@dataclass(frozen=True)
-class RewardReference:
-    """Values that the passes of an iteration compare the policy with."""
-
-    inner: Any  # of the objective that the reward gradient is added to
-    # anchor's velocities at the reward step, of all rows; None if not measured there
-    anchor: Tensor | None = None
-    # of rewards, () each; the first update adds them
-    differences: list[Tensor] = field(default_factory=list)
-
-
-class WithRewardGradient(LevelObjective):
-    """An objective on noise levels with the reward gradient as one more column of each rollout, the
-    last one.
+class RewardTerm:
+    """The reward gradient as a term beside those of an objective on noise levels, in a column of
+    its own: the last one (`RolloutBatch.reward_column`).
 
     Without noise levels (``nft_levels 0``), the KL to the anchor is measured at the reward step, in
     the same forward pass.
     """
 
-    uses_advantages = False  # the reward has a gradient also where all rewards of a group are equal
-    keeps_all_latents = True
-    own_metrics = ("reward_gradient/reward", "reward_gradient/norm", "reward_gradient/missing")
+    metrics = ("reward_gradient/reward", "reward_gradient/norm", "reward_gradient/missing")
 
-    def __init__(self, inner: LevelObjective, reward_gradient: RewardGradient):
-        super().__init__(inner.config, inner.policy, inner.pipeline, inner.progress, inner.cost)
-        self.inner = inner
-        self.reward_gradient = reward_gradient
-        self.metrics = (*inner.metrics, *self.own_metrics)
-        self.deviation_names = inner.deviation_names
+    def __init__(self, objective: LevelObjective, gradient: RewardGradient):
+        self.objective = objective
+        self.gradient = gradient
+        self.config = objective.config
         self.weight = self.config.objective.reward_weight
-
-    # What it trains on.
-
-    def schedule(self, schedule: Schedule, iteration: int) -> Schedule:
-        return self.inner.schedule(schedule, iteration)
-
-    def draw(
-        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex], count: int
-    ) -> Tensor:
-        """Return the objective's noise levels and the level of the reward step.
-
-        Shape: (rollouts, count + 1).
-        """
-        levels = self.inner.draw(schedule, iteration, indices, count)
-        of_reward = torch.full((len(indices), 1), schedule.sigmas[-2])
-        return torch.cat([levels.view(len(indices), count), of_reward], dim=1)
-
-    def prediction(self, rollouts: RolloutBatch, rows: list[int], column: int) -> Tensor:
-        """Return the velocities that the KL to the anchor compares."""
-        if column < self._num_levels(rollouts):
-            return self.inner.prediction(self._of_inner(rollouts), rows, column)
-        return self.velocity_at(rollouts, rows, column, self._latents(rollouts, rows))
-
-    def _num_levels(self, rollouts: RolloutBatch) -> int:
-        return rollouts.trained_steps.shape[1] - 1
-
-    def _of_inner(self, rollouts: RolloutBatch) -> RolloutBatch:
-        return replace(rollouts, trained_steps=rollouts.trained_steps[:, :-1])
-
-    def _latents(self, rollouts: RolloutBatch, rows: list[int]) -> Tensor:
-        """Return the latents before the reward step.
-
-        Shape: (rows, channels, frames, height, width).
-        """
-        last = len(rollouts.schedule.transitions) - 1
-        return select(rollouts.trajectories.latents, rows, [last] * len(rows))
-
-    # Before the updates of an iteration.
-
-    def prepare(self, rollouts: RolloutBatch) -> RewardReference:
-        """Return the objective's reference and, without noise levels, the anchor's velocities at
-        the reward step.
-        """
-        reference = self.inner.prepare(self._of_inner(rollouts))
-        self.cache_levels(rollouts)
-        anchor = self.policy.anchor
-        if self._num_levels(rollouts) or anchor is None or anchor.equals_policy:
-            return RewardReference(reference)
-        with self._as_anchor(anchor):
-            return RewardReference(reference, self._predictions(rollouts, [0])[0])
+        # between the rewards of the passes and of the rollouts, () each
+        self._differences: list[Tensor] = []
 
     # Each pass of an update.
 
     def terms(
         self,
         rollouts: RolloutBatch,
-        reference: RewardReference,
+        reference: Any,
         rows: list[int],
         column: int,
         *,
@@ -246,53 +182,52 @@ class WithRewardGradient(LevelObjective):
         """Return the terms of the objective or of the reward, weighted so that the mean over all
         columns is the sum of the means over their own columns.
         """
-        num_levels = self._num_levels(rollouts)
-        if column == num_levels:
+        if column == rollouts.reward_column:
             return self._reward_terms(
                 rollouts, reference, rows, column, kl_coefficient=kl_coefficient
             )
-        found = self.inner.terms(
-            self._of_inner(rollouts), reference.inner, rows, column, kl_coefficient=kl_coefficient
+        found = self.objective.terms(
+            rollouts, reference, rows, column, kl_coefficient=kl_coefficient
         )
-        scale = (num_levels + 1) / num_levels
+        scale = len(rollouts.all_columns) / len(rollouts.columns)
         zeros = torch.zeros_like(found.kl)
         return Terms(
             loss=scale * found.loss,
             kl=scale * found.kl,
             deviation=found.deviation,
             metrics={name: scale * value for name, value in found.metrics.items()}
-            | dict.fromkeys(self.own_metrics, zeros),
+            | dict.fromkeys(self.metrics, zeros),
         )
 
     def _reward_terms(
         self,
         rollouts: RolloutBatch,
-        reference: RewardReference,
+        reference: Any,
         rows: list[int],
         column: int,
         *,
         kl_coefficient: float,
     ) -> Terms:
-        sample = self._latents(rollouts, rows)
-        velocity = self.velocity_at(rollouts, rows, column, sample)
+        sample = rollouts.latents_before_last(rows)
+        velocity = self.objective.velocity_at(rollouts, rows, column, sample)
         sigma = filled(rollouts.trained_steps[rows, column].tolist(), sample.device).view(
             -1, 1, 1, 1, 1
         )
         denoised = sample - sigma * velocity
         rewards, gradients = self._rewards(rollouts, rows, denoised.detach())
-        self._compare(rollouts, reference, rows, rewards)
+        self._compare(rollouts, rows, rewards)
         # Linear in x0_hat, with the value and the gradient of the reward.
         reward = rewards.nan_to_num(0.0) + (gradients * (denoised - denoised.detach())).flatten(
             1
         ).sum(1)
         position = torch.zeros_like(rewards)
         velocity_norm = torch.zeros_like(rewards)
-        if reference.anchor is not None:
-            anchor = select(reference.anchor, rows)
+        if not rollouts.columns and column in reference:
+            anchor = select(reference[column], rows)
             position = mean_square(velocity - anchor)
             velocity_norm = relative_norm(velocity, anchor)
         kl = self.config.objective.kl_weights.position * position
-        scale = self._num_levels(rollouts) + 1
+        scale = len(rollouts.all_columns)
         loss = scale * (kl_coefficient * kl - self.weight * reward)
         norm = gradients.flatten(1).norm(dim=1)
         values = {
@@ -308,20 +243,21 @@ class WithRewardGradient(LevelObjective):
             loss=loss,
             kl=scale * kl,
             deviation=zeros,
-            metrics={name: values.get(name, zeros) for name in self.metrics},
+            metrics={
+                name: values.get(name, zeros) for name in (*self.objective.metrics, *self.metrics)
+            },
         )
 
     def _rewards(self, rollouts: RolloutBatch, rows: list[int], denoised: Tensor) -> LatentRewards:
         if self.config.reward.ignore_rewards:  # a control run: the pass without the reward
             return LatentRewards(denoised.new_zeros(len(rows)), torch.zeros_like(denoised))
-        self.cost.flops += 2 * len(rows) * self.cost.decode_flops
-        return self.reward_gradient(denoised, [rollouts.prompts[row] for row in rows])
+        cost = self.objective.cost
+        cost.flops += 2 * len(rows) * cost.decode_flops
+        return self.gradient(denoised, [rollouts.prompts[row] for row in rows])
 
     # Checks.
 
-    def _compare(
-        self, rollouts: RolloutBatch, reference: RewardReference, rows: list[int], rewards: Tensor
-    ) -> None:
+    def _compare(self, rollouts: RolloutBatch, rows: list[int], rewards: Tensor) -> None:
         """Record how much the rewards of a pass differ from those of the rollouts, where both
         decode the same latents.
 
@@ -332,31 +268,19 @@ class WithRewardGradient(LevelObjective):
         for row, reward in zip(rows, rewards):
             if row in rollouts.rewards and not rollouts.rewards[row].is_missing:
                 # NaN if the score with gradient or its gradient is not finite
-                reference.differences.append((reward - rollouts.rewards[row].total).abs())
+                self._differences.append((reward - rollouts.rewards[row].total).abs())
 
-    def check_fresh(
-        self,
-        rollouts: RolloutBatch,
-        reference: RewardReference,
-        passes: list[Pass],
-        losses: list[Tensor],
-        deviations: list[Tensor],
-        iteration: int,
-    ) -> None:
-        """Check the objective, and raise OffPolicyError, on all ranks together, if the reward with
-        gradient differs from the reward of the rollout.
+    def begin(self) -> None:
+        """Forget the rewards of the last iteration."""
+        self._differences.clear()
+
+    def check_fresh(self, iteration: int) -> None:
+        """Raise OffPolicyError, on all ranks together, if the reward with gradient differs from the
+        reward of the rollout, in the passes of this iteration so far.
         """
-        num_levels = self._num_levels(rollouts)
-        if num_levels:
-            own = [each for each in passes if each.column < num_levels]
-            self.inner.check_fresh(
-                self._of_inner(rollouts), reference.inner, own, losses, deviations, iteration
-            )
-        else:
-            super().check_fresh(rollouts, reference, passes, losses, deviations, iteration)
-        failed = difference = torch.zeros((), device=self.pipeline.device)
-        if reference.differences:
-            differences = torch.stack(reference.differences)
+        failed = difference = torch.zeros((), device=self.objective.pipeline.device)
+        if self._differences:
+            differences = torch.stack(self._differences)
             failed = differences.isnan().float().mean()
             difference = differences.nan_to_num(0.0).amax()
         text = "the difference between the reward with gradient and the reward of the rollout"
@@ -374,7 +298,4 @@ class WithRewardGradient(LevelObjective):
         )
         place = f"iteration {iteration}, objective {self.config.objective.name}"
         share = "the share of the rewards that have no finite value with gradient"
-        check_limits(place, {share: unusable, text: checked}, self.mesh)
-
-    def check_moved(self, deviation: float, iteration: int, *, is_fresh: bool) -> None:
-        self.inner.check_moved(deviation, iteration, is_fresh=is_fresh)
+        check_limits(place, {share: unusable, text: checked}, self.objective.mesh)

@@ -67,6 +67,7 @@ class RolloutBatch:
     schedule: Schedule  # with which they were sampled
     # (rollouts, columns), steps or noise levels as the objective draws them; on the CPU
     trained_steps: Tensor
+    has_reward_column: bool = False  # the last column is that of the reward gradient
     anchor_columns: list[int] = field(default_factory=list)  # columns whose position KL is measured
     iteration: int = 0  # counted from 1
     # by row, for the rows that this rank scored
@@ -79,9 +80,27 @@ class RolloutBatch:
         return len(self.indices)
 
     @property
-    def columns(self) -> range:
+    def all_columns(self) -> range:
         """Columns of ``trained_steps``."""
         return range(self.trained_steps.shape[1])
+
+    @property
+    def columns(self) -> range:
+        """Columns that the objective trains: all but that of the reward gradient."""
+        return self.all_columns[:-1] if self.has_reward_column else self.all_columns
+
+    @property
+    def reward_column(self) -> int | None:
+        """Column of the reward gradient, at the last step of the rollouts."""
+        return self.all_columns[-1] if self.has_reward_column else None
+
+    def latents_before_last(self, rows: list[int]) -> Tensor:
+        """Return the latents before the last step.
+
+        Shape: (rows, channels, frames, height, width).
+        """
+        last = len(self.schedule.transitions) - 1
+        return select(self.trajectories.latents, rows, [last] * len(rows))
 
     @property
     def versions(self) -> dict[str, int]:

@@ -82,12 +82,16 @@ class Rollouts:
         order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
         count = self.plan.num_trained_steps
         trained = self.objective.draw(schedule, iteration, order_of, count)
+        has_reward_column = self.config.objective.reward_weight > 0
+        if has_reward_column:
+            last = torch.full((len(indices), 1), schedule.sigmas[-2])
+            trained = torch.cat([trained.view(len(indices), count), last], dim=1)
         texts = [request.prompt for request in requests]
         batches = self._batches(iteration, schedule, indices, conditions, trained)
         trajectories, pending = self._score_each(batches, texts, is_scored=is_scored)
-        anchor_columns = []
-        if count:
-            anchor_columns = self.noise.anchor_columns(iteration, count, self.plan.num_anchor_steps)
+        # without noise levels, the KL is measured at the reward step
+        columns = count or trained.shape[1]
+        anchor_columns = self.noise.anchor_columns(iteration, columns, self.plan.num_anchor_steps)
         rollouts = RolloutBatch(
             indices=indices,
             prompts=texts,
@@ -95,6 +99,7 @@ class Rollouts:
             trajectories=trajectories,
             schedule=schedule,
             trained_steps=trained,
+            has_reward_column=has_reward_column,
             anchor_columns=anchor_columns,
             iteration=iteration,
         )
@@ -160,7 +165,8 @@ class Rollouts:
                     [indices[row] for row in rows],
                     conditions.select(rows),
                     mean_steps=trained[rows] if self.objective.needs_means else None,
-                    keeps_all=self.objective.keeps_all_latents,
+                    keeps_all=self.objective.keeps_all_latents
+                    or self.config.objective.reward_weight > 0,
                 )
                 self.cost.add(len(rows) * self.pipeline.num_forwards(schedule.timesteps))
             yield rows, trajectories

@@ -48,7 +48,7 @@ from hyvideo.training.partner import load_partner
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.progress import Progress
-from hyvideo.training.reward_gradient import RewardGradient, WithRewardGradient, try_gradient
+from hyvideo.training.reward_gradient import RewardGradient, RewardTerm, try_gradient
 from hyvideo.training.rewards import (
     GroupRewards,
     make_async_scorer,
@@ -81,7 +81,9 @@ def build_run(
     rewards = load_rewards(config, mesh, device, progress, loaded, scorers)
     agree("the digest of", loaded.digests, mesh)
     models = load_models(config, mesh, device, progress, loaded)
-    objective = make_objective(config, progress, loaded, models, rewards.scorer)
+    objective = make_objective(config, progress, loaded, models)
+    prompt = loaded.inputs.requests[0].prompt
+    reward_term = make_reward_term(config, objective, rewards.scorer, prompt)
     plan = loaded.inputs.plan
     if loaded.latents:
         source = GivenVideos(objective, models.encoder, loaded.inputs, loaded.latents)
@@ -95,7 +97,7 @@ def build_run(
         num_rollouts=plan.rollouts,
         run_id=run_id,
     )
-    update = PolicyUpdate(objective)
+    update = PolicyUpdate(objective, reward_term)
     checkpoints = _checkpoint_writer(config, mesh, lease, run_id)
     state = RunState(
         recorded,
@@ -243,28 +245,32 @@ def load_models(
 
 
 def make_objective(
-    config: Config,
-    progress: Progress,
-    loaded: LoadedInputs,
-    models: Models,
-    scorer: AsyncScorer,
+    config: Config, progress: Progress, loaded: LoadedInputs, models: Models
 ) -> Objective:
-    """Return the objective, after a trial of scorers with a gradient."""
+    """Return the objective of the run. Raises ValueError if a custom one cannot be created."""
     cost = Cost(loaded.planned_run, counts_flops=models.pipeline.device.type == "cuda")
     cls = objective_class(config.objective.name)
     with named_errors(f"objective {config.objective.name} cannot be created", cls.__module__):
-        objective = cls(config, models.policy, models.pipeline, progress, cost)
+        return cls(config, models.policy, models.pipeline, progress, cost)
+
+
+def make_reward_term(
+    config: Config, objective: Objective, scorer: AsyncScorer, prompt: str
+) -> RewardTerm | None:
+    """Return the reward gradient of the run, if it has one, after a trial of the scorers with
+    ``prompt``.
+    """
     if not config.objective.reward_weight:
-        return objective
-    reward_gradient = RewardGradient(
-        models.pipeline,
+        return None
+    gradient = RewardGradient(
+        objective.pipeline,
         scorer,
         fps=config.data.fps,
         batch_size=config.rollout.decode_batch_size,
     )
     if not config.reward.ignore_rewards:
-        try_gradient(reward_gradient, config.data, loaded.inputs.requests[0].prompt)
-    return WithRewardGradient(objective, reward_gradient)
+        try_gradient(gradient, config.data, prompt)
+    return RewardTerm(objective, gradient)
 
 
 def _probe_compiled_blocks(

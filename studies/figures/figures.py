@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hyvideo.settings.objectives import TrustRegionSettings
+from hyvideo.settings.objectives.base import TrustRegionSettings
 from studies.figures.curves import LoggedRun, MissingRuns, RunGroup, compare, curve
 
 COMPARED = {  # settings by figure, the decisive one first

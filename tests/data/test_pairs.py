@@ -2,8 +2,8 @@
 
 import json
 import re
-from pathlib import Path
 import shutil
+from pathlib import Path
 
 import pytest
 

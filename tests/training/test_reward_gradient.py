@@ -96,9 +96,10 @@ def gradients_of(trainer, rollouts, columns=None, rows=None):
     reference = trainer.run.objective.prepare(rollouts)
     rows = list(range(len(rollouts))) if rows is None else rows
     loss = 0.0
-    for column in rollouts.columns if columns is None else columns:
-        terms = trainer.run.objective.terms(rollouts, reference, rows, column, kl_coefficient=0.3)
-        loss = loss + terms.loss.sum() / (len(rows) * len(rollouts.columns))
+    term = trainer.run.update.reward_term or trainer.run.objective
+    for column in rollouts.all_columns if columns is None else columns:
+        terms = term.terms(rollouts, reference, rows, column, kl_coefficient=0.3)
+        loss = loss + terms.loss.sum() / (len(rows) * len(rollouts.all_columns))
     found = torch.autograd.grad(loss, trainer.run.policy.parameters)
     return torch.cat([each.flatten() for each in found])
 
@@ -209,7 +210,9 @@ def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
     trainer = make_trainer(tiny_config, mesh, SometimesMissing(), **ALONE | {"gate_interval": 0})
     rollouts = sampled(trainer)
     reference = trainer.run.objective.prepare(rollouts)
-    terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.0)
+    terms = trainer.run.update.reward_term.terms(
+        rollouts, reference, list(range(8)), 0, kl_coefficient=0.0
+    )
     is_missing = terms.metrics["reward_gradient/missing"] == 1
     assert (
         0 < is_missing.sum() < 8
@@ -217,9 +220,9 @@ def test_a_missing_reward_contributes_nothing(tiny_config, mesh):
         and terms.loss.isfinite().all()
     )
     found = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
-    trainer.run.objective.reward_gradient.scorer.scorers["test"] = Contrast()
+    trainer.run.update.reward_term.gradient.scorer.scorers["test"] = Contrast()
     rows = [row for row in range(8) if not is_missing[row]]
-    terms = trainer.run.objective.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
+    terms = trainer.run.update.reward_term.terms(rollouts, reference, rows, 0, kl_coefficient=0.0)
     expected = torch.autograd.grad(terms.loss.sum(), trainer.run.policy.parameters)
     difference = sum((a - b).square().sum() for a, b in zip(found, expected)).sqrt()
     assert difference < 1e-5 * sum(b.square().sum() for b in expected).sqrt()
@@ -236,11 +239,11 @@ def test_the_gradient_is_the_sum_of_the_objective_and_of_the_reward(tiny_config,
     both = gradients_of(trainer, rollouts)
     reward = gradients_of(trainer, rollouts, columns=[2])
     alone = make_trainer(tiny_config, mesh, **settings)
-    inner = alone.run.objective.inner
-    alone.run = replace(alone.run, objective=inner)
-    without = replace(rollouts, trained_steps=rollouts.trained_steps[:, :2])
+    alone.run.update.reward_term = None
+    without = replace(
+        rollouts, trained_steps=rollouts.trained_steps[:, :2], has_reward_column=False
+    )
     expected = gradients_of(alone, without) + reward
-    assert inner.metrics != trainer.run.objective.metrics
     assert (both - expected).norm() < 1e-5 * expected.norm()
     assert reward.norm() > 0 and (both - reward).norm() > 0
 
@@ -250,7 +253,9 @@ def test_without_noise_levels_the_kl_shares_the_pass_of_the_reward(tiny_config, 
     trainer = make_trainer(tiny_config, mesh, **DRAFT | changes)
     rollouts = sampled(trainer)
     reference = trainer.run.objective.prepare(rollouts)
-    terms = trainer.run.objective.terms(rollouts, reference, list(range(8)), 0, kl_coefficient=0.3)
+    terms = trainer.run.update.reward_term.terms(
+        rollouts, reference, list(range(8)), 0, kl_coefficient=0.3
+    )
     latents = rollouts.trajectories.latents[:, 7]
     times = torch.full((8,), 1000 * rollouts.schedule.sigmas[7])
     with torch.no_grad():
@@ -308,8 +313,7 @@ def test_the_velocity_norm_is_relative_to_the_anchor(tiny_config, mesh, objectiv
     rollouts = sampled(trainer)
     reference = trainer.run.objective.prepare(rollouts)
     metrics = trainer.run.update(rollouts, reference, 1)
-    guided = reference.inner if objective == "draft" else reference.inner.anchor
-    [(column, anchor)] = guided.items() if levels else [(0, reference.anchor)]
+    [(column, anchor)] = reference.items()
     own = make_trainer(tiny_config, mesh, **DRAFT | changes).run.objective.predict(
         rollouts, list(range(8)), column
     )
@@ -348,7 +352,7 @@ def test_a_gradient_without_memory_is_computed_again_in_smaller_tiles(
     monkeypatch.setattr(pipeline.vae.decoder, "forward", decoder)
     monkeypatch.setattr(decoding, "_SMALLER_TILES", (16,))
     noise = pipeline.noise_of_tile(5, 32, 48, batch_size=1)
-    found = trainer.run.objective.reward_gradient(noise, ["a prompt"])
+    found = trainer.run.update.reward_term.gradient(noise, ["a prompt"])
     assert decoding.tile_size_of(pipeline.vae) == 16
     assert "tiles of 16 pixels" in capsys.readouterr().err
     assert found.gradients.isfinite().all() and found.gradients.norm() > 0
@@ -372,5 +376,5 @@ def test_cudnn_measures_its_kernels_in_the_gradient_of_the_decoding_too(
     forward = vae.decoder.forward
     monkeypatch.setattr(vae.decoder, "forward", decoder)
     noise = trainer.run.pipeline.noise_of_tile(5, 32, 48, batch_size=1)
-    trainer.run.objective.reward_gradient(noise, ["a prompt"])
+    trainer.run.update.reward_term.gradient(noise, ["a prompt"])
     assert measured == [True, True] and not torch.backends.cudnn.benchmark

@@ -104,7 +104,7 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         changes.append(
             Change("vae_dtype", "fp32", "16 bits take seven to forty times as long on a CPU")
         )
-    if config.objective.name in ("nft", "dpo", "sft"):
+    if config.objective.checks_velocities:
         reason = f"velocities of random weights fail the check of {config.objective.name}"
         changes.append(Change("gate_interval", 0, reason))
     if validated:

@@ -9,7 +9,7 @@
 #                     wan2.2_ti2v_5b_fastwan, wan2.2_t2v_a14b_4step, wan2.2_i2v_a14b_4step (the latter with their LoRAs)
 #   --with PARTS      parts besides transformer, VAE and language model (quoted_text,reward; for Wan: reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
-#                     reward (VideoAlign), metrics (CLIP, PickScore); or "none"
+#                     reward (VideoAlign), hpsv3, metrics (CLIP, PickScore); or "none"
 #   --source NAME     huggingface or modelscope (huggingface); HF_ENDPOINT sets a mirror of Hugging Face
 #   --out FOLDER      target folder (./ckpts; for Wan: ./ckpts/<version>)
 #   --dry_run         only print the commands
@@ -76,7 +76,7 @@ done
 out="${out:-./ckpts${wan:+/${versions[0]%_4step}}}"
 IFS=, read -r -a chosen <<< "$parts"
 for part in "${chosen[@]}"; do
-    case "$part" in i2v | quoted_text | reward | metrics | none) ;; *) fail "--with: unknown part $part; see --help" ;; esac
+    case "$part" in i2v | quoted_text | reward | hpsv3 | metrics | none) ;; *) fail "--with: unknown part $part; see --help" ;; esac
     case "$wan,$part" in
         ,*) ;;
         *,i2v | *,quoted_text) fail "--with $part is only for HunyuanVideo-1.5: Wan has no such part" ;;
@@ -89,7 +89,8 @@ if ! command -v hf > /dev/null && command -v huggingface-cli > /dev/null; then h
 
 # Check the requirements before the first gigabyte is downloaded.
 if ! $dry_run; then
-    if [ "$source" = huggingface ] || includes quoted_text || includes reward || includes metrics; then
+    if [ "$source" = huggingface ] || includes quoted_text || includes reward || includes hpsv3 ||
+        includes metrics; then
         command -v "$hub" > /dev/null ||
             fail "hf and huggingface-cli are missing; run: pip install huggingface_hub (or: source scripts/setup.sh)"
     fi
@@ -166,6 +167,10 @@ if includes i2v; then
         image_encoder/config.json image_encoder/model.safetensors feature_extractor/preprocessor_config.json
 fi
 if includes reward; then from_huggingface KlingTeam/VideoReward VideoReward; fi
+if includes hpsv3; then
+    from_huggingface MizzenAI/HPSv3 HPSv3 HPSv3.safetensors
+    from_huggingface Qwen/Qwen2-VL-7B-Instruct HPSv3 config.json tokenizer.json tokenizer_config.json vocab.json merges.txt
+fi
 if includes metrics; then
     from_huggingface openai/clip-vit-large-patch14 clip/clip-vit-large-patch14 "${clip_files[@]}"
     from_huggingface yuvalkirstain/PickScore_v1 clip/PickScore_v1 "${clip_files[@]}"

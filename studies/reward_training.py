@@ -27,14 +27,13 @@ from hyvideo.data.tables import PICTURES
 from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
 from hyvideo.records.run_files import write_text
+from hyvideo.rewards.qwen2_vl.model import plain_name, without_cudnn_attention
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL
 from hyvideo.rewards.videoalign.checkpoint import (
     check_dimensions,
     find_checkpoint,
-    plain_name,
     save_weights,
 )
-from hyvideo.rewards.videoalign.model import without_cudnn_attention
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
 
 CHECKPOINT = "checkpoint-1"  # folder of the weights
@@ -284,7 +283,7 @@ class PairTraining:
         from peft import LoraConfig, inject_adapter_in_model
 
         model = self.scorer.model
-        if not self.scorer.settings.has_lora:
+        if self.scorer.settings.lora is None:
             lora = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=TARGETS)
             with torch.random.fork_rng():
                 torch.manual_seed(seed)

@@ -3,7 +3,7 @@
     seconds of a pass = FLOPs / rate of the GPU + bytes of memory-bound kernels / its bandwidth
     seconds of a stage = max(computing, gathers of the weights that FSDP has sharded)
 
-Not counted: encoders, scorers, copies of offloaded models, exchanges of tokens with sp_size,
+Not counted: encoders, scorers but HPSv3, copies of offloaded models, exchanges of tokens with sp_size,
 compilation, and the writing of files.
 """
 
@@ -15,6 +15,7 @@ from hyvideo.planning.flops import Flops, count_decoding
 from hyvideo.planning.memory import resolve_auto
 from hyvideo.planning.persistent import trained_parameters
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.planning.scorers import scoring_flops
 
 # Attention's backward pass has five products instead of two, because kernels compute the scores
 # again. It reaches five sixths of the rate.
@@ -27,6 +28,9 @@ _LORA_TRAFFIC = (67, 108)
 # Rate of the VAE's convolutions relative to that of products in bf16, in half and in full precision.
 _CONVOLUTIONS = 0.38
 _FLOAT32_CONVOLUTIONS = 0.24
+# Rate of HPSv3 relative to that of a large transformer: 81 frames took visual-rl 8.4 s on an L40S,
+# which is 116 of 200 TFLOP/s.
+_HPSV3 = 0.58
 # Launches, partly filled GPUs, optimizer steps, checks and other small parts, relative to the rest.
 _SMALL_PARTS = 0.05
 
@@ -144,7 +148,8 @@ def stage_seconds(run: PlannedRun) -> dict[str, float]:
     checked = run.checked_forwards + run.derivative_forwards
     update = run.forwards_with_gradient * training_seconds(run) + checked * forward
     if run.plan.num_reward_steps:
-        update += (_decodings(run) - 1) * decode_seconds(run)
+        # a backward pass, and a forward pass with gradient, whose layers are computed twice
+        update += (_decodings(run) - 1) * decode_seconds(run) + 3 * score_seconds(run)
     seconds = {
         "rollout": rollouts * run.sampled_forwards * forward,
         "anchor": rollouts * run.compared_forwards * forward,
@@ -154,6 +159,9 @@ def stage_seconds(run: PlannedRun) -> dict[str, float]:
     seconds = {stage: max(time, gathered[stage]) for stage, time in seconds.items()}
     decoding = _videos_to_decode(run) * decode_seconds(run)
     seconds["decode"] = decoding if run.config.objective.scores_rollouts else 0.0
+    scoring = _videos_to_decode(run) * score_seconds(run)
+    if run.config.objective.scores_rollouts and scoring:
+        seconds["reward"] = scoring
     return {stage: (1 + _SMALL_PARTS) * time for stage, time in seconds.items()}
 
 
@@ -167,8 +175,10 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     batch_size = max(1, min(videos, sampling.settings.batch_size))
     batches = math.ceil(videos / batch_size)
     sampled = sampling.with_settings(batch_size=batch_size, gradient_accumulation_steps=batches)
-    decoding = _videos_to_decode(sampled) * decode_seconds(sampled)
-    return stage_seconds(sampled)["rollout"] + (1 + _SMALL_PARTS) * decoding
+    per_video = decode_seconds(sampled) + score_seconds(sampled)
+    per_video += _seconds_of_scorers(sampled, run.settings.held_out_reward_model)
+    later = _videos_to_decode(sampled) * per_video
+    return stage_seconds(sampled)["rollout"] + (1 + _SMALL_PARTS) * later
 
 
 def forward_seconds(run: PlannedRun) -> float:
@@ -190,6 +200,16 @@ def decode_seconds(run: PlannedRun) -> float:
     is_float32 = run.settings.vae_dtype == "fp32"
     share = _FLOAT32_CONVOLUTIONS if is_float32 else _CONVOLUTIONS
     return decode_flops(run) / (share * run.hardware.rate * 1e12)
+
+
+def score_seconds(run: PlannedRun) -> float:
+    """Return the seconds to score one video by the scorers of the reward."""
+    return _seconds_of_scorers(run, run.settings.reward_model)
+
+
+def _seconds_of_scorers(run: PlannedRun, names: list[str]) -> float:
+    flops = scoring_flops(run.config.reward, names, run.settings.sample_n_frames)
+    return flops / (_HPSV3 * run.hardware.rate * 1e12)
 
 
 def gather_seconds(run: PlannedRun) -> dict[str, float]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from hyvideo.planning import activations
 from hyvideo.planning import persistent as states
-from hyvideo.planning.planned_run import BYTES, SCORING, PlannedRun
+from hyvideo.planning.planned_run import BYTES, PlannedRun
+from hyvideo.planning.scorers import scorer_bytes, scoring_bytes
 
 GIB = 2**30
 
@@ -94,8 +95,8 @@ def memory(run: PlannedRun) -> Memory:
 def _items(run: PlannedRun) -> _Items:
     settings = run.settings
     scorers = {"reward models": run.reward_bytes}
-    has_videoalign = "videoalign" in settings.reward_model and run.reward_bytes
-    scoring = scorers | {"scoring": SCORING if has_videoalign else 0.0}
+    is_scored = run.reward_bytes > 0
+    scoring = scorers | {"scoring": scoring_bytes(settings.reward_model) if is_scored else 0.0}
     return _Items(
         vae={"VAE": run.parameters.vae * BYTES[settings.vae_dtype]},
         scorers=scorers,
@@ -186,11 +187,12 @@ def _validation(run: PlannedRun, items: _Items) -> list[dict[str, float]]:
     """Return what sampling, decoding and scoring of a validation add, each."""
     validation = run.validation
     sampling = activations.inference_bytes(validation, validation.settings.batch_size)
-    measuring = run.scorer_bytes(run.settings.held_out_reward_model)
+    reward = run.config.reward
+    held_out = scorer_bytes(reward, reward.held_out_reward_model)
     return [
         {"activations": sampling} | items.inference,
         {"decoding": states.decoding_bytes(validation)} | items.vae,
-        items.scoring | {"held-out reward models": measuring} | _away(run),
+        items.scoring | {"held-out reward models": held_out} | _away(run),
     ]
 
 

@@ -2,7 +2,6 @@
 
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
@@ -12,21 +11,14 @@ from hyvideo.data.prompts import PromptFiles
 from hyvideo.models.sizes import Sizes
 from hyvideo.planning.flops import Flops, Parameters, count_flops, count_parameters
 from hyvideo.planning.hardware import Hardware
+from hyvideo.planning.scorers import scorer_bytes
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
 from hyvideo.settings.layout import division_problems, head_problems
 from hyvideo.settings.objectives import LIKE
-from hyvideo.settings.reward_settings import reward_options
 from hyvideo.settings.sections import RecordSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-# Bytes of weights. VideoAlign is Qwen2-VL-2B without its head; CLIP's ViT-L and PickScore's ViT-H
-# are in float32.
-_VIDEOALIGN = {"bf16": 4.57e9, "fp32_math": 9.2e9}
-_SCORERS = {"clip": 0.43e9 * 4, "pickscore": 0.99e9 * 4}
-# activations of VideoAlign, estimated at 1 to 1.5 GiB; other scorers are not counted
-SCORING = 1.5 * 2**30
 
 
 @dataclass(frozen=True)
@@ -114,16 +106,7 @@ class PlannedRun:
         """Bytes of the scorers' weights while they are on the GPU; 0 if nothing is scored."""
         if self.config.objective.videos_from and not self.config.data.valid_video_csv:
             return 0.0
-        return self.scorer_bytes(self.config.reward.reward_model)
-
-    def scorer_bytes(self, names: Sequence[str]) -> float:
-        """Return the bytes of the weights of scorers, 0 of those without weights on this
-        machine.
-        """
-        options = reward_options(self.config.reward)
-        precision = options.get("videoalign", {}).get("precision", "bf16")
-        sizes = _SCORERS | {"videoalign": _VIDEOALIGN[precision]}
-        return sum(sizes.get(name, 0.0) for name in names)
+        return scorer_bytes(self.config.reward, self.config.reward.reward_model)
 
     @property
     def has_images(self) -> bool:

@@ -4,6 +4,7 @@ Invalid answers raise one of ``MALFORMED``.
 
     grades    JSON with a whole number from 1 to 5 for each dimension:  sum_k k p_k / sum_k p_k,  p_k: P(digit k)
     text      one line "NAME Score (1-5): NUMBER" for each dimension, as UnifiedReward-2.0 answers
+    labelled  "LABEL ...: DIGIT" for each dimension, as VideoScore2 answers:  sum_k k p_k / sum_k p_k
     yes_no    one word:  P(yes) / (P(yes) + P(no))
 
 Without probabilities the score is the stated grade, or 1 for yes and 0 for no.
@@ -12,7 +13,7 @@ Without probabilities the score is the stated grade, or 1 for yes and 0 for no.
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hyvideo.rewards.chat_endpoint import answer_text
 from hyvideo.rewards.rewards import Scores
@@ -77,7 +78,54 @@ def yes_probability(choice: dict, dimensions: Sequence[str]) -> Scores:
     return {name: YES_OR_NO[stated]}
 
 
-ANSWERS = {"grades": grades, "text": text_scores, "yes_no": yes_probability}
+def labelled(choice: dict, dimensions: Mapping[str, str]) -> Scores:
+    """Return the expected digit of each dimension, the stated one without probabilities.
+
+    ``dimensions`` has the labels, as regular expressions. If a label has several digits, the last
+    one counts.
+    """
+    text = answer_text(choice)
+    labels = "|".join(f"(?:{label})" for label in dimensions.values())
+    # Between a label and its digit there may be a description, such as "– clarity, smoothness:",
+    # but no other label. The digit may be written 4.0 or 4/5, but is not part of 4.5, 4-5 or 4/10.
+    between = rf"(?:(?!{labels})[^:=;\d\n])*[:=][\s*_`]*"
+    digit = r"([1-5])(?:\.0)?(?:\s*/\s*5)?(?!\.?\d|\s*[-–/]\s*\d)"
+    scores = {}
+    for name, label in dimensions.items():
+        places = [
+            match.start(1)
+            for match in re.finditer(f"(?:{label}){between}{digit}", text, re.IGNORECASE)
+        ]
+        if not places:
+            raise ValueError(
+                f"an answer must have a digit from 1 to 5 after {label!r}, got {text!r}"
+            )
+        mean, total = _expected(_token_at(choice, text, places[-1]), GRADES)
+        scores[name] = mean if total > 0 else float(text[places[-1]])
+    return scores
+
+
+ANSWERS = {
+    "grades": grades,
+    "text": text_scores,
+    "labelled": labelled,
+    "yes_no": yes_probability,
+}
+
+
+def _token_at(choice: dict, text: str, place: int) -> dict:
+    """Return the token of a digit in the answer's text; {} without probabilities, and if the token
+    is more than this digit.
+    """
+    tokens = (choice.get("logprobs") or {}).get("content") or []
+    # the tokens of the reasoning come before the answer
+    start = "".join(token["token"] for token in tokens).rfind(text)
+    end = 0
+    for token in tokens if start >= 0 else ():
+        end += len(token["token"])
+        if start + place < end:
+            return token if token["token"].strip() == text[place] else {}
+    return {}
 
 
 def _expected(token: dict, values: dict[str, float]) -> tuple[float, float]:

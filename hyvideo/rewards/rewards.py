@@ -66,12 +66,21 @@ SCORERS = {
         "clip/PickScore_v1",
         dimensions=("Pick_cosine", "PickScore"),
     ),
+    "hpsv3": Entry(
+        "hyvideo.rewards.hpsv3:HPSv3Scorer", "HPSv3", dimensions=("HPSv3", "HPSv3_top30")
+    ),
     "vlm_judge": Entry("hyvideo.rewards.vlm_judge:VlmJudge", ".", ()),
     "unified_reward": Entry(
         "hyvideo.rewards.vlm_judge:UnifiedReward",
         ".",
         (),
         dimensions=("Alignment", "Physics", "Style"),
+    ),
+    "videoscore2": Entry(
+        "hyvideo.rewards.vlm_judge:VideoScore2",
+        ".",
+        (),
+        dimensions=("VisualQuality", "TextAlignment", "Physics"),
     ),
     "yes_no": Entry("hyvideo.rewards.vlm_judge:YesNo", ".", (), dimensions=("checks",)),
     "remote": Entry(

@@ -7,8 +7,11 @@ import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from hyvideo.data.files import ROOT
+from hyvideo.rewards.hpsv3.scorer import REWARD_TOKEN
+from hyvideo.rewards.qwen2_vl.inputs import load_tokenizer
 from hyvideo.rewards.videoalign.checkpoint import save_weights
 from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS
 
@@ -24,6 +27,8 @@ def write(scorer: str, folder: Path) -> bool:
         _write_videoalign(folder)
     elif scorer in ("clip", "pickscore"):
         _write_clip(folder)
+    elif scorer == "hpsv3":
+        _write_hpsv3(folder)
     else:
         return False
     return True
@@ -33,8 +38,6 @@ def _write_videoalign(folder: Path) -> None:
     """Write a VideoReward folder with the released sampling of frames (2 per second), pixel limit
     and question.
     """
-    from transformers import AutoTokenizer, Qwen2VLConfig, Qwen2VLModel
-
     shutil.copytree(_MINIATURE, folder)
     settings = json.loads((folder / "model_config.json").read_text())
     data = settings["data_config"]
@@ -45,9 +48,37 @@ def _write_videoalign(folder: Path) -> None:
     data.pop("min_frame_pixels")
     (folder / "model_config.json").write_text(json.dumps(settings, indent=1))
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "checkpoint-1" / "tokenizer")
-    tokenizer.add_special_tokens({"extra_special_tokens": list(REWARD_TOKENS)})
-    base = json.loads((folder / "base" / "config.json").read_text())
+    tokenizer = load_tokenizer(folder / "checkpoint-1" / "tokenizer", REWARD_TOKENS)
+    generator = torch.Generator().manual_seed(0)
+    weights = _write_qwen2_vl(folder / "base", len(tokenizer), generator)
+    save_weights(folder / "checkpoint-1", weights, torch.randn(1, _WIDTH, generator=generator))
+
+
+def _write_hpsv3(folder: Path) -> None:
+    """Write an HPSv3 folder: the released names of tensors, and the released head."""
+    tokenizer = load_tokenizer(_MINIATURE / "checkpoint-1" / "tokenizer", [REWARD_TOKEN])
+    tokenizer.save_pretrained(folder)
+    generator = torch.Generator().manual_seed(0)
+    state = _write_qwen2_vl(folder, len(tokenizer), generator)
+    weights = {
+        name.replace("language_model.", "model."): tensor.bfloat16()
+        for name, tensor in state.items()
+    }
+    for layer, (width, height) in {0: (_WIDTH, 1024), 3: (1024, 16), 5: (16, 2)}.items():
+        weights[f"rm_head.{layer}.weight"] = torch.randn(height, width, generator=generator) * 0.1
+        weights[f"rm_head.{layer}.bias"] = torch.zeros(height)
+    save_file(weights, folder / "HPSv3.safetensors")
+
+
+def _write_qwen2_vl(
+    folder: Path, vocabulary: int, generator: torch.Generator
+) -> dict[str, torch.Tensor]:
+    """Write the config.json of a small Qwen2-VL with the miniature's special tokens, and return
+    random weights by name.
+    """
+    from transformers import Qwen2VLConfig, Qwen2VLModel
+
+    base = json.loads((_MINIATURE / "base" / "config.json").read_text())
     base["hidden_size"] = _WIDTH
     base["intermediate_size"] = 2 * _WIDTH
     base["num_hidden_layers"] = 1
@@ -55,17 +86,15 @@ def _write_videoalign(folder: Path) -> None:
     base["num_key_value_heads"] = 1
     base["max_position_embeddings"] = 32768
     base["rope_scaling"] = {"type": "mrope", "mrope_section": [4, 6, 6]}
-    base["vocab_size"] = len(tokenizer)
+    base["vocab_size"] = vocabulary
     vision = base["vision_config"]
     vision["depth"] = 1
     vision["embed_dim"] = _WIDTH
     vision["hidden_size"] = _WIDTH
     vision["num_heads"] = 1
-    (folder / "base" / "config.json").write_text(json.dumps(base, indent=1))
-    generator = torch.Generator().manual_seed(0)
+    (folder / "config.json").write_text(json.dumps(base, indent=1))
     model = Qwen2VLModel(Qwen2VLConfig.from_dict(base))
-    weights = {name: _drawn(tensor, generator) for name, tensor in model.state_dict().items()}
-    save_weights(folder / "checkpoint-1", weights, torch.randn(1, _WIDTH, generator=generator))
+    return {name: _drawn(tensor, generator) for name, tensor in model.state_dict().items()}
 
 
 def _write_clip(folder: Path) -> None:

@@ -26,9 +26,10 @@ from torch import Tensor
 from hyvideo.data.text import quote
 from hyvideo.data.videos import check_fps, check_video
 from hyvideo.rewards.chat_endpoint import MALFORMED, ChatEndpoint
-from hyvideo.rewards.clip_metrics import frame_indices
+from hyvideo.rewards.clip_metrics import NUM_FRAMES, frame_indices
 from hyvideo.rewards.judge_answers import ANSWERS
 from hyvideo.rewards.prompt_checks import read_checks
+from hyvideo.rewards.qwen2_vl.preprocessing import frame_indices as frames_of_seconds
 from hyvideo.rewards.rewards import Scorer, ScoreResult, Scores
 
 RUBRIC = Path(__file__).with_suffix(".yaml")
@@ -51,7 +52,7 @@ class VlmJudge(Scorer):
         *,
         device: object = None,
         rubric: str = "",  # YAML file; default: the preset's
-        num_frames: int | None = None,  # default: the number in the YAML file
+        num_frames: int | None = None,  # default: as the YAML file says
         # files of prompts with their checks, if the answers are yes or no
         checks: str | list = "",
         url: str = "",  # this and the following are the options of `ChatEndpoint`
@@ -77,10 +78,12 @@ class VlmJudge(Scorer):
             self.rubric = yaml.safe_load(Path(rubric).read_text(encoding="utf-8"))
             self.dimensions = tuple(self.rubric["dimensions"])
             self.answer = self.rubric.get("answer", "grades")
-            self.read = partial(ANSWERS[self.answer], dimensions=self.dimensions)
-            self.num_frames = num_frames or int(self.rubric.get("num_frames", 8))
+            self.read = partial(ANSWERS[self.answer], dimensions=self.rubric["dimensions"])
+            self.num_frames = num_frames
+            if not num_frames and "fps" not in self.rubric:
+                self.num_frames = int(self.rubric.get("num_frames", NUM_FRAMES))
             self._request(
-                partial(self._frames, torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 1.0),
+                partial(self._frames, torch.zeros(2, 3, 8, 8, dtype=torch.uint8), 1.0),
                 "",
                 *self._checks(""),
             )
@@ -128,15 +131,22 @@ class VlmJudge(Scorer):
         """Return JPEG files of the frames, in base64, and the seconds of the video."""
         check_video(video)
         check_fps(fps)
-        rows = frame_indices(len(video), self.num_frames)
-        if self.rubric.get("frame_index") == "floor":
-            rows = [i * len(video) // self.num_frames for i in range(self.num_frames)]
         encoded = []
-        for frame in video[rows].permute(0, 2, 3, 1).cpu().numpy():
+        for frame in video[self._rows(len(video), fps)].permute(0, 2, 3, 1).cpu().numpy():
             file = io.BytesIO()
             Image.fromarray(frame).save(file, "jpeg", quality=95)
             encoded.append(base64.b64encode(file.getvalue()).decode())
         return encoded, len(video) / fps
+
+    def _rows(self, num_frames: int, fps: float) -> list[int]:
+        """Return the indices of the frames that are sent."""
+        if "fps" in self.rubric:
+            return frames_of_seconds(
+                num_frames, fps, fps=self.rubric["fps"], num_sampled=self.num_frames
+            )
+        if self.rubric.get("frame_index") == "floor":
+            return [i * num_frames // self.num_frames for i in range(self.num_frames)]
+        return frame_indices(num_frames, self.num_frames)
 
     def _request(
         self, encoded: Callable[[], tuple[list[str], float]], prompt: str, check: str
@@ -148,11 +158,7 @@ class VlmJudge(Scorer):
             text = re.sub(
                 r"\{(prompt|check)\}", lambda match: words[match[0]], self.rubric["question"]
             )
-            urls = [{"url": f"data:image/jpeg;base64,{frame}"} for frame in frames]
-            content = [
-                *({"type": "image_url", "image_url": url} for url in urls),
-                {"type": "text", "text": text},
-            ]
+            content = [*_media_parts(frames, self.rubric), {"type": "text", "text": text}]
             fields = {"messages": [{"role": "user", "content": content}]}
         else:
             mark = f"prompt-{hashlib.sha256(prompt.encode()).hexdigest()}"
@@ -172,10 +178,25 @@ class UnifiedReward(VlmJudge):
     preset = "unified_reward"
 
 
+class VideoScore2(VlmJudge):
+    """Scorer of VisualQuality, TextAlignment and Physics from 1 to 5 by VideoScore2."""
+
+    preset = "videoscore2"
+
+
 class YesNo(VlmJudge):
     """Scorer of the share of a prompt's checks that hold, by their probability."""
 
     preset = "yes_no"
+
+
+def _media_parts(frames: list[str], rubric: dict) -> list[dict]:
+    """Return the parts of a message with the frames: one video (``media: video``), or pictures."""
+    if rubric.get("media") == "video":
+        url = f"data:video/jpeg;base64,{','.join(frames)}"
+        return [{"type": "video_url", "video_url": {"url": url}}]
+    urls = [f"data:image/jpeg;base64,{frame}" for frame in frames]
+    return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
 
 
 def _mean(answers: list[tuple[Scores | None, str]]) -> ScoreResult:

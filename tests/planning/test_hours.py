@@ -14,6 +14,7 @@ from hyvideo.planning.hours import (
     gather_seconds,
     iteration_flops,
     iteration_seconds,
+    score_seconds,
     stage_seconds,
     training_flops,
     validation_seconds,
@@ -115,6 +116,22 @@ def test_a_slow_network_delays_a_run_whose_shards_are_on_several_nodes():
     assert gather_seconds(sharded)["rollout"] == pytest.approx(expected)
     batched = sharded.with_settings(batched_forward=True)
     assert gather_seconds(batched)["rollout"] == pytest.approx(expected / 2)
+
+
+def test_hpsv3_takes_a_time_per_frame():
+    """visual-rl reports 8.4 s for 81 frames on an L40S."""
+    run = planned(world_size=1, hardware=hardware_of("L40S"), sample_n_frames=81)
+    run = run.with_settings(gradient_accumulation_steps=4)
+    all_frames = '{"hpsv3": {"num_frames": 0}}'
+    every = run.with_settings(reward_model=["hpsv3"], reward_config=all_frames)
+    assert score_seconds(every) == pytest.approx(8.4, rel=0.02)
+    eight = run.with_settings(reward_model=["hpsv3"])
+    assert score_seconds(eight) == pytest.approx(8 / 81 * score_seconds(every))
+    assert stage_seconds(eight)["reward"] == pytest.approx(4 * 1.05 * score_seconds(eight))
+    assert "reward" not in stage_seconds(run)
+    as_held_out = run.with_settings(held_out_reward_model=["hpsv3"], reward_config=all_frames)
+    more = validation_seconds(as_held_out, 8) - validation_seconds(run, 8)
+    assert more == pytest.approx(8 * 1.05 * score_seconds(every))
 
 
 def test_replicas_share_validation_videos_and_the_largest_share_counts():

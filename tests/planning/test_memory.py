@@ -185,6 +185,10 @@ def test_scorers_run_beside_other_phases_or_between_them():
         "vae_tile_size": 64,
     }
     assert phases_with("held-out reward models", **held_out, **small) == {"validation"}
+    # the options of a scorer that is not held out
+    options = {"reward_model": ["hpsv3"], "reward_config": '{"hpsv3": {"num_frames": 4}}'}
+    assert phases_with("held-out reward models", **options) == set()
+    assert phases_with("scoring", **options) == beside
     remote = between | {"reward_model": ["remote"]}
     assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
 

@@ -31,6 +31,11 @@ def test_batch_sizes_and_calls_with_and_without_batching():
         ({"reward_model": ["remote"]}, 0),
         ({"reward_model": ["remote", "clip"]}, 1.72),
         ({"reward_model": ["videoalign", "clip"]}, 4.57 + 1.72),
+        ({"reward_model": ["hpsv3"]}, 15.49),
+        (
+            {"reward_model": ["hpsv3"], "reward_config": '{"hpsv3": {"precision": "fp32_math"}}'},
+            30.98,
+        ),
     ],
 )
 def test_only_local_reward_models_count(changes, gigabytes):

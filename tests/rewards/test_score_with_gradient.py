@@ -12,13 +12,15 @@ from hyvideo.miniature.reward import LearnedMiniatureScorer, MiniatureScorer
 from hyvideo.miniature.world import CAPTIONS, FPS, LABELS, render
 from hyvideo.rewards import contract
 from hyvideo.rewards.clip_metrics import ClipScorer, PickScorer
+from hyvideo.rewards.hpsv3 import HPSv3Scorer
+from hyvideo.rewards.qwen2_vl.preprocessing import frame_indices, resize
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.videoalign import VideoAlignScorer
-from hyvideo.rewards.videoalign.preprocessing import frame_indices, resize
 from tests.conftest import ROOT
 from tests.rewards.test_clip_metrics import write_clip
 
 GOLDEN = ROOT / "tests" / "golden" / "videoalign"
+HPSV3 = ROOT / "tests" / "golden" / "hpsv3"
 MINIATURE = ROOT / "assets" / "miniature"
 
 
@@ -36,7 +38,9 @@ def miniature_videos() -> torch.Tensor:
     return (clean + 0.1 * torch.randn(clean.shape)).clamp(-1.2, 1.2)
 
 
-@pytest.fixture(params=["miniature", "miniature_videoalign", "videoalign", "clip", "pickscore"])
+@pytest.fixture(
+    params=["miniature", "miniature_videoalign", "videoalign", "clip", "pickscore", "hpsv3"]
+)
 def scorer(request, clip_folder):
     makers = {
         "miniature": lambda: MiniatureScorer(MINIATURE),
@@ -46,6 +50,9 @@ def scorer(request, clip_folder):
         ),
         "clip": lambda: ClipScorer(clip_folder),
         "pickscore": lambda: PickScorer(clip_folder),
+        "hpsv3": lambda: HPSv3Scorer(
+            HPSV3, base=HPSV3 / "base", precision="fp32_math", num_frames=2
+        ),
     }
     return makers[request.param]()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hyvideo.models.versions import ANNOUNCED, RELEASED
+from hyvideo.rewards.rewards import SCORERS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIGHTX2V = "480p_t2v_step_distilled"
@@ -150,3 +151,10 @@ def test_the_printed_commands_are_run_until_one_fails(isolated_script):
     failed = run("--with", "none")
     assert failed.returncode == 3
     assert len(failed.stdout.splitlines()) == 1
+
+
+def test_hpsv3_and_its_tokenizer_lie_where_the_scorer_reads_them():
+    commands = planned("--version", WAN[0], "--with", "hpsv3")
+    folder = f"./ckpts/{WAN[0]}/{SCORERS['hpsv3'].folder}"
+    words = [word for command in commands if command[-1] == folder for word in command]
+    assert {"HPSv3.safetensors", "config.json", "tokenizer.json"} <= set(words)

@@ -270,7 +270,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
     training = PairTraining(
         golden / "VideoReward", split_by_prompt(pairs, [], 0), ["VQ", "MQ", "TA"], 1
     )
-    assert training.scorer.settings.has_lora
+    assert training.scorer.settings.lora
     training.frames = lambda path: training.scorer.sample_frames(clips[path], 8.0)
     losses = training.fit(learning_rate=1e-4, weight_decay=0.0, lora_rank=64, seed=0, max_epochs=1)
     assert losses[1] < losses[0]
@@ -288,7 +288,7 @@ def test_the_lora_of_a_released_checkpoint_is_trained_and_merged(tmp_path):
             torch.allclose(written, torch.stack([raw.mean(0), raw.std(0)], dim=1))
             and raw.std(0).max() > 1.1
         )
-        assert not training.scorer.settings.has_lora
+        assert training.scorer.settings.lora is None
         # weights are rounded to bf16
         assert (training.scores(pairs[:1]) - trained).abs().max() < 0.1
     assert training.quality(tmp_path / "after.png").keys() == {"VQ", "TA"}

@@ -35,7 +35,7 @@ def hunyuan(tmp_path_factory) -> Path:
 def scorers(tmp_path_factory) -> Path:
     """Return a folder with a tiny reward model of each built-in scorer, below the scorer's name."""
     folder = tmp_path_factory.mktemp("true_sizes")
-    for name in ("videoalign", "clip", "pickscore"):
+    for name in ("videoalign", "clip", "pickscore", "hpsv3"):
         tiny_rewards.write(name, folder / name)
     return folder
 

@@ -47,6 +47,7 @@ def test_videoalign_samples_and_resizes_released_sizes(videoalign):
     [
         ("videoalign", (121, 720, 1280)),
         ("clip", (121, 720, 1280)),
+        ("hpsv3", (121, 720, 1280)),
     ],
 )
 def test_scores_are_finite_and_memory_does_not_grow_with_the_number_of_videos(

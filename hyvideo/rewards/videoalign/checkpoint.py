@@ -19,19 +19,14 @@ from torch import Tensor
 
 from hyvideo.data.files import publish, read_json
 from hyvideo.data.text import quote
-from hyvideo.models.weight_files import (
-    check_dtypes,
-    read_pickle,
-    read_safetensors,
-    without_wrappers,
-)
+from hyvideo.models.weight_files import check_dtypes, read_pickle, read_safetensors
+from hyvideo.rewards.qwen2_vl.model import EMBEDDING, Lora, by_plain_name
+from hyvideo.rewards.qwen2_vl.preprocessing import MIN_PIXELS
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES
-from hyvideo.rewards.videoalign.preprocessing import MIN_PIXELS
 from hyvideo.rewards.videoalign.prompt import TEMPLATES
 
 LABEL = "VideoAlign"
 
-EMBEDDING = "language_model.embed_tokens.weight"
 _BASE_NAME = "Qwen/Qwen2-VL-2B-Instruct"
 
 
@@ -46,9 +41,7 @@ class ModelConfig:
     max_pixels: int
     min_pixels: int
     template: str
-    has_lora: bool
-    lora_rank: int
-    lora_scale: float
+    lora: Lora | None  # None if all weights were trained
     # names of the scores, at most three, in the order of the reward tokens
     dimensions: tuple[str, ...]
     normalisation: dict[str, float] | None  # <dimension>_mean and _std
@@ -127,7 +120,7 @@ def read_weights(checkpoint: Checkpoint) -> VideoAlignWeights:
     parts = [read_pickle(whole, LABEL)] if whole.is_file() else _adapter_on_base(checkpoint)
     tensors: dict[str, Tensor] = {}
     for part in parts:  # a later one replaces tensors of the base model
-        tensors |= _by_plain_name(part, checkpoint.folder)
+        tensors |= by_plain_name(part, checkpoint.folder, LABEL)
     head = tensors.pop("rm_head.weight", None)
     output = tensors.pop("lm_head.weight", None)
     if head is None:
@@ -143,8 +136,9 @@ def read_weights(checkpoint: Checkpoint) -> VideoAlignWeights:
         # The model ties the two tensors, and the original loads the output layer last.
         tensors[EMBEDDING] = output
     has_lora = any(".lora_" in name for name in tensors)
-    if has_lora != checkpoint.settings.has_lora:  # would silently change the scores
-        setting = str(checkpoint.settings.has_lora).lower()
+    is_set = checkpoint.settings.lora is not None
+    if has_lora != is_set:  # would silently change the scores
+        setting = str(is_set).lower()
         has = "a LoRA" if has_lora else "no LoRA"
         raise ValueError(
             f"{LABEL}: model_config.json has lora_enable {setting}, but {checkpoint.folder} has "
@@ -178,40 +172,6 @@ def save_weights(folder: Path, state: Mapping[str, Tensor], head: Tensor) -> Non
             torch.save(tensors, path)
         except RuntimeError as error:  # PyTorch does not say why it cannot write
             raise OSError(errno.ENOSPC, f"the weights cannot be written: {error}") from error
-
-
-def plain_name(name: str) -> str:
-    """Return a tensor's name in Qwen2VLModel, without peft's prefixes, for files of transformers 4
-    and 5.
-    """
-    name = (
-        without_wrappers(name)
-        .removeprefix("base_model.model.")
-        .replace(".base_layer.", ".")
-        .replace(".default.", ".")
-    )
-    if name.startswith(("rm_head.", "lm_head.")):
-        return name
-    name = name.removeprefix("model.")
-    if name.startswith(("visual.", "language_model.")):
-        return name
-    return f"language_model.{name}"
-
-
-def _by_plain_name(part: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file by `plain_name`.
-
-    Raises ValueError if it has two names of one tensor with different values.
-    """
-    names: dict[str, str] = {}
-    for name, tensor in part.items():
-        first = names.setdefault(plain_name(name), name)
-        if first != name and not torch.equal(part[first], tensor):
-            raise ValueError(
-                f"{LABEL}: {first!r} and {name!r} of a file in {folder} are the same tensor of the "
-                "model, but their values differ; use a file that has only one of them"
-            )
-    return {plain: part[name] for plain, name in names.items()}
 
 
 def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
@@ -250,9 +210,7 @@ def _read_settings(config: dict[str, Any], path: Path) -> ModelConfig:
         max_pixels=int(data["max_frame_pixels"]),
         min_pixels=int(data.get("min_frame_pixels", MIN_PIXELS)),
         template=template,
-        has_lora=lora.get("lora_enable", False),
-        lora_rank=rank,
-        lora_scale=lora.get("lora_alpha", 32) / divisor,
+        lora=Lora(rank, lora.get("lora_alpha", 32) / divisor) if lora.get("lora_enable") else None,
         dimensions=tuple(data.get("eval_dim", DIMENSIONS)),
         normalisation=constants or None,
     )

@@ -2,17 +2,24 @@
 original's.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hyvideo.data.videos import check_video, read_video
+from hyvideo.rewards.qwen2_vl.inputs import load_tokenizer, model_inputs
+from hyvideo.rewards.qwen2_vl.model import (
+    EMBEDDING,
+    RewardModel,
+    recomputed,
+    without_cudnn_attention,
+)
+from hyvideo.rewards.qwen2_vl.preprocessing import frame_indices, patches, resize
 from hyvideo.rewards.rewards import Scorer, Scores
-from hyvideo.rewards.videoalign.checkpoint import EMBEDDING, find_checkpoint, read_weights
-from hyvideo.rewards.videoalign.model import RewardModel, recomputed, without_cudnn_attention
-from hyvideo.rewards.videoalign.preprocessing import MERGE, frame_indices, patches, resize
+from hyvideo.rewards.videoalign.checkpoint import LABEL, find_checkpoint, read_weights
 from hyvideo.rewards.videoalign.prompt import REWARD_TOKENS, question
 
 
@@ -39,7 +46,7 @@ class VideoAlignScorer(Scorer):
         # folder of Qwen2-VL-2B-Instruct, needed only for an adapter checkpoint
         base: str | Path | None = None,
     ):
-        from transformers import AutoTokenizer, Qwen2VLConfig
+        from transformers import Qwen2VLConfig
 
         checkpoint = find_checkpoint(root, base=base)
         weights = read_weights(checkpoint)
@@ -47,25 +54,29 @@ class VideoAlignScorer(Scorer):
         self.dimensions = checkpoint.settings.dimensions
         self.batch_size = batch_size
         self.device = self.home = torch.device(device)
-        self.tokenizer = AutoTokenizer.from_pretrained(
-            checkpoint.tokenizer, padding_side="right", local_files_only=True
-        )
-        self.tokenizer.add_special_tokens({"extra_special_tokens": list(REWARD_TOKENS)})
+        self.tokenizer = load_tokenizer(checkpoint.tokenizer, REWARD_TOKENS)
         config = Qwen2VLConfig.from_dict(checkpoint.config)
         if EMBEDDING in weights.model:
             # The original truncates the embedding to the tokenizer's length.
             weights.model[EMBEDDING] = weights.model[EMBEDDING][: len(self.tokenizer)]
             config.text_config.vocab_size = len(weights.model[EMBEDDING])
+        lora = checkpoint.settings.lora
+        if lora:
+            lora = replace(lora, is_merged=merge_lora)
         rounded = precision == "fp32_math" or dtype == torch.bfloat16
+        dtype = torch.float32 if precision == "fp32_math" else dtype
+        head = nn.Linear(*reversed(weights.head.shape), bias=False, device="meta")
+        head.weight = nn.Parameter(weights.head.to(dtype))
         self.model = RewardModel(
+            LABEL,
             config,
-            weights,
-            checkpoint.settings,
+            weights.model,
+            head,
             reward_token_ids=self.tokenizer.convert_tokens_to_ids(list(REWARD_TOKENS)),
-            merge_lora=merge_lora,
-            dtype=torch.float32 if precision == "fp32_math" else dtype,
+            dtype=dtype,
             rope_dtype=torch.bfloat16 if rounded else torch.float32,
             device=self.device,
+            lora=lora,
         )
 
     def move_to(self, device: str | torch.device | None) -> None:
@@ -129,23 +140,12 @@ class VideoAlignScorer(Scorer):
         self, videos: list[Tensor], prompts: list[str], rates: list[float]
     ) -> dict[str, Tensor]:
         """Return the model's inputs for a batch, padded on the right."""
-        pixels = []
-        grids = []
-        texts = []
+        values = []
+        questions = []
         for video, prompt, rate in zip(videos, prompts, rates):
-            values, grid = patches(self.sample_frames(video, rate).to(self.device))
-            pixels.append(values)
-            grids.append(grid)
-            texts.append(
-                question(prompt, grid[0] * grid[1] * grid[2] // MERGE**2, self.settings.template)
-            )
-        tokens = self.tokenizer(texts, padding=True, return_tensors="pt")
-        return {
-            "input_ids": tokens.input_ids.to(self.device),
-            "attention_mask": tokens.attention_mask.to(self.device),
-            "pixel_values_videos": torch.cat(pixels),
-            "video_grid_thw": torch.tensor(grids, device=self.device),
-        }
+            values.append(patches(self.sample_frames(video, rate).to(self.device)))
+            questions.append(question(prompt, self.settings.template))
+        return model_inputs(self.tokenizer, "video", values, questions, self.device)
 
     def sample_frames(self, video: Tensor, rate: float) -> Tensor:
         """Return a video's sampled, resized frames, on the CPU; passing them again at

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from hyvideo.data.videos import read_video
+from hyvideo.rewards.qwen2_vl.model import RewardModel, plain_name
 from hyvideo.rewards.videoalign import VideoAlignScorer
 from hyvideo.rewards.videoalign import checkpoint as checkpoints
-from hyvideo.rewards.videoalign.checkpoint import find_checkpoint, plain_name, read_weights
-from hyvideo.rewards.videoalign.model import RewardModel
+from hyvideo.rewards.videoalign.checkpoint import find_checkpoint, read_weights
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "videoalign"
 golden = json.loads((GOLDEN / "golden.json").read_text())
@@ -277,20 +277,21 @@ def test_the_released_file_fits_the_bundled_base_model_config(monkeypatch, tmp_p
     monkeypatch.setattr(checkpoints, "read_pickle", lambda *_, **__: tensors)
     monkeypatch.setattr(torch, "equal", lambda *_: True)
     found = find_checkpoint(tmp_path)
-    assert found.base is None and found.settings.lora_scale == 2.0
+    assert found.base is None and found.settings.lora.scale == 2.0
     weights = read_weights(found)
     assert sum(".lora_" in name for name in weights.model) == 2 * 7 * 28
     base = Qwen2VLConfig.from_dict(found.config)
     base.text_config.vocab_size = 151660
     model = RewardModel(
+        "VideoAlign",
         base,
-        weights,
-        found.settings,
+        weights.model,
+        torch.nn.Linear(1536, 1, bias=False),
         reward_token_ids=[151657, 151658, 151659],
-        merge_lora=False,
         dtype=torch.bfloat16,
         rope_dtype=torch.bfloat16,
         device="meta",
+        lora=found.settings.lora,
     )
     assert sum(p.numel() for p in model.parameters()) == sum(
         t.numel() for name, t in tensors.items() if "lm_head" not in name

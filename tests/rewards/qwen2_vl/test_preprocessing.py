@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hyvideo.data.videos import read_video
-from hyvideo.rewards.videoalign.preprocessing import (
+from hyvideo.rewards.qwen2_vl.preprocessing import (
     FACTOR,
     MIN_PIXELS,
     frame_indices,

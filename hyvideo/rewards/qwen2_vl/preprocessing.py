@@ -1,16 +1,18 @@
-"""Conversion of frames to Qwen2-VL patches, bit-identical to the original VideoAlign.
+"""Conversion of frames to Qwen2-VL patches, bit-identical to the originals of VideoAlign and HPSv3.
 
-    sample 2 frames per second -> resize (bicubic, antialiased, rounded to uint8) -> normalize -> patches
+    sample frames -> resize (bicubic, antialiased, rounded to uint8) -> normalize -> patches
 
-The number of sampled frames depends on the video's frames per second, so a wrong frame rate changes
-the score.
+VideoAlign samples 2 frames per second, so a wrong frame rate changes its score. It resizes by
+torch, HPSv3 by Pillow.
 """
 
 import functools
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from einops import rearrange
+from PIL import Image
 from torch import Tensor
 
 from hyvideo.data.videos import round_through
@@ -52,13 +54,41 @@ def resize(frames: Tensor, *, max_pixels: int, min_pixels: int = MIN_PIXELS) -> 
     255] keep their gradient and are rounded like uint8 frames. Shape: uint8 or float (frames, 3, height,
     width).
     """
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-
-    size = smart_resize(
-        *frames.shape[-2:], factor=FACTOR, min_pixels=min_pixels, max_pixels=max_pixels
-    )
+    size = _size_within(frames, min_pixels, max_pixels)
     if size == tuple(frames.shape[-2:]):
         return frames
+    return _resize_by_torch(frames, size)
+
+
+def resize_by_pillow(frames: Tensor, *, max_pixels: int, min_pixels: int) -> Tensor:
+    """Resize frames on the CPU like `resize`, with Pillow's bicubic filter.
+
+    Frames as floats get Pillow's values and the gradient of `resize`, whose values differ by about
+    a level. Shape: uint8 or float (frames, 3, height, width).
+    """
+    height, width = _size_within(frames, min_pixels, max_pixels)
+    if (height, width) == tuple(frames.shape[-2:]):
+        return frames
+    pictures = []
+    for frame in frames.detach().to(torch.uint8).permute(0, 2, 3, 1).numpy():
+        resized = Image.fromarray(frame).resize((width, height), Image.Resampling.BICUBIC)
+        pictures.append(torch.from_numpy(np.array(resized)))
+    values = torch.stack(pictures).permute(0, 3, 1, 2)
+    if not frames.is_floating_point():
+        return values
+    differentiable = _resize_by_torch(frames, (height, width))
+    return values + (differentiable - differentiable.detach())
+
+
+def _size_within(frames: Tensor, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    return smart_resize(
+        *frames.shape[-2:], factor=FACTOR, min_pixels=min_pixels, max_pixels=max_pixels
+    )
+
+
+def _resize_by_torch(frames: Tensor, size: tuple[int, int]) -> Tensor:
     resized = F.interpolate(
         frames.float(), size, mode="bicubic", align_corners=False, antialias=True
     )

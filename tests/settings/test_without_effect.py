@@ -5,8 +5,11 @@ import torch
 
 from hyvideo.grpo.trust_region import position_kl
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.without_effect import _strength_of_kl, settings_without_effect
-from hyvideo.validation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
+from hyvideo.settings.without_effect import (
+    MIN_VIDEOS_TO_STOP,
+    _strength_of_kl,
+    settings_without_effect,
+)
 
 
 def report(config, world_size=1):

@@ -45,7 +45,7 @@ case " ${arguments[*]} " in
         # torch respects CUDA_VISIBLE_DEVICES and counts only GPUs that it can use.
         num_gpus="$(python -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')"
         if [ "$num_gpus" = 0 ]; then # the reason, such as an old driver
-            python -c 'from hyvideo.training.gpu_driver import driver_problem as find; print(find() or "no GPU was found")' >&2
+            python -c 'from hyvideo.loading.gpu_driver import driver_problem as find; print(find() or "no GPU was found")' >&2
         fi
         processes="${NPROC:-$((num_gpus > 0 ? num_gpus : 1))}"
         ;;

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.records.run_files import write_config
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.settings.command_line import load_config, parse
-from hyvideo.settings.rules import check
 
 FLAGS = [
     "--config",

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hyvideo.data.files import optional, read_text
-from hyvideo.data.run_folder import numbered
 from hyvideo.distributed.collectives import from_main
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import optional, read_text
+from hyvideo.files.run_folder import numbered
 from hyvideo.records.run_files import or_none, write_json
 from hyvideo.validation.reward_hacking import rule
 from hyvideo.validation.reward_hacking.rule import Dispersion, MetricShift, ValidationStats

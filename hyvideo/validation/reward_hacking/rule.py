@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hyvideo.data.text import quote
+from hyvideo.checks.without_effect import MIN_VIDEOS_TO_STOP
+from hyvideo.files.text import quote
 from hyvideo.settings.sections import RecordSettings
-from hyvideo.settings.without_effect import MIN_VIDEOS_TO_STOP
 
 MARKER = "reward_hacking.json"  # in the output_dir of a run that was stopped
 REWARD = "reward"

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import post_train
-from hyvideo.data.run_folder import RunRecord, write_record
+from hyvideo.checks.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.run_folder import RunRecord, write_record
 from hyvideo.report import run_summary
 from hyvideo.rewards.rewards import SetMeasure
 from hyvideo.settings import processes
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.validation.reward_hacking.monitor import (
     HackingMonitor,

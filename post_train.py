@@ -24,7 +24,6 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.reference_flags import with_flags
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.validation.reward_hacking.rule import RewardHacking, check_output_dir
 
 
 def print_after_rank_0(*error) -> None:
@@ -56,7 +55,6 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             show(command)
             return 0
         inputs = check(config, processes.world_size(), file=command.file)
-        check_output_dir(config.record)
         trainer = build(with_local_weights(config), at_end)
         if trainer is None:
             return 0
@@ -79,6 +77,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
+    from hyvideo.validation.held_out import RewardHacking
 
     if trainer.mesh.is_main:
         print_start(command, inputs, trainer)
@@ -115,7 +114,6 @@ def show(command: CommandLine) -> None:
     inputs = check(config, world_size, file=command.file, on_this_machine=False)
     if processes.rank() != 0:
         return
-    check_output_dir(config.record)
     print(yaml.safe_dump(config.flat(), sort_keys=False, allow_unicode=True))
     if command.of_version:
         print(

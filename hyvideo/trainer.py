@@ -48,7 +48,7 @@ from hyvideo.training.progress import Progress
 from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.run_setup import build_run
 from hyvideo.training.run_state import check_changes
-from hyvideo.validation.reward_hacking.rule import RewardHacking
+from hyvideo.validation import held_out
 from hyvideo.validation.validation import Validation
 
 
@@ -245,7 +245,10 @@ class Trainer:
         with self.progress.signals, writer or nullcontext():
             try:
                 self._train_until(self.config.optimizer.max_steps, writer)
-            except (NotOwner, RewardHacking):  # the first must not write, the second has saved
+            except (
+                NotOwner,
+                held_out.RewardHacking,
+            ):  # the first must not write, the second has saved
                 raise
             except BaseException as error:  # also sys.exit in code of a scorer
                 self._save_after(error)
@@ -303,11 +306,12 @@ class Trainer:
         if is_due:
             self._report()
         self._write_timeline()
-        if self.validation and self.validation.monitor.ends_run:  # the same on all ranks
+        if self.validation and self.validation.verdict.ends_run:  # the same on all ranks
             folder = self.run.state.save()  # unless it is saved
             self.run.state.checkpoints.wait()
             failed = self.run.state.checkpoints.last_failed
-            self.validation.monitor.end(None if failed else folder)
+            saved = None if failed else folder
+            held_out.stop(self.validation.verdict, self.output_dir, saved, self.mesh)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after an error that all ranks raise together; after any

@@ -43,7 +43,7 @@ LONGEST = (
     "studies/recipes/test_recipes.py",
     "training/test_on_policy_check.py",
     "distributed/test_sequence_parallel.py",
-    "validation/reward_hacking/test_monitor.py",
+    "validation/test_hacking_in_runs.py",
     "examples/miniature_from_scratch/test_build.py",
     "fake_cuda/test_fake_cuda.py",
     "fake_cuda/test_phases.py",

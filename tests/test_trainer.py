@@ -5,7 +5,6 @@ and output files.
 import csv
 import json
 import math
-import re
 
 import pytest
 import torch
@@ -13,6 +12,7 @@ import torch
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.records.metric_table import find
 from hyvideo.report.run_summary import print_summary
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.trainer import Trainer
@@ -75,18 +75,16 @@ def without_times(line):
     return {name: value for name, value in line.items() if not name.startswith(TIMING)}
 
 
-def undocumented(names):
-    """Return the metrics without a row in docs/monitoring.md, where those of scorers and stages have
-    rows such as ``reward/<dimension>``.
+def without_a_row(names):
+    """Return the metrics that the table of metrics does not have; of the forms with ``<dimension>``
+    and ``<stage>`` it has those of these scorers and stages only.
     """
-    page = (ROOT / "docs/monitoring.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| ((?:`[^`]+`(?:, )?)+) \|", page, re.MULTILINE)
-    rows = {
-        re.sub(r"<\w+>", "<>", name) for cell in cells for name in re.findall("`([^`]+)`", cell)
-    }
-    open_part = r"\b(VQ|MQ|TA|Overall|seen)$|(?<=^perf/tflops/)\w+$|(?<=^perf/mfu/)\w+$"
+    allowed = {"VQ", "MQ", "TA", "seen", "rollout", "decode", "anchor", "update", "iteration"}
+    found = {name: find(name) for name in names}
     return [
-        name for name in names if name not in rows and re.sub(open_part, "<>", name) not in rows
+        name
+        for name, row in found.items()
+        if row is None or (row.metric.name != name and not set(row.label.split()) <= allowed)
     ]
 
 
@@ -385,7 +383,7 @@ def test_a_run_writes_the_documented_files(tiny_config, mesh, tmp_path, capsys):
     assert (
         f"{printed}{len(rewards)} videos, prompts not used in training" in capsys.readouterr().out
     )
-    assert "validation/frechet_distance" in last and undocumented(last) == []
+    assert "validation/frechet_distance" in last and without_a_row(last) == []
     assert trainer.validation.picture(2).is_file()
     written = [path.name for path in (*out.iterdir(), *(out / "checkpoints/000002").iterdir())]
     measures = {"spreads", "hacking", "made_with"} & json.loads(

@@ -16,11 +16,12 @@ from hyvideo.files.files import (
     is_repository,
     write_problem,
 )
+from hyvideo.files.run_folder import STOPPED_FOR_HACKING
 from hyvideo.files.text import quote
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.sections import ModelSettings
+from hyvideo.settings.sections import ModelSettings, RecordSettings
 
 REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 
@@ -57,8 +58,20 @@ def machine_problems(inputs: RunInputs) -> Problems:
     }
     yield from weights_exist(weights)
     yield from folders_can_be_written("output_dir", record.output_dir)
+    yield from run_was_not_stopped(record)
     if model.conditions_dir:
         yield from folders_can_be_written("conditions_dir", model.conditions_dir)
+
+
+def run_was_not_stopped(record: RecordSettings) -> Problems:
+    """Yield that the run in ``output_dir`` was stopped for reward hacking."""
+    marker = Path(record.output_dir) / STOPPED_FOR_HACKING
+    if record.on_reward_hacking != "warn" and marker.is_file():
+        yield (
+            f"the run in output_dir {quote(record.output_dir)} was stopped for reward hacking "
+            "and would stop again; docs/judge_a_run.md#reward-hacking describes what to change; "
+            f"to resume, delete {marker} or set on_reward_hacking warn"
+        )
 
 
 def packages_are_installed(report_to: list[str], model: ModelSettings) -> Problems:

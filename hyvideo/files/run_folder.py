@@ -33,6 +33,7 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 SAMPLES = "samples"
 ROLLOUTS = "rollouts"
+STOPPED_FOR_HACKING = "reward_hacking.json"  # why a run was stopped, which it then is again
 NUMBERED = (CHECKPOINTS, SAMPLES, ROLLOUTS)  # folders of numbered folders, one for each iteration
 # A folder with one of these has the results of a run. A log or a note is no result.
 RESULTS = (RECORD, METRICS, *NUMBERED)

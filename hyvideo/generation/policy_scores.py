@@ -29,7 +29,8 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import trained_prompts
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity
-from hyvideo.validation.reward_hacking.held_out_metrics import ScorerMetrics, diversity, thumbnail
+from hyvideo.validation.held_out import ScorerMetrics
+from hyvideo.validation.pixels import diversity, thumbnail
 from hyvideo.validation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.validation.validation import Validation
 from hyvideo.validation.video_folder import find_clips, read_clips
@@ -186,7 +187,7 @@ class Evaluator:
             thumbnails |= {number: thumbnail(video) for number, video in decoded.items()}
             of_scorers.add(decoded, prompts)
             del videos, decoded  # before the next part is computed
-        held_out = of_scorers.of_videos()
+        of_videos = of_scorers.of_videos()
         entries = []
         for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
             file = files[number] if files else None
@@ -197,9 +198,9 @@ class Evaluator:
             )
             del entry["advantage"]
             entries.append(
-                entry | {name: or_none(value) for name, value in held_out.get(number, {}).items()}
+                entry | {name: or_none(value) for name, value in of_videos.get(number, {}).items()}
             )
-        measures, _ = of_scorers.of_set(len(prompts))
+        measures = of_scorers.of_set()
         apart = diversity(list(thumbnails.values()), [groups[number] for number in thumbnails])
         if len(apart):
             measures["held_out/diversity"] = apart.mean().item()

@@ -14,7 +14,7 @@ class LossInputs:
 
     log_prob: Tensor  # (batch,), of the sampled transition under the current policy
     mean: Tensor  # (batch, channels, frames, height, width), under the current policy
-    std: Tensor  # (batch, 1, 1, 1, 1), of the transition
+    kl_std: Tensor  # (batch, 1, 1, 1, 1), of the transition in KL terms
     old_log_prob: Tensor  # (batch,), under the rollout policy
     advantages: Tensor  # (batch,), finite
     step_weights: Tensor  # (batch,), from the equalizer
@@ -59,10 +59,12 @@ def grpo_terms(
     if inputs.rollout_mean is None:
         velocity = velocity_kl(inputs.log_prob, inputs.old_log_prob)
     else:
-        velocity = position_kl(inputs.mean, inputs.rollout_mean, inputs.std)
+        velocity = position_kl(inputs.mean, inputs.rollout_mean, inputs.kl_std)
     position = torch.zeros_like(velocity)
     if inputs.anchor_mean is not None:
-        position = inputs.anchor_weight * position_kl(inputs.mean, inputs.anchor_mean, inputs.std)
+        position = inputs.anchor_weight * position_kl(
+            inputs.mean, inputs.anchor_mean, inputs.kl_std
+        )
     kl = weighted_kl(position, velocity, kl_weights)
     return LossTerms(
         loss=policy + kl_coefficient * kl,

@@ -1,6 +1,5 @@
 """The miniature's scorers: the true scores of a video, and the learned reward model."""
 
-import math
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from hyvideo.files.files import folder_problem
 from hyvideo.files.text import quote
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import FPS, labels_of
-from hyvideo.rewards.rewards import DIMENSIONS, SetMeasure
+from hyvideo.rewards.rewards import DIMENSIONS
 
 REFERENCE_STATISTICS = "reference_statistics.safetensors"
 
@@ -47,19 +46,17 @@ class MiniatureScorer:
     def check_prompts(self, prompts: list[str]) -> None:
         labels_of(prompts)
 
-    def held_out(self, videos: list[Tensor], prompts: list[str]) -> dict[str, SetMeasure]:
-        """Return the Fréchet distance of the whole set to clean videos."""
-        if self.reference is None:
-            return {}
+    def features(self, videos: list[Tensor], prompts: list[str]) -> Tensor:
+        """Return the features of each video for `held_out`. Shape: (videos, dim)."""
         # One by one, so that a video's features do not depend on its rank's other videos, not even
         # by rounding.
-        rows = torch.cat([features(video[None].cpu()) for video in videos])
-        return {"frechet_distance": SetMeasure(rows, self._frechet_distance)}
+        return torch.cat([features(video[None].cpu()) for video in videos])
 
-    def _frechet_distance(self, rows: Tensor) -> float:
-        if len(rows) < 2:
-            return math.nan
-        return frechet_distance(moments(rows), self.reference)
+    def held_out(self, features: Tensor) -> dict[str, float]:
+        """Return the Fréchet distance of the whole set to clean videos."""
+        if self.reference is None or len(features) < 2:
+            return {}
+        return {"frechet_distance": frechet_distance(moments(features), self.reference)}
 
     def held_out_each(self, videos: list[Tensor], prompts: list[str]) -> list[dict[str, float]]:
         """Return for each video whether color, shape, direction and all three match the caption, as

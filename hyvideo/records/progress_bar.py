@@ -13,15 +13,9 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from hyvideo.records.metric_table import console_texts
+
 PLAIN_LINE_SECONDS = 30.0
-CONSOLE_TEXTS = {  # by metric
-    "reward/mean": "reward {:.4f}",
-    "kl/position": "KL {:.1e}",
-    "policy/ratio_max_deviation": "max |ratio - 1| {:.1e}",
-    "nft/distance_max": "max distance {:.1e}",
-    "dpo/accuracy": "accuracy {:.2f}",
-    "dpo/displacement": "displacement {:+.1e}",
-}
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {
     "load": "loading",
@@ -44,7 +38,7 @@ def console_text(metrics: dict[str, float]) -> str:
     """
     texts = [
         text.format(metrics[name])
-        for name, text in CONSOLE_TEXTS.items()
+        for name, text in console_texts().items()
         if not math.isnan(metrics.get(name, math.nan))  # a KL that is not measured
     ]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)

@@ -21,7 +21,7 @@ from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.settings.config import LEAVES, Config
 from hyvideo.settings.reward_settings import reward_weights
 from hyvideo.settings.sections import RewardSettings
-from hyvideo.validation.reward_hacking.rule import ValidationStats
+from hyvideo.validation.held_out import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
 
 FILES = {"evaluations": "scores.json", "studies": "analysis.json"}

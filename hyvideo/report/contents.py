@@ -22,10 +22,9 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import num_rollouts
 from hyvideo.settings.objectives import label_of
 from hyvideo.settings.run_inputs import trained_prompts
+from hyvideo.validation import held_out
+from hyvideo.validation.held_out import MEASURES_FILE, MetricShift, ValidationStats
 from hyvideo.validation.intervals import Interval, t_interval
-from hyvideo.validation.reward_hacking import rule
-from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE, read_history
-from hyvideo.validation.reward_hacking.rule import MetricShift, ValidationStats
 from hyvideo.validation.scores_file import mean_by_prompt
 
 AUDIT_FILE = "audit.json"  # of scripts.audit
@@ -176,15 +175,11 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
     base = None
     if before and len(history) > 1:
         after = validations[history[-1].iteration]
-        base = rule.base_stats(history)
+        base = held_out.base_stats(history)
     threshold = config.record.hacking_threshold
-    shifts: list[list[rule.MetricShift]] = [[] for _ in history]
-    hacking = ""
+    verdicts = [held_out.Verdict() for _ in history]
     if base:
-        shifts = [rule.all_shifts(base, now, threshold) for now in history]
-        found = rule.find_shifts(history, threshold)
-        if found:
-            hacking = rule.describe(history, found)
+        verdicts = [held_out.judge([base, now], threshold) for now in history]
     timeline = folder / TIMELINE_FILE
     audit = folder / AUDIT_FILE
     return RunContents(
@@ -196,8 +191,8 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
         series=read_series(lines, max_points),
         history=history,
         base=base,
-        shifts=shifts,
-        hacking=hacking,
+        shifts=[verdict.shifts for verdict in verdicts],
+        hacking=verdicts[-1].reason if verdicts else "",
         before=before,
         after=after,
         reasons=_reasons(folder, lines, validations.values()),
@@ -225,7 +220,7 @@ def _read_history(samples: Path) -> list[ValidationStats]:
         return []
     newest = measured[-1]
     made_with = read_json(newest, "validation")["made_with"]
-    return read_history(samples, made_with, before=int(newest.parent.name) + 1)
+    return held_out.read_history(samples, made_with, before=int(newest.parent.name) + 1)
 
 
 def _reasons(folder: Path, lines: Sequence[dict], validations: Iterable[dict]) -> Counter:

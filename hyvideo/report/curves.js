@@ -1,6 +1,4 @@
-// Curves of the report: rewards, trust region, health and cost over training.
-const NO_CURVE = /^(iteration|update|validation\/|time\/|perf\/)/;  // metrics that have a plot of another kind, or none
-const STAGES = ["conditions", "pairs", "rollout", "anchor", "decode", "reward", "record", "update"];  // one after another
+// Curves of the report: those of the table of metrics (hyvideo/records/metric_table.py), rewards, and validations.
 const MAX_MARKERS = 40;  // points of a line over validations; more are drawn as a line
 
 /** Lines that a legend may name without taking the room of the plot; a hover names them too. */
@@ -9,18 +7,19 @@ const mostInLegend = () => {
   return RUNS.length > 1 ? 6 : 12;
 };
 
-const drawnMetrics = new Set();  // names of the metrics that have a plot
+const drawnValidations = new Set();  // names of the metrics of validations that have a plot
 
 function drawCurves() {
   redraw(() => {
-    drawnMetrics.clear();
+    drawnValidations.clear();
     drawRewards();
-    drawTrust();
-    drawHealth();
+    for (const plot of DATA.plots) if (RUNS.length === 1 || !plot.onlyOneRun) drawMetrics(plot);
     drawShifts();
     drawPareto();
-    drawCost();
-    drawOthers();
+    drawOtherValidations();
+    if (RUNS.length === 1 && RUNS[0][1].timeline) drawTimeline("#timeline", RUNS[0][1].timeline);
+    if (RUNS.length === 1) byId("no-steps").hidden = Boolean(document.querySelector("#steps figure"));
+    byId("others").hidden = !document.querySelector("#others figure");
   });
 }
 
@@ -47,13 +46,42 @@ function traces(metric, label, { of = shownRuns(), place = 0, ofValidation = fal
   return found;
 }
 
-/** Traces of the metrics with these ends of names, whatever objective wrote them, each with its label. */
-function ending(labels, options = {}) {
-  const names = metricNames();
-  return Object.entries(labels).flatMap(([end, label], place) => names.filter((name) => name === end || name.endsWith(`/${end}`)).flatMap((name) => {
-    drawnMetrics.add(name);
-    return traces(name, label, { place, ...options });
-  }));
+/** Draws the metrics of a plot of the table. */
+function drawMetrics({ section, title, note, unit, lines, kind, ...options }) {
+  const box = `#${section} .plots`;
+  if (kind === "map") {
+    if (RUNS.length === 1) drawMap(box, title, lines[0][0], options.center, note);
+    return;
+  }
+  if (kind === "bars") {
+    drawBars(box, title, lines, unit);
+    return;
+  }
+  const yaxis = { exponentformat: "power" };
+  if (options.fromZero) yaxis.rangemode = "tozero";
+  if (options.isLog) Object.assign(yaxis, { type: "log", nticks: 5 });
+  let data = lines.flatMap(([name, label], place) => traces(name, label, { place, isLog: options.isLog }));
+  if (options.onlyPositive) data = data.filter((each) => each.y.some((value) => value > 0));
+  draw(box, title, data, { unit, note, yaxis });
+}
+
+/** Lists with one value per denoising step, as colours. */
+function drawMap(box, title, name, center, note) {
+  const [, run] = RUNS[0];
+  const rows = run.columns[name] ?? [];
+  const steps = Math.max(0, ...rows.map((row) => row.length));
+  if (!steps) return;
+  const z = Array.from({ length: steps }, (_, step) => rows.map((row) => row[step] ?? null));
+  const scale = center === null || center === undefined ? { colorscale: "Cividis" } : { colorscale: "RdBu", zmid: center };
+  const map = { type: "heatmap", x: run.columns.iteration, z, ...scale, hoverongaps: false, colorbar: { thickness: 12, outlinewidth: 0, exponentformat: "power" }, hovertemplate: "iteration %{x}, step %{y}: %{z:.4g}<extra></extra>" };
+  draw(box, title, [map], { note, height: 280, xaxis: { showgrid: false }, yaxis: { title: { text: "denoising step" }, autorange: "reversed", dtick: steps > 20 ? 5 : 1, showgrid: false } });
+}
+
+/** Parts of a whole, above one another. */
+function drawBars(box, title, lines, unit) {
+  const [, run] = RUNS[0];
+  const bars = lines.filter(([name]) => name in run.metrics).map(([name, label], place) => ({ type: "bar", name: label, x: run.metrics.iteration, y: run.metrics[name], marker: { color: colourOf(place), line: { width: 0 } }, hovertemplate: `iteration %{x}: ${plain(label)} %{y:.3~g} ${unit}<extra></extra>` }));
+  draw(box, title, bars, { barmode: "stack", bargap: 0.1, height: 280, unit });
 }
 
 /** Shown runs of each trained reward: values of different rewards cannot be compared, and have an axis each. */
@@ -70,8 +98,7 @@ function drawRewards() {
   byId("rewards-differ").textContent = `These runs were trained with ${rewards.size} different rewards. Their values cannot be compared, so each reward has its own plots.`;
   const dimensions = metricNames().filter((name) => name.startsWith("reward/")).map((name) => name.slice(7));
   const scored = dimensions.filter((name) => !["mean", "std", "missing", "overall", "Overall"].includes(name));
-  for (const name of dimensions) drawnMetrics.add(`reward/${name}`);
-  for (const name of ["reward", "unseen/reward", ...scored, ...scored.map((each) => `true/${each}`)]) drawnMetrics.add(`validation/${name}`);
+  for (const name of ["reward", "unseen/reward", ...scored, ...scored.map((each) => `true/${each}`)]) drawnValidations.add(name);
   for (const [reward, of] of rewards) {
     const title = (text) => (several ? `${text}, ${reward}` : text);
     const dashed = { of, place: 1, ofValidation: true, dash: RUNS.length > 1 ? "dash" : "solid" };
@@ -86,69 +113,11 @@ function drawRewards() {
   }
 }
 
-function drawTrust() {
-  const toZero = { rangemode: "tozero" };
-  const log = { type: "log", exponentformat: "power", nticks: 5 };
-  const moves = shownRuns().some(([, run]) => run.moves);
-  draw("#trust .plots", "KL", ending({ position: "to the anchor", velocity: "to the rollout policy" }, { isLog: true }), { unit: "per element", yaxis: log, note: moves ? "falls to 0 when the anchor moves" : "" });
-  draw("#trust .plots", "KL coefficient", ending({ "kl/coef": "coefficient" }));
-  draw("#trust .plots", "Clip fraction", ending({ clip_fraction: "clipped" }), { unit: "fraction of terms", yaxis: toZero });
-  draw("#trust .plots", "Gradient norm", ending({ "grad/norm": "norm before clipping" }), { yaxis: toZero });
-  draw("#trust .plots", "Largest deviation of a ratio from 1", ending({ ratio_max_deviation: "all updates", ratio_first_deviation: "first update" }));
-  draw("#trust .plots", "Loss", ending({ "loss/policy": "policy", "loss/total": "total" }), { yaxis: { exponentformat: "power" }, note: "does not measure progress: around 0 with one update per iteration" });
-  if (RUNS.length === 1) drawSteps(RUNS[0][1]);
-}
-
-function drawSteps(run) {
-  const maps = [
-    ["by_step/ratio_mean", "Mean ratio", { colorscale: "RdBu", zmid: 1 }],
-    ["by_step/ratio_max_deviation", "Largest deviation of a ratio from 1, by step", { colorscale: "Cividis" }],
-    ["by_step/kl", "KL, by step", { colorscale: "Cividis" }],
-  ];
-  for (const [metric, title, scale] of maps) {
-    const rows = run.columns[metric] ?? [];
-    const steps = Math.max(0, ...rows.map((row) => row.length));
-    if (!steps) continue;
-    const z = Array.from({ length: steps }, (_, step) => rows.map((row) => row[step] ?? null));
-    const map = { type: "heatmap", x: run.columns.iteration, z, ...scale, hoverongaps: false, colorbar: { thickness: 12, outlinewidth: 0, exponentformat: "power" }, hovertemplate: "iteration %{x}, step %{y}: %{z:.4g}<extra></extra>" };
-    draw("#steps .plots", title, [map], { height: 280, xaxis: { showgrid: false }, yaxis: { title: { text: "denoising step" }, autorange: "reversed", dtick: steps > 20 ? 5 : 1, showgrid: false } });
-  }
-  byId("no-steps").hidden = Boolean(document.querySelector("#steps figure"));
-}
-
-function drawHealth() {
-  const toZero = { rangemode: "tozero" };
-  const where = (found) => found.filter((each) => each.y.some((value) => value > 0));
-  draw("#health .plots", "Zero groups", ending({ zero_groups: "groups" }), { unit: "groups", yaxis: toZero });
-  draw("#health .plots", "Failed rewards", where(ending({ "reward/missing": "rollouts" })), { unit: "rollouts", yaxis: toZero });
-  draw("#health .plots", "Skipped updates", where(ending({ "update/skipped": "updates" })), { unit: "updates", yaxis: toZero });
-}
-
-function drawCost() {
-  const toZero = { rangemode: "tozero" };
-  draw("#cost .plots", "Peak memory", ending({ peak_gib: "peak" }), { unit: "GiB", yaxis: toZero });
-  draw("#cost .plots", "Forward passes per rollout", ending({ "cost/forwards": "forward passes" }), { yaxis: toZero });
-  draw("#cost .plots", "Time per iteration", traces("time/iteration", "seconds"), { unit: "s", yaxis: toZero });
-  if (RUNS.length > 1) return;
-  const [, run] = RUNS[0];
-  const of = (prefix) => Object.keys(run.metrics).filter((name) => name.startsWith(prefix));
-  const stages = STAGES.map((stage) => `time/${stage}`).filter((name) => name in run.metrics);
-  const bars = stages.map((each, place) => ({ type: "bar", name: each.slice(5), x: run.metrics.iteration, y: run.metrics[each], marker: { color: colourOf(place), line: { width: 0 } }, hovertemplate: `iteration %{x}: ${plain(each.slice(5))} %{y:.3~g} s<extra></extra>` }));
-  draw("#cost .plots", "Time by stage", bars, { barmode: "stack", bargap: 0.1, height: 280, unit: "s" });
-  const rates = (prefix) => of(prefix).flatMap((name, place) => traces(name, name.slice(prefix.length), { place }));
-  draw("#cost .plots", "TFLOP/s of a rank, without recomputation", rates("perf/tflops/"), { height: 280, unit: "TFLOP/s", yaxis: toZero });
-  draw("#cost .plots", "MFU: share of the GPU's peak", rates("perf/mfu/"), { height: 280, yaxis: toZero });
-  if (run.timeline) drawTimeline("#timeline", run.timeline);
-}
-
-/** Metrics without a plot above, so that a new objective or scorer needs no change of this page. */
-function drawOthers() {
-  for (const name of metricNames()) if (!drawnMetrics.has(name) && !NO_CURVE.test(name)) draw("#others .plots", name, traces(name, name));
+/** Metrics of validations without a plot above, such as those of a new scorer. */
+function drawOtherValidations() {
   for (const name of validationNames()) {
-    if (drawnMetrics.has(`validation/${name}`)) continue;
-    draw("#others .plots", `validation/${name}`, traces(name, "validation", { ofValidation: true }));
+    if (!drawnValidations.has(name)) draw("#others .plots", `validation/${name}`, traces(name, "validation", { ofValidation: true }));
   }
-  byId("others").hidden = !document.querySelector("#others figure");
 }
 
 function drawShifts() {

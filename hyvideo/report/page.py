@@ -29,6 +29,7 @@ from hyvideo.report.comparison import (
 )
 from hyvideo.report.contents import MAX_POINTS, RunContents
 from hyvideo.report.gallery import match_videos
+from hyvideo.report.plots import BY_STEP, plots_of
 from hyvideo.settings.config import SHARED, Config
 from hyvideo.settings.reward_settings import reward_weights
 
@@ -140,7 +141,13 @@ def comparison_data(found: Comparison) -> dict:
         runs[name]["settings"] = {
             setting: setting_text(values.get(setting)) for setting in settings
         }
-    return {"runs": runs, "scores": found.scores, "settings": settings}
+    names = chain.from_iterable((*run["metrics"], *run["columns"]) for run in runs.values())
+    return {
+        "runs": runs,
+        "plots": plots_of(names),
+        "scores": found.scores,
+        "settings": settings,
+    }
 
 
 def page_data(run: RunContents, max_validations: int) -> dict:
@@ -152,13 +159,12 @@ def page_data(run: RunContents, max_validations: int) -> dict:
 
 def curves_of(run: RunContents) -> dict:
     """Return the metrics of the iterations, and what the page needs to draw them."""
-    drawn = ("iteration", "by_step/")  # lists of other names are in metrics.jsonl only
+    drawn = ("iteration", BY_STEP)  # lists of other names are in metrics.jsonl only
     columns = run.series.columns
     return {
         "metrics": run.series.points,
         "columns": {name: rows for name, rows in columns.items() if name.startswith(drawn)},
         "timeline": run.timeline,
-        "moves": run.config.objective.anchor_moves,
     }
 
 

@@ -6,18 +6,16 @@ and warnings use every iteration.
 """
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 
+from hyvideo.records.metric_table import is_peak
 from hyvideo.records.run_files import evenly_spaced
 
 SPIKE = 10.0  # gradient norm divided by its recent median
-# metrics shown by the maximum
-IS_PEAK = re.compile("max|peak|spike|norm|missing|skipped|zero_groups|first_deviation")
 # of a heat map of lists, such as metrics by denoising step, however many runs there are
 MIN_COLUMNS = 40
 DIGITS = 5  # significant digits of a point
@@ -65,9 +63,7 @@ def read_series(lines: Sequence[dict], max_points: int) -> Series:
     ends = []
     if lines:
         ends = [*range(per_point, len(lines), per_point), len(lines)]
-    points = {
-        name: _thin(each, ends, is_peak=bool(IS_PEAK.search(name))) for name, each in values.items()
-    }
+    points = {name: _thin(each, ends, is_peak=is_peak(name)) for name, each in values.items()}
     points["iteration"] = [iterations[end - 1] for end in ends]
     spikes = values.get("grad/spike", np.zeros(len(lines)))
     return Series(

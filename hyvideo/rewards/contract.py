@@ -9,9 +9,7 @@ A custom scorer costs one more copy of the videos that it scores: 151 MB and 0.2
 CPU (measured) for 121 frames of 480 x 864. The shipped scorers receive the videos themselves.
 """
 
-import math
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -24,7 +22,6 @@ from hyvideo.rewards.rewards import (
     Scorer,
     ScoreResult,
     Scores,
-    SetMeasure,
     as_score,
 )
 
@@ -63,11 +60,7 @@ def score_with_gradient(
 
 
 def held_out_each(scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[str]) -> list[Scores]:
-    """Return the held-out metrics of each video, without any if the scorer has no such method;
-    raises like `score`.
-    """
-    if not hasattr(scorer, "held_out_each"):
-        return [{} for _ in videos]
+    """Return the held-out metrics of each video; raises like `score`."""
     with restored_state():
         rows = scorer.held_out_each(_given(scorer, videos), list(prompts))
     reserved = (*RESERVED_NAMES, OVERALL)
@@ -75,30 +68,25 @@ def held_out_each(scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[st
     return [result.scores for result in results]
 
 
-def held_out(
-    scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[str]
-) -> dict[str, SetMeasure]:
-    """Return the held-out metrics of the set of videos, whose functions return floats; raises like
-    `score`.
+def features(scorer: Scorer, videos: Sequence[Tensor], prompts: Sequence[str]) -> Tensor:
+    """Return what `held_out` needs of each video. Shape: (videos, dim).
+
+    Raises ValueError for another shape.
     """
     with restored_state():
-        measures = scorer.held_out(_given(scorer, videos), list(prompts))
-    if not isinstance(measures, dict):
-        raise ValueError(
-            f"held_out must return a dict of SetMeasure, got {type(measures).__name__}"
-        )
-    check_names(measures, "a held-out metric", (*RESERVED_NAMES, OVERALL))
-    for name, measure in measures.items():
-        if not isinstance(measure, SetMeasure):
-            raise ValueError(
-                f"held_out must return a dict of SetMeasure, got {type(measure).__name__} for "
-                f"{name}; return metrics of single videos from held_out_each"
-            )
-        check_tensor(measure.rows, (len(videos), None), f"the rows of {name}")
-    return {
-        name: SetMeasure(measure.rows, partial(_number_of_set, name, measure.of_set))
-        for name, measure in measures.items()
-    }
+        rows = scorer.features(_given(scorer, videos), list(prompts))
+    check_tensor(rows, (len(videos), None), f"the result of features of {type(scorer).__name__}")
+    return rows
+
+
+def held_out(scorer: Scorer, features: Tensor) -> Scores:
+    """Return the held-out metrics of a set of videos with these features; raises like `score`."""
+    with restored_state():
+        metrics = scorer.held_out(features)
+    if not isinstance(metrics, dict):
+        raise ValueError(f"held_out must return a dict of numbers, got {type(metrics).__name__}")
+    check_names(metrics, "a held-out metric", (*RESERVED_NAMES, OVERALL))
+    return _numbers_of(metrics)
 
 
 def check_prompts(scorer: Scorer, prompts: Sequence[str]) -> None:
@@ -177,20 +165,3 @@ def _given(scorer: Scorer, videos: Sequence[Tensor]) -> list[Tensor]:
     if scorer.__module__.startswith("hyvideo."):
         return list(videos)
     return [video.clone() for video in videos]
-
-
-def _number_of_set(name: str, of_set: Callable[[Tensor], object], rows: Tensor) -> float:
-    """Return the metric of a set as a float, NaN if it is not finite.
-
-    Raises ValueError for anything but a number.
-    """
-    module = getattr(of_set, "__module__", "")  # a method such as Tensor.mean has none
-    with named_errors(f"of_set of {name}", module):
-        value = of_set(rows.clone())
-    number = as_score(value)
-    if number is None:
-        raise ValueError(
-            f"of_set of {name} must return one number, got {type(value).__name__} "
-            f"{quote(value, 60)}"
-        )
-    return number if math.isfinite(number) else math.nan

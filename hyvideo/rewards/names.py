@@ -32,11 +32,6 @@ class MetricNames:
             if name in self.declared and isinstance(weights, Mapping):
                 # such as those of a service, which declares none
                 self.declared[name] = tuple(dict.fromkeys([*self.declared[name], *weights]))
-        # names that no held-out metric may have: of dimensions, and of scores so far
-        self.known: set[str] = set()
-        for name, dimensions in self.declared.items():
-            self.known.update(dimensions)
-            self.known.update(self.of(name, dimension) for dimension in dimensions)
         self.weights = self._weights(given or {})  # by name
 
     def of(self, scorer: str, dimension: str) -> str:
@@ -55,13 +50,11 @@ class MetricNames:
         `OVERALL` is left out if there are several scorers.
         """
         is_alone = self.is_held_out or len(self.declared) < 2
-        named = {
+        return {
             self.of(scorer, name): score
             for name, score in scores.items()
             if is_alone or name != OVERALL
         }
-        self.known.update(named)
-        return named
 
     def _weights(self, given: Mapping[str, float | Mapping[str, float]]) -> dict[str, float]:
         found: dict[str, float] = {}

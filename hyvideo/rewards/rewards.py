@@ -104,6 +104,11 @@ class Scorer(Protocol):
     A differentiable scorer also has ``score_with_gradient(videos, prompts, *, fps) -> Tensor``,
     with the values of ``score`` in the order of ``dimensions``. Shapes: float (videos, frames,
     channels, height, width), with whole numbers in [0, 255], to (videos, dimensions).
+
+    A scorer may also measure validation videos by more than it rewards. Of each video:
+    ``held_out_each(videos, prompts) -> list[Scores]``, for which higher is better. Of the whole
+    set: ``features(videos, prompts) -> Tensor`` of a part of the videos, shape (videos, dim), and
+    ``held_out(features) -> Scores``, called once on one rank with float64 rows of all videos.
     """
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
@@ -115,16 +120,6 @@ class Scorer(Protocol):
 
     def check_prompts(self, prompts: list[str]) -> None:
         """Raise ValueError for a prompt that cannot be scored. Called before a run starts."""
-
-    def held_out(self, videos: "list[Tensor]", prompts: list[str]) -> "dict[str, SetMeasure]":
-        """Return held-out metrics of the set of validation videos, which are never part of the
-        reward. May be empty.
-
-        ``videos`` belong to this rank, or are a part of them if they are large. Metrics of single
-        videos, for which higher is better, are returned by an optional method
-        ``held_out_each(videos, prompts)``.
-        """
-        return {}
 
 
 class FunctionScorer(Scorer):
@@ -149,16 +144,6 @@ class FunctionScorer(Scorer):
         if isinstance(answer, tuple):
             answer = list(answer)
         return [row if isinstance(row, dict) else {self.name: row} for row in answer]
-
-
-class SetMeasure(NamedTuple):
-    """A metric of a set of videos, possibly spread over ranks, computed from one vector
-    per video.
-    """
-
-    rows: "Tensor"  # (videos, dim), the vectors of the videos on this rank
-    # float64 rows of all ranks -> metric, NaN for too few videos
-    of_set: "Callable[[Tensor], float]"
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,6 @@ from hyvideo.rewards.rewards import (
     Scorer,
     ScoreResult,
     ScorerUnavailable,
-    Scores,
-    SetMeasure,
     is_finite,
     weighted_sum,
 )
@@ -210,70 +208,22 @@ class AsyncScorer:
         if self.held_out_scorers:
             self.held_out_scorers.check_prompts(validated)
 
-    def held_out(
-        self, videos: list[Tensor], prompts: list[str]
-    ) -> dict[str, dict[str, SetMeasure] | str]:
-        """Return, by scorer, the held-out metrics of the whole set of videos, or the reason why
-        they are missing.
+    def call_all(self, method: str, function: Callable[[str, Scorer], T]) -> dict[str, T | str]:
+        """Call ``function(name, scorer)`` for each scorer, also the held-out ones, that has an
+        optional method, and return by scorer its result, or the reason of its failure.
         """
-        found = self._call_all(contract.held_out, videos, prompts)
-        return self._without_conflicts(
-            found, lambda measures: {name: m.rows.tolist() for name, m in measures.items()}
-        )
-
-    def held_out_each(
-        self, videos: list[Tensor], prompts: list[str]
-    ) -> dict[str, list[Scores] | str]:
-        """Return, by scorer, the held-out metrics of each video, or the reason why they are
-        missing.
-        """
-        found = self._call_all(contract.held_out_each, videos, prompts)
-        return self._without_conflicts(found, _columns)
-
-    def _call_all(
-        self, method: Callable[..., T], videos: list[Tensor], prompts: list[str]
-    ) -> dict[str, T | str]:
-        """Call a held-out method of all scorers, and return their results or reasons."""
         found: dict[str, T | str] = {}
-        if not videos:
-            return found
         for name, scorer in self.scorers.items():
+            if not hasattr(scorer, method):
+                continue
             try:
-                found[name] = self.call(name, partial(method, scorer, videos, prompts))
+                found[name] = self.call(name, partial(function, name, scorer))
             except Exception as error:  # a scorer may raise anything
                 add_place(error, scorer.__module__)
                 found[name] = describe_error(error)
         if self.held_out_scorers:
-            found |= self.held_out_scorers._call_all(method, videos, prompts)
+            found |= self.held_out_scorers.call_all(method, function)
         return found
-
-    def _without_conflicts(
-        self, found: dict[str, T | str], values_of: Callable[[T], dict[str, list]]
-    ) -> dict[str, T | str]:
-        """Replace results with a name of a score, or with other values than an earlier scorer's of
-        the same name.
-        """
-        taken = set(self.names.known)
-        if self.held_out_scorers:
-            taken |= self.held_out_scorers.names.known
-        owners: dict[str, tuple[str, str]] = {}  # scorer and values by name
-        checked: dict[str, T | str] = {}
-        for scorer, result in found.items():
-            checked[scorer] = result
-            if isinstance(result, str):  # the reason of a failure
-                continue
-            for name, values in values_of(result).items():
-                # repr, so that NaN equals NaN
-                owner, known = owners.setdefault(name, (scorer, repr(values)))
-                if name in taken:
-                    checked[scorer] = (
-                        f"the held-out metric {name} must not have the name of a score; rename it"
-                    )
-                elif repr(values) != known:
-                    checked[scorer] = (
-                        f"the held-out metric {name} differs from that of reward {owner}; rename it"
-                    )
-        return checked
 
     def close(self, *, wait: bool = True) -> None:
         if self.held_out_scorers:
@@ -402,9 +352,3 @@ def try_score(
         add_place(error, scorer.__module__)
         # the traceback's frames hold memory that the next attempt may need
         return error.with_traceback(None)
-
-
-def _columns(rows: list[Scores]) -> dict[str, list[float | None]]:
-    """Return the values of each metric, None where a row lacks it."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [row.get(name) for row in rows] for name in names}

@@ -177,6 +177,16 @@ class Schedule:
         """
         return self._moments(velocity, sample, indices)[0]
 
+    def kl_std(self, sample: Tensor, indices: Sequence[int]) -> Tensor:
+        """Return the standard deviation in KL terms of each sample's step, float32.
+
+        Shapes: (batch, ...) to (batch, 1, ..., 1).
+        """
+        steps = [self.transitions[index] for index in indices]
+        return _per_sample(
+            [step.std if step.kl_std is None else step.kl_std for step in steps], sample
+        )
+
     def _moments(
         self, velocity: Tensor, sample: Tensor, indices: Sequence[int]
     ) -> tuple[Tensor, Tensor]:

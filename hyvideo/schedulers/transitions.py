@@ -37,6 +37,8 @@ class Transition:
     std: float
     # level up to which a flow map predicts the mean velocity; None: the next one
     until: float | None = None
+    # standard deviation in KL terms; None: std
+    kl_std: float | None = None
 
     @property
     def is_stochastic(self) -> bool:
@@ -95,8 +97,21 @@ def recombined(sigma: float, sigma_next: float, std: float) -> Transition:
         return ode_transition(sigma, sigma_next)
     noise = math.sqrt(max(sigma_next**2 - std**2, 0.0))  # coefficient of x1_hat
     return Transition(
-        a=(1 - sigma_next) + noise, b=-sigma * (1 - sigma_next) + (1 - sigma) * noise, std=std
+        a=(1 - sigma_next) + noise,
+        b=-sigma * (1 - sigma_next) + (1 - sigma) * noise,
+        std=std,
+        kl_std=bounded_kl_std(sigma, sigma_next, std),
     )
+
+
+def bounded_kl_std(sigma: float, sigma_next: float, std: float) -> float:
+    """Return the standard deviation in KL terms of a step whose ``std`` is a share of ``sigma'``:
+    the same share of at least half of the step width.
+
+    Where sigma' is close to 0, as in the last levels of some schedules, the KL would otherwise grow
+    with ``(sigma / sigma')^2`` (docs/sde.md). It is the ``std`` for all shifts of at least 1.
+    """
+    return std * max(1.0, (sigma - sigma_next) / (2 * sigma_next))
 
 
 def cps_transition(
@@ -160,7 +175,9 @@ def anchored_transition(
     variance = sigma_next**2 - (kept * anchor) ** 2
     if variance <= 0:
         return ode_transition(sigma, sigma_next)
-    return Transition(a=kept, b=kept * (anchor - sigma), std=math.sqrt(variance), until=anchor)
+    std = math.sqrt(variance)
+    kl_std = bounded_kl_std(sigma, sigma_next, std)
+    return Transition(a=kept, b=kept * (anchor - sigma), std=std, until=anchor, kl_std=kl_std)
 
 
 @dataclass(frozen=True, eq=False)

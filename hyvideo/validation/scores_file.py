@@ -18,8 +18,8 @@ from hyvideo.files.text import align_columns, describe_error
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
 from hyvideo.training.rewards import merge_rewards
+from hyvideo.validation.held_out import Dispersion
 from hyvideo.validation.intervals import Interval, t_interval
-from hyvideo.validation.reward_hacking.rule import Dispersion
 
 NOT_SCORES = ("number", "seed", "group", "missing", "seen")
 

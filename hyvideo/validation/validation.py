@@ -39,20 +39,9 @@ from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.config import Config
 from hyvideo.training.rollout_batch import select
+from hyvideo.validation import held_out
+from hyvideo.validation.held_out import MEASURES_FILE, Measured, ScorerMetrics, ValidationStats
 from hyvideo.validation.parts import num_per_part
-from hyvideo.validation.reward_hacking.held_out_metrics import (
-    Measured,
-    ScorerMetrics,
-    measure_videos,
-    summarise_videos,
-)
-from hyvideo.validation.reward_hacking.monitor import (
-    MEASURES_FILE,
-    HackingMonitor,
-    read_validation,
-    write_validation,
-)
-from hyvideo.validation.reward_hacking.rule import ValidationStats
 from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
 
 SCORES_FILE = "scores.json"
@@ -124,15 +113,8 @@ class Validation:
         self.made_with = conditions_of(config, requests)
         if any(isinstance(layer, Fp8Linear) for layer in pipeline.transformer.modules()):
             self.made_with["base_weight_dtype"] = "fp8"
-        self.monitor = HackingMonitor(
-            self.settings.on_reward_hacking,
-            self.settings.hacking_threshold,
-            mesh,
-            self.output,
-            self.made_with,
-            weights=scorer.weights,
-            warns_of_transfer=config.objective.reward_weight > 0,
-        )
+        self.warns_of_transfer = config.objective.reward_weight > 0
+        self.verdict = held_out.Verdict()  # on the last validation
 
     def run(self, iteration: int) -> dict[str, float]:
         """Validate the policy after ``iteration``, write samples/<iteration>/ and return
@@ -146,17 +128,26 @@ class Validation:
         for videos in self.videos(self.rows()):
             scored = self._rewards(videos)
             local |= scored
-            measured |= measure_videos(videos, scored, self.scorer.weights)
+            measured |= held_out.measure_videos(videos, scored, self.scorer.weights)
             of_scorers.add(videos, self.prompts)
             names |= self._write_videos(iteration, videos)
             del videos  # before the next part is sampled
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
-        means, spreads = summarise_videos(measured, of_scorers.of_videos(), self.groups, self.mesh)
-        set_means, set_spreads = of_scorers.of_set(len(self.prompts))
+        means, spreads = held_out.summarise_videos(
+            measured, of_scorers.of_videos(), self.groups, self.mesh
+        )
         reward_means, reward_spread = summarise_rewards(rewards)
-        measures = means | reward_means | split_reward(rewards, self.seen) | set_means
-        stats = ValidationStats(iteration, measures, spreads | set_spreads | reward_spread)
-        hacking = self.monitor.check(stats)
+        measures = means | reward_means | split_reward(rewards, self.seen) | of_scorers.of_set()
+        stats = ValidationStats(iteration, measures, spreads | reward_spread)
+        self.verdict = held_out.after_validation(
+            stats,
+            self.output,
+            self.made_with,
+            self.settings,
+            self.mesh,
+            weights=self.scorer.weights,
+            warns_of_transfer=self.warns_of_transfer,
+        )
         names = dict(ChainMap(*all_objects(names, self.mesh)))
         noise = dict(ChainMap(*all_objects(self.first_noise, self.mesh)))
         with optional(f"validation {self.folder(iteration)}"):
@@ -166,9 +157,11 @@ class Validation:
                 write_json(
                     self.folder(iteration) / NOISE_FILE, [noise[row] for row in sorted(noise)]
                 )
-                write_validation(self.folder(iteration), stats, self.monitor.shifts, self.made_with)
+                held_out.write_validation(
+                    self.folder(iteration), stats, self.verdict, self.made_with
+                )
         metrics = {f"validation/{name}": value for name, value in measures.items()}
-        return metrics | {"validation/hacking": hacking, "hacking/transfer": self.monitor.transfer}
+        return metrics | self.verdict.metrics
 
     def folder(self, iteration: int) -> Path:
         return self.output / f"{iteration:06d}"
@@ -177,7 +170,7 @@ class Validation:
         """Return the recorded metrics of ``iteration``; empty if it was not validated with these
         settings.
         """
-        recorded = read_validation(self.folder(iteration), self.made_with)
+        recorded = held_out.read_validation(self.folder(iteration), self.made_with)
         return dict(recorded.means) if recorded else {}
 
     def picture(self, iteration: int) -> Path | None:

@@ -32,8 +32,8 @@ from hyvideo.records.run_files import write_text
 from hyvideo.rewards.rewards import DIMENSIONS
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
+from hyvideo.validation.held_out import MEASURES_FILE
 from hyvideo.validation.intervals import Interval
-from hyvideo.validation.reward_hacking.monitor import MEASURES_FILE
 from hyvideo.validation.scores_file import summarise, write_csv
 from hyvideo.validation.validation import conditions_of
 from studies.recipes.confounders import (

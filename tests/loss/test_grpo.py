@@ -19,7 +19,7 @@ def terms_of(
     inputs = LossInputs(
         log_prob=log_prob,
         mean=means.pop("mean", torch.zeros(shape, dtype=log_prob.dtype)),
-        std=torch.full((len(log_prob), 1, 1, 1, 1), 0.5, dtype=log_prob.dtype),
+        kl_std=torch.full((len(log_prob), 1, 1, 1, 1), 0.5, dtype=log_prob.dtype),
         old_log_prob=old,
         advantages=advantages,
         step_weights=weights,

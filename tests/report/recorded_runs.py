@@ -11,8 +11,7 @@ from hyvideo.records.run_files import score_entry, write_config, write_json, wri
 from hyvideo.records.stage_timer import write_timeline
 from hyvideo.rewards.rewards import Reward
 from hyvideo.settings.command_line import load_config
-from hyvideo.validation.reward_hacking.monitor import write_validation
-from hyvideo.validation.reward_hacking.rule import Dispersion, ValidationStats
+from hyvideo.validation.held_out import Dispersion, ValidationStats, Verdict, write_validation
 
 HOSTILE = '</script><script>window.hacked = 1</script> "quoted" & {{ 7 * 7 }}'
 PROMPTS = [HOSTILE, *(f"prompt {k}" for k in range(7))]
@@ -98,7 +97,8 @@ def record_run(
         means |= {"true/VQ": 0.3 + share * gains[0] / 2, "held_out/motion": 0.5 - share * 0.03}
         spreads = {"reward": Dispersion(0.2, 96), "held_out/sharpness": Dispersion(0.1, 96)}
         spreads |= {"true/VQ": Dispersion(0.2, 96), "held_out/motion": Dispersion(0.1, 96)}
-        write_validation(place, ValidationStats(iteration, means, spreads), [], {"steps": 4})
+        stats = ValidationStats(iteration, means, spreads)
+        write_validation(place, stats, Verdict(), {"steps": 4})
     if missing:
         place = folder / "rollouts" / "000002"
         place.mkdir(parents=True)

@@ -1,7 +1,5 @@
 """Names of the scorers' dimensions: no score of one scorer replaces that of another."""
 
-import math
-
 import pytest
 import torch
 
@@ -14,16 +12,13 @@ VIDEO = torch.zeros(4, 3, 16, 16, dtype=torch.uint8)
 class Fixed(Scorer):
     """Returns constant scores."""
 
-    def __init__(self, dimensions=None, each=None, **scores):
-        self.scores, self.each = scores, each or {}
+    def __init__(self, dimensions=None, **scores):
+        self.scores = scores
         if dimensions:
             self.dimensions = dimensions
 
     def score(self, videos, prompts, *, fps):
         return [dict(self.scores) for _ in videos]
-
-    def held_out_each(self, videos, prompts):
-        return [dict(self.each) for _ in videos]
 
 
 def reward(scorers, weights, **options):
@@ -77,20 +72,6 @@ def test_held_out_scorers_of_one_class_name_have_different_names():
     held_out = AsyncScorer({"x/a.py:S": A, "x/b.py:S": Z}, {}, is_held_out=True)
     found = reward({"main": Fixed(VQ=0.0)}, {"VQ": 1.0}, held_out=held_out)
     assert found.scores["held_out/a.py:S/VQ"] == 1.0 and found.scores["held_out/b.py:S/VQ"] == 10.0
-
-
-# --- held-out metrics -----------------------------------------------------------------------------
-
-
-def test_two_scorers_may_return_a_held_out_metric_only_with_equal_values():
-    first, same = Fixed(each={"m": 1.0, "n": math.nan}), Fixed(each={"m": 1.0, "n": math.nan})
-    held_out = AsyncScorer({"b": same}, {}, is_held_out=True)
-    scorer = AsyncScorer({"a": first}, {}, held_out=held_out)
-    assert all(isinstance(found, list) for found in scorer.held_out_each([VIDEO], ["a"]).values())
-    same.each["m"] = 2.0
-    found = scorer.held_out_each([VIDEO], ["a"])
-    assert found["a"][0]["m"] == 1.0 and isinstance(found["b"], str)
-    scorer.close()
 
 
 def test_weights_by_scorer_declare_the_dimensions_of_a_service():

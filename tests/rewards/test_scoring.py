@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable, SetMeasure
+from hyvideo.rewards.rewards import ScoreResult, ScorerUnavailable
 from hyvideo.rewards.scoring import AsyncScorer, score_safely
 
 WEIGHTS = {"VQ": 0.5, "TA": 1.0}
@@ -34,9 +34,6 @@ class Brightness:
     def check_prompts(self, prompts):
         if "" in prompts:
             raise ValueError("no prompt may be empty")
-
-    def held_out(self, videos, prompts):
-        return {"held": SetMeasure(torch.zeros(len(videos), 1), len)}
 
 
 class Returns(Brightness):

@@ -218,6 +218,37 @@ def gradient_and_position(trainer, rollouts, columns):
     return torch.cat([gradient.flatten().double() for gradient in applied]), metrics["kl/position"]
 
 
+@pytest.mark.parametrize("kl_velocity", ["log_ratio", "gaussian"])
+def test_the_kl_of_a_step_to_a_low_level_has_its_own_std(tiny_config, mesh, kl_velocity):
+    """The last noisy step of cps ends at 0.005, where the std is 80 times that of half the step."""
+    changes = {
+        "sde_type": "cps",
+        "sigmas": "1,0.8,0.005",
+        "grpo_sampling_steps": 3,
+        "enable_timestep_permutation": False,
+        "kl_velocity": kl_velocity,
+    }
+    trainer = Trainer(
+        tiny_config.with_settings(**SETTINGS | changes), mesh, CPU, scorers={"test": Redness()}
+    )
+    trainer.iteration = 1
+    rollouts, pending = sample(trainer.run, 1)
+    rewards = trainer.run.rewards.wait(pending)
+    advantages = trainer.run.rewards.advantages(rollouts.indices, rewards)[0]
+    rollouts = rollouts.with_rewards(rewards, advantages)
+    move(trainer.run.policy, 1e-3, seed=1)
+    trainer.run.policy.anchor.age += 1
+    low = rollouts.schedule.transitions[1]
+    assert low.kl_std == pytest.approx(low.std * 0.795 / 0.01)
+    without = replace(low, kl_std=None)
+    first, _, last = rollouts.schedule.transitions
+    unbounded = replace(rollouts.schedule, transitions=(first, without, last))
+    _, position = gradient_and_position(trainer, rollouts, [1])
+    _, larger = gradient_and_position(trainer, replace(rollouts, schedule=unbounded), [1])
+    ratio = (2 * low.kl_std**2 + 1e-6) / (2 * low.std**2 + 1e-6)
+    assert ratio > 1000 and larger / position == pytest.approx(ratio, rel=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -29,8 +29,7 @@ from hyvideo.training.rewards import (
 )
 from hyvideo.training.rollout_batch import RolloutIndex
 from hyvideo.training.rollouts import PendingRewards
-from hyvideo.validation.reward_hacking.monitor import read_validation
-from hyvideo.validation.reward_hacking.rule import all_shifts
+from hyvideo.validation.held_out import all_shifts, read_validation
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 

@@ -257,7 +257,10 @@ def test_validation_follows_the_settings(elsewhere):
     assert pipeline.sampling.guidance.scale == 3.0
     assert (validation.size, validation.decode_batch_size, validation.fps) == ((9, 32, 48), 3, 12.0)
     assert validation.groups[:4] == [0, 0, 1, 1] and validation.prompts[0] == validation.prompts[1]
-    assert (validation.monitor.action, validation.monitor.threshold) == ("stop", 0.7)
+    assert (
+        validation.settings.on_reward_hacking,
+        validation.settings.hacking_threshold,
+    ) == ("stop", 0.7)
     noise = normal(validation.latent_shape, 11, "validation noise", 1, 0)
     assert torch.equal(validation._noise(2), noise)
     sampled, sample_ode = [], pipeline.sample_ode

@@ -92,7 +92,7 @@ class GRPO(StepObjective):
         inputs = LossInputs(
             log_prob=step.log_prob,
             mean=step.mean,
-            std=step.std,
+            kl_std=rollouts.schedule.kl_std(step.mean, steps),
             old_log_prob=select(rollouts.trajectories.log_probs, rows, steps),
             advantages=select(rollouts.advantages, rows),
             step_weights=filled(self.step_weights(rollouts.schedule)[steps].tolist(), device),

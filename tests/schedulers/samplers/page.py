@@ -8,7 +8,7 @@ from pathlib import Path
 from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
+from hyvideo.schedulers.transitions import SAMPLERS, Transition, schedule, shifted_levels
 from tests.schedulers.samplers.marginals import marginals_table, markdown_table
 
 PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
@@ -47,6 +47,42 @@ def equalizer_table() -> str:
         ["last", *(f"{of_steps[-1]:.4g}" for of_steps in weights)],
     ]
     return markdown_table(["step", *SAMPLERS], rows)
+
+
+def kl_factor(step: Transition, std: float) -> float:
+    """Return the factor between a squared difference of velocities and the KL of a step."""
+    return step.b**2 / (2 * std**2)
+
+
+def kl_table() -> str:
+    """Return the factor of the KL at the first steps, at the middle, and at the last with noise."""
+    rows = []
+    for number in (1, 5, 10, 15, 19):
+        steps = [made.transitions[number - 1] for made in schedules().values()]
+        cells = [f"{kl_factor(step, step.kl_std or step.std):.2g}" for step in steps]
+        rows.append([str(number), f"{LEVELS[number - 1]:.4f}", *cells])
+    last = [
+        made.transitions[-1] if made.transitions[-1].is_stochastic else None
+        for made in schedules().values()
+    ]
+    cells = [f"{kl_factor(step, step.std):.2g}" if step else "none" for step in last]
+    rows.append([str(NUM_STEPS), f"{LEVELS[-2]:.4f}", *cells])
+    return markdown_table(["step", "sigma", *SAMPLERS], rows)
+
+
+def low_level_table() -> str:
+    """Return the factor of the KL at a step to a low level, without and with the std of KL terms."""
+    bounded = ("cps", "precise", "dance_precise", "anchored")
+    rows = []
+    for sigma_next in (0.1, 0.05, 0.005, 0.0005):
+        of_sage = SAMPLERS["sage_grpo"].transition(0.2, sigma_next, ETA, LEVELS[1])
+        cells = [f"{kl_factor(of_sage, of_sage.std):.2g}"]
+        for name in bounded:
+            step = SAMPLERS[name].transition(0.2, sigma_next, ETA, LEVELS[1])
+            without, with_bound = kl_factor(step, step.std), kl_factor(step, step.kl_std)
+            cells.append(f"{without:,.1f} → {with_bound:.1f}")
+        rows.append([f"{sigma_next:g}", *cells])
+    return markdown_table(["sigma'", "sage_grpo", *bounded], rows)
 
 
 def first_step_table() -> str:
@@ -103,6 +139,8 @@ def equal_noise_table() -> str:
 COMPUTED = {
     "noise": noise_table,
     "equalizer": equalizer_table,
+    "kl": kl_table,
+    "low_level": low_level_table,
     "first_step": first_step_table,
     "marginals": marginals_table,  # takes several seconds
     "unusual": unusual_table,

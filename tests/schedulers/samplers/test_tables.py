@@ -50,6 +50,32 @@ def test_cps_at_a_fixed_eta_does_not_converge_to_the_marginal():
     assert errors[1] > 0.7 * errors[0] and errors[1] > 0.02
 
 
+# --- the standard deviation of KL terms --------------------------------------------------------
+
+
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
+def test_the_kl_has_the_std_of_the_step_for_all_shifts_of_at_least_1(sde_type):
+    for num_steps, shift, eta in itertools.product(range(2, 201, 6), SHIFTS, (0.1, 0.5, 0.9)):
+        for step in schedule(sde_type, shifted_levels(num_steps, shift), eta, "stochastic"):
+            assert step.kl_std in (None, step.std)
+
+
+@pytest.mark.parametrize("sde_type", list(SAMPLERS))
+@pytest.mark.parametrize("eta", [0.2, 0.5, 0.9])
+def test_the_kl_of_a_step_to_a_low_level_is_bounded(sde_type, eta):
+    """A public run with cps was lost to a KL of the last noisy step that was 70,000 times too large:
+    schedules of other programs end at a level near 0.
+    """
+    factors = []
+    for sigma_next in (0.05, 5e-3, 5e-4, 5e-6):
+        step = SAMPLERS[sde_type].transition(0.2, sigma_next, eta, 0.9)
+        if sde_type in ("cps", "precise", "dance_precise", "anchored"):
+            share = step.std / sigma_next
+            assert step.kl_std == pytest.approx(share * max(sigma_next, (0.2 - sigma_next) / 2))
+        factors.append(page.kl_factor(step, step.kl_std or step.std))
+    assert max(factors) < 1.3 / eta**2 + 2
+
+
 # --- every step against torch ------------------------------------------------------------------
 
 

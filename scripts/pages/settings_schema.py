@@ -1,31 +1,20 @@
-"""Write configs/settings.schema.json, with which editors complete and check the settings of a run.
-
-    python -m scripts.settings_schema
+"""configs/settings.schema.json, with which editors complete and check the settings of a run.
 
 An editor with a YAML language server uses it for a file whose first line is
 
     # yaml-language-server: $schema=PATH/configs/settings.schema.json
 """
 
-import argparse
 import json
 from typing import Any
 
-from hyvideo.files.files import ROOT
 from hyvideo.settings.command_line import ENVIRONMENT
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS
 from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.settings.reference_flags import IGNORED, RENAMED, SIZES, SWITCHES
 from hyvideo.settings.sections import Leaf, Switch
 
-PATH = ROOT / "configs/settings.schema.json"
 TRAITS = ("title", "description", "default", "choices", "decides", "is_path", "measured")
-
-
-def main(argv: list[str] | None = None) -> None:
-    description = __doc__.splitlines()[0]
-    argparse.ArgumentParser(description=description).parse_args(argv)
-    PATH.write_text(text(), encoding="utf-8")
 
 
 def text() -> str:
@@ -75,7 +64,3 @@ def of_yaml(declared: dict[str, Any], leaf: Leaf) -> list[dict[str, Any]]:
     if leaf.name in ("reward_weights", "reward_config"):
         forms.append({"type": "object"})
     return forms
-
-
-if __name__ == "__main__":
-    main()

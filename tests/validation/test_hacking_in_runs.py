@@ -1,4 +1,4 @@
-"""The reward-hacking monitor on runs whose reward can be hacked."""
+"""The reward-hacking rule in runs whose reward can be hacked."""
 
 import json
 import math
@@ -9,31 +9,29 @@ import pytest
 import torch
 
 import post_train
+from hyvideo.checks.machine_rules import run_was_not_stopped
 from hyvideo.checks.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.files.run_folder import RunRecord, write_record
+from hyvideo.files.run_folder import STOPPED_FOR_HACKING, RunRecord, write_record
 from hyvideo.report import run_summary
-from hyvideo.rewards.rewards import SetMeasure
 from hyvideo.settings import processes
+from hyvideo.settings.sections import RecordSettings
 from hyvideo.trainer import Trainer
-from hyvideo.validation.reward_hacking.monitor import (
-    HackingMonitor,
+from hyvideo.validation.held_out import (
+    Dispersion,
+    RewardHacking,
+    ValidationStats,
+    Verdict,
+    after_validation,
     read_history,
     read_validation,
     write_validation,
 )
-from hyvideo.validation.reward_hacking.rule import (
-    MARKER,
-    Dispersion,
-    RewardHacking,
-    ValidationStats,
-    check_output_dir,
-)
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
-MODULE = "tests.validation.reward_hacking.test_monitor"
+MODULE = "tests.validation.test_hacking_in_runs"
 CPU = torch.device("cpu")
 VALIDATION = {
     "valid_video_csv": "assets/miniature/prompts/smoke.csv",
@@ -60,9 +58,6 @@ class Brightness:
     def check_prompts(self, prompts):
         pass
 
-    def held_out(self, videos, prompts):
-        return {}
-
 
 class Truthful(Brightness):
     """Adds held-out metrics of each video and of the set, and a score without weight."""
@@ -76,9 +71,11 @@ class Truthful(Brightness):
     def held_out_each(self, videos, prompts):
         return [{"true/length": float(len(prompt))} for prompt in prompts]
 
-    def held_out(self, videos, prompts):
-        rows = torch.tensor([[video.float().mean() / 255] for video in videos])
-        return {"frechet_distance": SetMeasure(rows, lambda rows: rows.square().mean().item())}
+    def features(self, videos, prompts):
+        return torch.stack([video.float().mean((0, 2, 3)) / 1000 for video in videos])
+
+    def held_out(self, features):
+        return {"frechet_distance": len(features) + features.mean()}
 
 
 @pytest.fixture
@@ -110,15 +107,15 @@ def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["validation/hacking"] == 1 and latest(run) == f"{last['iteration']:06d}"
     assert (
-        json.loads((run / MARKER).read_text())["departures"]
+        json.loads((run / STOPPED_FOR_HACKING).read_text())["departures"]
         == recorded(run, last["iteration"])["hacking"]
     )
 
     # A launcher that restarts failed runs must not resume training; a user can, with warn.
     again = config.with_settings(max_steps=last["iteration"] + 1)
     with pytest.raises(ValueError, match="reward_hacking.json"):
-        check_output_dir(again.record)
-    check_output_dir(again.with_settings(on_reward_hacking="warn").record)
+        check(again)
+    assert not [*run_was_not_stopped(again.with_settings(on_reward_hacking="warn").record)]
     # The history survives the resume: the next validation is compared with the base validation of
     # the first run.
     with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
@@ -142,10 +139,10 @@ def test_scores_without_weight_are_monitored_with_their_spread(greedy_config, me
         "true/length",
         "reward",
         "held_out/exposure",
-        "frechet_distance",
     }
     assert watched <= recorded_stats.spreads.keys()
-    assert "VQ" not in recorded_stats.spreads
+    assert not {"VQ", "frechet_distance"} & recorded_stats.spreads.keys()
+    assert 16 < numbers["validation/frechet_distance"] < 17  # called once, with all videos
     assert recorded_stats.spreads["CLIPScore"].std == pytest.approx(
         2 * recorded_stats.spreads["reward"].std
     )
@@ -208,18 +205,19 @@ def stats_of(iteration, count=96, std=0.1, **means):
     return ValidationStats(iteration, means, {name: Dispersion(std, count) for name in means})
 
 
-def watch_of(folder, mesh, *, base):
-    samples = folder / "samples"
-    (samples / "000000").mkdir(parents=True)
-    write_validation(samples / "000000", base, [], {})
-    return HackingMonitor("stop", 1.5, mesh, samples, {})
+def check_validation(folder, mesh, now, made_with=None, action="stop"):
+    record = RecordSettings(on_reward_hacking=action, hacking_threshold=1.5)
+    return after_validation(now, folder / "samples", made_with or {}, record, mesh, weights={})
 
 
 def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):
-    watch = watch_of(tmp_path, mesh, base=stats_of(0, reward=1.0, motion=1.0))
+    base = tmp_path / "samples" / "000000"
+    base.mkdir(parents=True)
+    write_validation(base, stats_of(0, reward=1.0, motion=1.0), Verdict(), {})
     for iteration, motion, is_hacked in ((10, 0.0, True), (20, 1.0, False), (30, 0.0, True)):
-        assert watch.check(stats_of(iteration, reward=2.0, motion=motion)) == is_hacked
-        assert (watch.ends_run, bool(watch.reason), len(watch.shifts)) == (
+        verdict = check_validation(tmp_path, mesh, stats_of(iteration, reward=2.0, motion=motion))
+        assert verdict.metrics["validation/hacking"] == is_hacked
+        assert (verdict.ends_run, bool(verdict.reason), len(verdict.departures)) == (
             is_hacked,
             is_hacked,
             is_hacked,
@@ -230,21 +228,24 @@ def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):
 def check_with_broken_records(folder):
     """Return this rank's verdict on a validation with a partly broken history."""
     mesh = ranks.start(1, CPU) if processes.world_size() > 1 else Mesh.single()
-    watch = HackingMonitor("warn", 1.5, mesh, Path(folder) / "samples", {"seed": 1})
-    return watch.check(stats_of(20, reward=2.0, motion=0.0)), [shift.name for shift in watch.shifts]
+    now = stats_of(20, reward=2.0, motion=0.0)
+    verdict = check_validation(Path(folder), mesh, now, {"seed": 1}, action="warn")
+    hacking = verdict.metrics["validation/hacking"]
+    return hacking, [shift.name for shift in verdict.departures]
 
 
 def test_broken_records_are_skipped_with_a_warning(tmp_path, capsys):
     samples = tmp_path / "samples"
     for iteration in (0, 10):
         (samples / f"{iteration:06d}").mkdir(parents=True)
-    write_validation(samples / "000000", stats_of(0, reward=1.0, motion=1.0), [], {"seed": 1})
+    base = stats_of(0, reward=1.0, motion=1.0)
+    write_validation(samples / "000000", base, Verdict(), {"seed": 1})
     (samples / "000010" / "measures.json").write_text("[1]")
     assert check_with_broken_records(tmp_path) == (1.0, ["motion"])
     assert "000010/measures.json cannot be read" in capsys.readouterr().err
     (samples / "000000" / "measures.json").write_text("[1]")
-    verdict, shifts = check_with_broken_records(tmp_path)
-    assert math.isnan(verdict) and shifts == []
+    hacking, shifts = check_with_broken_records(tmp_path)
+    assert math.isnan(hacking) and shifts == []
     assert "no validation of the base model" in capsys.readouterr().err
     assert read_validation(samples / "000000", {"seed": 1}) is None
 
@@ -256,4 +257,4 @@ def test_a_broken_record_does_not_stop_any_rank(tmp_path):
     (tmp_path / "samples" / "000000").mkdir(parents=True)
     (tmp_path / "samples" / "000000" / "measures.json").write_text("")
     results = launch(f"{MODULE}:check_with_broken_records", 2, str(tmp_path), timeout=60)
-    assert all(math.isnan(verdict) and shifts == [] for verdict, shifts in results)
+    assert all(math.isnan(hacking) and shifts == [] for hacking, shifts in results)

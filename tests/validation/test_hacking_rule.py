@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyvideo.validation.reward_hacking.monitor import HackingMonitor, write_validation
-from hyvideo.validation.reward_hacking.rule import (
+from hyvideo.settings.sections import RecordSettings
+from hyvideo.validation import held_out
+from hyvideo.validation.held_out import (
     WATCHED,
     Dispersion,
     ValidationStats,
-    describe,
-    find_shifts,
-    may_stop,
+    after_validation,
     student_quantile,
-    transfer,
+    write_validation,
 )
 
 BASE = {
@@ -25,7 +24,6 @@ BASE = {
     "held_out/motion": (0.02, 0.005),
     "held_out/frozen": (0.0, 0.0),
     "true/VQ": (0.8, 0.1),
-    "frechet_distance": (0.016, 0.0),
 }
 
 
@@ -41,12 +39,16 @@ def validation(iteration, count=96, **changes):
     return ValidationStats(iteration, means, spreads)
 
 
-def names(found):
-    return [shift.name for shift in found]
+def find_shifts(history, threshold):
+    return held_out.judge(history, threshold).departures
 
 
 def judge(*history, threshold=1.5):
-    return names(find_shifts(history, threshold))
+    return [shift.name for shift in find_shifts(history, threshold)]
+
+
+def transfer(history, weights):
+    return held_out.judge(history, 1.5, weights).transfer
 
 
 def test_an_honest_improvement_raises_no_alarm():
@@ -65,7 +67,7 @@ def test_a_rising_reward_with_a_falling_true_reward_is_reported_with_numbers():
     (shift,) = find_shifts(history, 1.5)
     assert shift.name == "true/VQ" and shift.shift == pytest.approx(-3)
     assert shift.base == 0.8 and shift.now == pytest.approx(0.5)
-    text = describe(history, [shift])
+    text = held_out.judge(history, 1.5).reason
     assert (
         "iteration 10" in text
         and "(+2.00 base std" in text
@@ -100,39 +102,30 @@ def test_a_base_without_spread_has_a_lower_bound_on_its_spread():
     assert judge(validation(0), frozen(0.5)) == ["held_out/frozen"]
 
 
-def distance(value, iteration=0, count=96, std=0.03, **changes):
-    """Return a validation with a Fréchet distance whose standard error is
-    ``std / sqrt(count - 1)``.
+def test_a_metric_of_the_whole_set_is_not_compared():
+    """It depends on the number of videos, and has no spread: the Fréchet distance of 12 clean videos
+    is six times that of 96.
     """
-    stats = validation(iteration, count, **changes)
-    spreads = stats.spreads | {"frechet_distance": Dispersion(std, count)}
-    return ValidationStats(iteration, stats.means | {"frechet_distance": value}, spreads)
+
+    def with_distance(stats, value):
+        return ValidationStats(
+            stats.iteration, stats.means | {"frechet_distance": value}, stats.spreads
+        )
+
+    base = with_distance(validation(0), 0.01)
+    assert judge(base, with_distance(validation(10, reward=2), 0.06)) == []
 
 
-def test_a_metric_of_the_whole_set_is_measured_in_its_base_value_and_its_error():
-    assert judge(distance(0.016), distance(0.032, 10, reward=1)) == []
-    assert judge(distance(0.016), distance(0.046, 10, reward=1)) == ["frechet_distance"]
-    assert judge(distance(0.016), distance(0.046, 10, reward=1, std=0.08)) == []
-    assert judge(distance(0.016), distance(0.001, 10, reward=1)) == []
-
-
-def test_distances_over_different_numbers_of_videos_are_not_compared():
-    """The distance of 12 clean videos is six times that of 96."""
-    base, now = distance(0.0076, std=0.01), distance(0.05, 10, count=12, std=0.01, reward=2)
-    assert judge(base, now) == []
-    unknown = ValidationStats(
-        0,
-        base.means,
-        {name: spread for name, spread in base.spreads.items() if "frechet" not in name},
-    )
-    assert judge(unknown, distance(0.05, 10, reward=2)) == []  # recorded without an error
-
-
-def test_few_videos_do_not_stop_a_run():
-    assert may_stop(validation(0, 16), validation(10, 16))
-    assert not may_stop(validation(0, 15), validation(10, 96)) and not may_stop(
-        validation(0, 96), validation(10, 15)
-    )
+@pytest.mark.parametrize("counts, stops", [((16, 16), True), ((15, 96), False), ((96, 15), False)])
+@pytest.mark.parametrize("action", ["warn", "stop"])
+def test_few_videos_do_not_stop_a_run(tmp_path, mesh, counts, stops, action):
+    record = RecordSettings(on_reward_hacking=action)
+    base, now = validation(0, counts[0]), validation(10, counts[1], reward=3, VQ=-9)
+    (tmp_path / "samples" / "000000").mkdir(parents=True)
+    write_validation(tmp_path / "samples" / "000000", base, held_out.Verdict(), {})
+    verdict = after_validation(now, tmp_path / "samples", {}, record, mesh, weights={})
+    assert verdict.metrics["validation/hacking"] == 1
+    assert verdict.ends_run is (stops and action == "stop")
 
 
 @pytest.mark.parametrize("freedom", [3, 30])
@@ -211,7 +204,7 @@ def test_false_alarm_rate_and_power_match_the_docs(count):
         + " | ".join(f"{rate:.1%}" for rate in alarms)
         + f" | {found:.0%} |"
     )
-    assert row in (Path(__file__).parents[3] / "docs" / "judge_a_run.md").read_text(
+    assert row in (Path(__file__).parents[2] / "docs" / "judge_a_run.md").read_text(
         encoding="utf-8"
     ), row
 
@@ -282,12 +275,17 @@ def test_a_run_with_reward_gradients_warns_of_a_gain_that_does_not_transfer(
     tmp_path, mesh, capsys, true_now, is_warned, warns
 ):
     samples = tmp_path / "samples"
-    monitor = HackingMonitor(
-        "warn", 1.5, mesh, samples, {}, weights={"VQ": 1.0}, warns_of_transfer=warns
-    )
     base = stats(0, {"reward": 1.4, "true/VQ": 0.5})
     (samples / "000000").mkdir(parents=True)
-    write_validation(samples / "000000", base, [], {})
-    monitor.check(stats(9, {"reward": 1.5, "true/VQ": true_now}))
-    assert monitor.transfer == pytest.approx((true_now - 0.5) / 0.1)
+    write_validation(samples / "000000", base, held_out.Verdict(), {})
+    verdict = after_validation(
+        stats(9, {"reward": 1.5, "true/VQ": true_now}),
+        samples,
+        {},
+        RecordSettings(),
+        mesh,
+        weights={"VQ": 1.0},
+        warns_of_transfer=warns,
+    )
+    assert verdict.metrics["hacking/transfer"] == pytest.approx((true_now - 0.5) / 0.1)
     assert ("10%" in capsys.readouterr().err) == (is_warned and warns)

@@ -75,7 +75,8 @@ def measurement(config: Config) -> Config:
     """Return the settings of a run, changed so that all steps add noise and are visited in order,
     without a KL term.
     """
-    return config.with_settings(**read_yaml(Path(__file__).with_suffix(".yaml")))
+    changes = read_yaml(Path(__file__).with_suffix(".yaml"))
+    return config.with_settings(eta=config.eta, **changes)  # the eta of the run's window
 
 
 def scored_rollouts(trainer) -> RolloutBatch:

@@ -227,7 +227,7 @@ def custom_code(place, folder):
     FILE.py:CLASS stands for the first reward.
     """
     name, _, defined = place.partition(":")
-    defined, *eta = defined.split(":")  # FILE.py:NAME:ETA of match_noise
+    defined, *eta = defined.split(":")  # FILE.py:NAME:ETA of eta
     blocks = [block for text in TEXTS.values() for *_, block in FENCE.findall(text)]
     defined = (
         re.findall(r"class (\w+)\(Scorer\)", "".join(blocks))[0] if defined == "CLASS" else defined

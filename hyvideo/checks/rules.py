@@ -101,15 +101,16 @@ def check_evaluation(reward: RewardSettings, *, root: str | None, output: Path) 
 
 
 def sampler_problems(config: Config) -> Problems:
-    """Yield an invalid sampler, eta or noise to match, and a guidance interval without a step."""
-    sampling = config.sampling
-    problems = [*problem_of(sampler_of, sampling.sampler), *problem_of(lambda: sampling.levels)]
+    """Yield an invalid sampler or eta, and a guidance interval without a step."""
+    sampling = config.ode_sampling
+    problems = [
+        *problem_of(sampler_of, config.rollout.sde_type),
+        *problem_of(lambda: sampling.levels),
+    ]
     if problems:
         yield from problems
         return
-    if config.rollout.match_noise:
-        yield from problem_of(config.matched_eta)
-    yield from problem_of(sampling.transitions)
+    yield from problem_of(lambda: config.sampling.transitions())
     validation = config.validation_sampling
     if config.data.valid_video_csv:
         for problem in problem_of(validation.transitions):

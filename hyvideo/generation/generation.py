@@ -39,8 +39,6 @@ SAMPLED = {
     "cfg_scale": "guidance_scale",
     "low_noise_cfg_scale": "low_noise_guidance_scale",
     "negative_prompt": "negative_prompt",
-    "sde_type": "sampler",
-    "eta": "eta",
 }
 
 

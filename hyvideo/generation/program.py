@@ -91,8 +91,6 @@ def sampling_of(options: argparse.Namespace, has_images: bool) -> tuple[Config, 
             print(f"using the settings of the checkpoint's run: {options.config}", file=sys.stderr)
     given = {setting: getattr(options, flag) for setting, flag in options.flags.items()}
     given["enable_compile"] = "false"
-    if options.eta is not None:
-        given["match_noise"] = ""
     for flag, (setting, value) in SPEED.items():
         if getattr(options, flag):
             given[setting], options.flags[setting] = value, flag

@@ -132,6 +132,7 @@ class PlannedRun:
             grpo_sampling_steps=sampling.steps,
             shift=sampling.shift,
             sigmas=sampling.sigmas,
+            eta=self.config.eta,
             cfg_scale=sampling.guidance_scale,
             low_noise_cfg_scale=sampling.low_noise_guidance_scale,
             validation_cfg_scale=None,

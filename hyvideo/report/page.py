@@ -89,11 +89,25 @@ def report_page(found: Comparison, place: Path) -> str:
         data=data,
         script=as_script(data),
         defaults_of=defaults_of,
+        eta_of=eta_of,
         shown_settings=shown_settings,
         plotly=packed_plotly(),
         num_matched=len(rows),
         videos_note=note,
     )
+
+
+def eta_of(config: Config) -> str:
+    """Return the eta of a run; if it has the noise of a sampler, that one and the number, unless the
+    file of a sampler has moved.
+    """
+    eta = config.rollout.eta
+    if not isinstance(eta, str):
+        return f"{eta}"
+    try:
+        return f"{config.eta:.4g}, which has the noise of {eta}"
+    except ValueError:
+        return f"with the noise of {eta}"
 
 
 def defaults_of(config: Config) -> dict[str, object]:

@@ -2,11 +2,12 @@
 exploration.
 
 At equal eta, samplers add very different amounts of noise (docs/sde.md).
-``match_noise: "sage_grpo:0.5"`` sets the eta at which the run's sampler has the total variance
+``eta: sage_grpo:0.5`` is the eta at which the run's sampler has the total variance
 ``sum_t std_t^2`` of sage_grpo at eta 0.5, found by bisection. With an SDE window, the variance is
 summed over the window and averaged over its positions.
 """
 
+import functools
 import math
 from statistics import fmean
 
@@ -21,6 +22,7 @@ from hyvideo.schedulers.transitions import (
 )
 
 
+@functools.lru_cache(maxsize=256)
 def matched_eta(
     target: str,
     sde_type: str,
@@ -59,10 +61,10 @@ def matched_eta(
         return found
     inside = f" in sde_window {sde_window}" if sde_window else ""
     raise ValueError(
-        f"match_noise {target} cannot be reached at {describe_levels(num_steps, shift, sigmas)} and "
+        f"eta {target} cannot be reached at {describe_levels(num_steps, shift, sigmas)} and "
         f"last_step {last_step}: its variance is {goal:.4g}, the nearest of {sde_type}{inside} is "
         f"{variance(found):.4g} at eta {found:.4g}; use more steps, another eta of {target_type}, or "
-        "set eta instead"
+        "a number as eta"
     )
 
 
@@ -82,17 +84,18 @@ def total_variance(
 
 
 def parse_target(target: str) -> tuple[str, float]:
-    """Return sampler name and eta of ``<sde_type>:<eta>``. Raises ValueError if malformed."""
+    """Return sampler and eta of ``SAMPLER:ETA``. Raises ValueError if malformed; a file of a sampler
+    is not read.
+    """
     name, _, number = target.rpartition(":")
     try:
         eta = float(number)
     except ValueError:
         eta = math.nan
     is_known = name in SAMPLERS or ".py:" in name
-    max_eta = sampler_of(name).max_eta if is_known else MAX_ETA
-    if not is_known or not 0 < eta <= max_eta:
+    if not is_known or not 0 < eta <= MAX_ETA:
         raise ValueError(
-            "match_noise must be <sde_type>:<eta>, such as sage_grpo:0.5, where sde_type is one of "
-            f"{', '.join(SAMPLERS)} or FILE.py:NAME and eta is in (0, {max_eta:g}], got {target!r}"
+            "eta must be a number, or SAMPLER:ETA, such as sage_grpo:0.5, with a SAMPLER of "
+            f"{', '.join(SAMPLERS)} or FILE.py:NAME and an ETA above 0, got {target!r}"
         )
     return name, eta

@@ -26,7 +26,7 @@ from hyvideo.settings.config import (
 )
 from hyvideo.settings.objectives import BUILT_IN, ObjectiveSettings, settings_class
 from hyvideo.settings.reference_flags import RENAMED, add_flags, translate, with_flags
-from hyvideo.settings.sections import Leaf, Switch, leaves_of
+from hyvideo.settings.sections import Leaf, NoiseScale, Switch, leaves_of
 
 # Flags of another machine to plan for, with which the plan is printed as with --print_config.
 MACHINE = {
@@ -81,7 +81,7 @@ def parse(
         inherited = _of_objective(inherited, chosen.objective)
         requested, flags = _request(given, inherited)
         config = requested.resolved()
-        _check_replaced(given, requested, config)
+        _check_replaced(given, config)
     except ValueError as error:
         parser.error(str(error))
     file = chosen.config or ""
@@ -117,14 +117,8 @@ def _request(
         raise ValueError(with_flags(str(error), flags)) from error
 
 
-def _check_replaced(given: Mapping[str, Any], requested: Config, config: Config) -> None:
+def _check_replaced(given: Mapping[str, Any], config: Config) -> None:
     """Raise ValueError for a flag whose value the other settings replace."""
-    eta = requested.rollout.eta
-    if "eta" in given and eta != config.rollout.eta:
-        raise ValueError(
-            f"--eta {eta:g} contradicts match_noise {config.rollout.match_noise}, which sets eta to "
-            f"{config.rollout.eta:.4g}; remove --eta, or disable noise matching with --match_noise="
-        )
     strategy = given.get("kl_strategy", "none")
     if strategy != "none" and config.objective.strategy == "none" and "kl_weight" not in given:
         raise ValueError(
@@ -316,4 +310,6 @@ def flag_options(leaf: Leaf, sentence: str = "") -> dict[str, Any]:
         return options | {"metavar": "|".join(get_args(kind))}
     if leaf.choices:
         return options | {"metavar": "|".join([*leaf.choices, "FILE.py:NAME"])}
+    if kind == NoiseScale:
+        return options | {"metavar": "NUMBER|SAMPLER:ETA"}
     return options | {"metavar": {str: "TEXT", Path: "PATH", int: "INT", float: "NUMBER"}[kind]}

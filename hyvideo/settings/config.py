@@ -164,10 +164,10 @@ class Config(BaseModel):
         return {name: value for name, value in defaults.items() if given[name] is None}
 
     def resolved(self) -> "Config":
-        """Return a copy with the version's defaults, the matched eta, kl_strategy none if kl_weight
-        is 0, and weights of the dimensions of custom scorers.
+        """Return a copy with the version's defaults, kl_strategy none if kl_weight is 0, and weights of
+        the dimensions of custom scorers.
 
-        If no eta matches or a scorer cannot be imported, `rules` reports it.
+        If a scorer cannot be imported, `rules` reports it.
 
         Training, generation and planning all resolve here, so a setting that is None has the same
         value in each.
@@ -177,12 +177,7 @@ class Config(BaseModel):
         config = config.with_settings(**config.objective.derived())
         with suppress(ValueError):
             config = config.with_settings(reward_weights=resolved_weights(config.reward))
-        if not config.rollout.match_noise:
-            return config
-        try:
-            return config.with_settings(eta=config.matched_eta())
-        except ValueError:
-            return config
+        return config
 
     def _with_cached_weights(self) -> "Config":
         """Return the settings with the project's own folder of assets, or that of a repository in
@@ -209,19 +204,6 @@ class Config(BaseModel):
                 changes[name] = str(find(Path(str(value))))
         return self.with_settings(**changes)
 
-    def matched_eta(self) -> float:
-        """Return the eta that ``match_noise`` requires. Raises ValueError if there is none."""
-        rollout = self.rollout
-        return matched_eta(
-            rollout.match_noise,
-            rollout.sde_type,
-            num_steps=rollout.grpo_sampling_steps,
-            shift=rollout.shift,
-            last_step=rollout.last_step,
-            sde_window=self.objective.window,
-            sigmas=rollout.sigmas,
-        )
-
     def resolve_auto(self, *, on_gpu: bool, recompute: str = "full") -> "Config":
         """Return a copy with ``auto`` replaced for the device, and by ``recompute`` in
         activation_checkpointing.
@@ -237,8 +219,38 @@ class Config(BaseModel):
         )
 
     @property
+    def eta(self) -> float:
+        """Noise scale of a rollout. Raises ValueError if the sampler cannot have the noise of the one
+        that the setting ``eta`` names.
+        """
+        rollout = self.rollout
+        if not isinstance(rollout.eta, str):
+            return rollout.eta
+        return matched_eta(
+            rollout.eta,
+            rollout.sde_type,
+            num_steps=rollout.grpo_sampling_steps,
+            shift=rollout.shift,
+            last_step=rollout.last_step,
+            sde_window=self.objective.window,
+            sigmas=rollout.sigmas,
+        )
+
+    @property
     def sampling(self) -> Sampling:
-        """How a rollout is sampled."""
+        """How a rollout is sampled. Raises ValueError as `eta` does."""
+        rollout = self.rollout
+        return replace(
+            self.ode_sampling,
+            sampler=rollout.sde_type,
+            eta=self.eta,
+            last_step=rollout.last_step,
+            reference_conventions=rollout.reference_conventions,
+        )
+
+    @property
+    def ode_sampling(self) -> Sampling:
+        """How a rollout is sampled, without its noise."""
         data = self.data
         rollout = self.rollout
         return Sampling(
@@ -256,10 +268,7 @@ class Config(BaseModel):
             boundary=self.version.boundary,
             guidance_interval=rollout.guidance_interval,
             negative_prompt=data.negative_prompt,
-            sampler=rollout.sde_type,
-            eta=rollout.eta,
-            last_step=rollout.last_step,
-            reference_conventions=rollout.reference_conventions,
+            last_step="deterministic",
         )
 
     @property
@@ -268,7 +277,7 @@ class Config(BaseModel):
         the ODE unless ``validation_eta`` is above 0.
         """
         record = self.record
-        rollout = self.sampling
+        rollout = self.ode_sampling
         given = {
             "frames": record.validation_num_frames or None,
             "height": record.validation_height or None,
@@ -284,7 +293,7 @@ class Config(BaseModel):
         )
         sampler = ODE
         if record.validation_eta:
-            sampler = "cps" if self.version.native == "renoise" else rollout.sampler
+            sampler = "cps" if self.version.native == "renoise" else self.rollout.sde_type
         return replace(
             rollout,
             **{name: value for name, value in given.items() if value is not None},
@@ -292,14 +301,12 @@ class Config(BaseModel):
             sigmas=rollout.sigmas if has_levels else None,
             sampler=sampler,
             eta=record.validation_eta or 0.0,
-            last_step="deterministic",
-            reference_conventions=False,
         )
 
     @property
     def video_sizes(self) -> dict[str, tuple[int, int, int]]:
         """Frames, height and width of the videos of a run, by kind of video."""
-        sizes = {"a rollout": self.sampling.size}
+        sizes = {"a rollout": self.ode_sampling.size}
         if self.data.valid_video_csv:
             sizes["a validation video"] = self.validation_sampling.size
         return sizes
@@ -320,7 +327,7 @@ class Config(BaseModel):
     @property
     def policy_cfg_scale(self) -> float:
         """Guidance scale of the trained transformer in rollouts."""
-        return self.sampling.guidance.scale_of(self.trained_expert)
+        return self.ode_sampling.guidance.scale_of(self.trained_expert)
 
     @property
     def anchor_cfg_scale(self) -> float:
@@ -333,7 +340,7 @@ class Config(BaseModel):
     @property
     def anchor_guidance(self) -> Guidance:
         """Guidance of the rollouts with the anchor in place of the policy."""
-        return self.sampling.guidance.with_scale(self.trained_expert, self.anchor_cfg_scale)
+        return self.ode_sampling.guidance.with_scale(self.trained_expert, self.anchor_cfg_scale)
 
     @property
     def anchor_has_own_guidance(self) -> bool:
@@ -349,13 +356,13 @@ class Config(BaseModel):
     @property
     def num_branches(self) -> int:
         """Forward passes per velocity in training: 2 with guidance (at most), 1 without."""
-        return 2 if self.sampling.is_guided else 1
+        return 2 if self.ode_sampling.is_guided else 1
 
     @property
     def negative_requests(self) -> list[Request]:
         """Request of the negative branch of guidance; empty without guidance."""
         guidances = (
-            self.sampling.guidance,
+            self.ode_sampling.guidance,
             self.validation_sampling.guidance,
             self.anchor_guidance,
         )
@@ -452,7 +459,8 @@ def read_sections(
         try:
             valid[section] = cls.model_validate(given)
         except ValidationError as error:
-            for each in error.errors():
+            first = {each["loc"][0]: each for each in reversed(error.errors())}  # of each setting
+            for each in reversed(first.values()):
                 if each["type"] == "value_error":  # of a validator, which names the setting
                     problems.append(str(each["ctx"]["error"]))
                 else:

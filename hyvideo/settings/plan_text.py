@@ -7,7 +7,6 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import MAX_NOISE, Plan
 from hyvideo.settings.objectives.base import ObjectiveSettings
 from hyvideo.settings.sampling import Sampling
-from hyvideo.settings.sections import RolloutSettings
 from hyvideo.settings.version_notes import run_notes
 
 
@@ -50,11 +49,11 @@ def plan_rows(config: Config, plan: Plan) -> list[Row]:
     if rollout.sigmas:
         steps += f"; sigmas {rollout.sigmas}"
     rows.append(("steps per rollout", steps))
-    rows.append(("exploration", _exploration(rollout, objective.window, variances)))
+    rows.append(("exploration", _exploration(config, variances)))
     noise = _largest_noise(sampling)
     if noise > MAX_NOISE:
         warning = (
-            f"eta {rollout.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a "
+            f"eta {sampling.eta:.4g} adds noise of up to {noise:.3g} times the noise level after a "
             f"step; above {MAX_NOISE:g} videos become noise: lower eta"
         )
         rows.append(("WARNING", warning))
@@ -97,13 +96,14 @@ def _updates(plan: Plan, size: int) -> str:
     )
 
 
-def _exploration(rollout: RolloutSettings, sde_window: str, variances: list[float]) -> str:
+def _exploration(config: Config, variances: list[float]) -> str:
     """Return the sampler and the noise variance that it adds, also inside of an SDE window."""
     if not variances:
         return "initial noise only; rollouts are sampled with the ODE"
-    text = f"{rollout.sde_type} with eta {rollout.eta:.4g}"
-    if rollout.match_noise:
-        text += f", matched to {rollout.match_noise}"
+    sde_window = config.objective.window
+    text = f"{config.rollout.sde_type} with eta {config.eta:.4g}"
+    if config.eta != config.rollout.eta:
+        text += f", which has the noise of {config.rollout.eta}"
     text += f"; noise variance {sum(variances):.4g} over all steps"
     window = parse_window(sde_window, len(variances))
     if window is None:

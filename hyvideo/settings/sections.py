@@ -16,7 +16,7 @@ import json
 from collections.abc import Collection
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
@@ -26,6 +26,7 @@ from hyvideo.files.text import nearest, quote
 from hyvideo.models.guidance import Expert, parse_interval
 from hyvideo.models.versions import version_defaults
 from hyvideo.rewards.rewards import REFERENCE_SCORERS
+from hyvideo.schedulers.noise_matching import parse_target
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
@@ -36,6 +37,8 @@ MAX_STEPS = 1000
 
 Decides = Literal["learning", "layout", "machine", "records", "start"]
 Switch = Literal["auto", "true", "false"]  # auto: chosen by the device
+# A number, or SAMPLER:ETA
+NoiseScale = Annotated[float, Field(ge=0, le=1000)] | Annotated[str, Field(pattern=":")]
 
 
 class Section(BaseModel):
@@ -296,11 +299,10 @@ class RolloutSettings(Section):
         is_path=True,
         choices=SAMPLERS,
     )
-    eta: float = learning(0.5, "Noise scale of the SDE.", ge=0, le=1000)
-    match_noise: str = learning(
-        "",
-        "Set eta so that the total noise equals the noise of another sampler: `SAMPLER:ETA`, "
-        "such as sage_grpo:0.7.",
+    eta: NoiseScale = learning(
+        0.5,
+        "Noise scale of the SDE; SAMPLER:ETA, such as sage_grpo:0.7: the one at which the SDE adds as "
+        "much noise in total as that sampler at that eta.",
     )
     grpo_sampling_steps: int = learning(20, "Denoising steps of a rollout.", ge=1, le=MAX_STEPS)
     shift: float | None = learning(
@@ -348,6 +350,17 @@ class RolloutSettings(Section):
                 f"{quote(name, 80)}; {nearest(name, SAMPLERS) or 'correct the name'}"
             )
         return name
+
+    @field_validator("eta", mode="before")
+    @classmethod
+    def _is_a_number_or_the_noise_of_a_sampler(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return float(value)
+        except ValueError:
+            parse_target(value)
+        return value
 
     @field_validator("sigmas")
     @classmethod

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from statistics import fmean
 
 from scripts.audit import chance, formulas
 from scripts.audit.rewards import check_groups, entries_of, groups
@@ -153,24 +154,51 @@ def skipped_before(run: Run, line: dict) -> int:
 def noisy_steps(run: Run, levels: list[float]) -> list[int]:
     """Return the steps that have noise without an SDE window."""
     found = []
-    for step, (sigma, after) in enumerate(zip(levels, levels[1:])):
-        made = formulas.step_of(
-            run.get("sde_type", "sage_grpo"), sigma, after, eta_of(run), levels[1]
-        )
+    stds = stds_of(run, run.get("sde_type", "sage_grpo"), levels, eta_of(run))
+    return [step for step, std in enumerate(stds) if std > 0]
+
+
+def stds_of(run: Run, sampler: str, levels: list[float], eta: float) -> list[float]:
+    """Return the standard deviation of each step of a sampler without an SDE window."""
+    stds = []
+    for sigma, after in zip(levels, levels[1:]):
+        made = formulas.step_of(sampler, sigma, after, eta, levels[1])
         if made is None:
-            raise CannotCheck(f"the audit has no formula of sampler {run.get('sde_type')}")
-        is_last = step == len(levels) - 2
-        if made[0] > 0 and not (is_last and run.get("last_step") == "deterministic"):
-            found.append(step)
-    return found
+            raise CannotCheck(f"the audit has no formula of sampler {sampler}")
+        stds.append(made[0])
+    if run.get("last_step") == "deterministic":
+        stds[-1] = 0.0
+    return stds
 
 
 def eta_of(run: Run) -> float:
-    """Return the noise scale. Raises CannotCheck if it follows from another sampler's noise."""
+    """Return the noise scale; for SAMPLER:ETA, the one with the same sum of variances."""
     eta = run.get("eta", 0.5)
-    if run.get("match_noise") and run.get("eta") is None:
-        raise CannotCheck("eta follows from match_noise")
-    return eta
+    if not isinstance(eta, str):
+        return eta
+    target, _, target_eta = eta.rpartition(":")
+    wanted = math.fsum(std**2 for std in stds_of(run, target, levels_of(run), float(target_eta)))
+    low, high = 0.0, 1.0 if run.get("sde_type") == "cps" else 1000.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        if total_variance(run, middle) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def total_variance(run: Run, eta: float) -> float:
+    """Return the sum of the variances of the run's steps, with an SDE window the mean of its positions."""
+    stds = stds_of(run, run.get("sde_type", "sage_grpo"), levels_of(run), eta)
+    noisy = [step for step, std in enumerate(stds) if std > 0]
+    text = run.get("sde_window", "")
+    length = len(formulas.window(text, noisy, 1, lambda count: 0))
+    positions = [
+        formulas.window(text, noisy, start + 1, lambda count: start)
+        for start in range(len(noisy) - length + 1)
+    ]
+    return fmean(math.fsum(stds[step] ** 2 for step in position) for position in positions)
 
 
 def levels_of(run: Run) -> list[float]:

@@ -6,7 +6,7 @@ from typing import Literal, get_args, get_origin
 from hyvideo.models.versions import ANNOUNCED, RELEASED
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SECTIONS, Config
 from hyvideo.settings.objectives import BUILT_IN
-from hyvideo.settings.sections import Leaf, Switch, leaves_of
+from hyvideo.settings.sections import Leaf, NoiseScale, Switch, leaves_of
 
 _LIMITS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
 
@@ -60,6 +60,8 @@ def _type_of(leaf: Leaf) -> str:
         return "list of numbers" if leaf.element is float else "list of text"
     if get_origin(kind) is dict:
         return "JSON"
+    if kind == NoiseScale:
+        return "number, at most 1000, or `SAMPLER:ETA`"
     words = [{bool: "bool", int: "integer", float: "number", str: "text"}[kind]]
     for limit, word in _LIMITS.items():
         values = [getattr(each, limit) for each in leaf.field.metadata if hasattr(each, limit)]

@@ -20,7 +20,7 @@ KL_FLAGS = {
         for name in ("fixed", "stepwise", "moving", "dual_moving", "dual_fixed")
     },
 }
-CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy", "match_noise")
+CELL_FLAGS = ("reward_weights", "sde_type", "use_grad_balancing", "kl_strategy")
 FIGURES = {  # recipes that a figure compares; by default SAGE-GRPO with the dual moving KL
     3: {"methods": METHODS, "kls": ["none"], "no_equalizer": True},
     7: {"schedules": ["constant", "two_stage", "milder"]},

@@ -64,26 +64,25 @@ def add_grid_flags(parser: argparse.ArgumentParser, *, makes: str) -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="training seeds")
     parser.add_argument(
-        "--match_noise",
-        help="sde_type:eta of the sampler whose noise all others match; default: "
-        f"{MINIATURE_NOISE} with --world, "
-        'none with --config; "" for none',
+        "--eta",
+        help="eta of all cells: a number, or SAMPLER:ETA whose noise all have; default: "
+        f"{MINIATURE_NOISE} with --world, the value of the file with --config",
     )
     parser.add_argument(
         "--extra",
         default="",
-        help='flags of post_train.py for every cell: "--max_steps 30 --eta 0.5"',
+        help='flags of post_train.py for every cell: "--max_steps 30"',
     )
 
 
 def grid_study(options: argparse.Namespace, *, scorers: list[str] | None = None) -> RecipeStudy:
     """Return the study for the flags of `add_grid_flags`. Raises ValueError for incompatible flags."""
     extra = shlex.split(options.extra)
-    noise = options.match_noise
+    eta = options.eta
     reject_flags(extra, CELL_FLAGS)
-    if noise is None and options.world:
-        noise = MINIATURE_NOISE
-    extra = (["--match_noise", noise] if noise else []) + extra
+    if eta is None and options.world:
+        eta = MINIATURE_NOISE
+    extra = (["--eta", eta] if eta else []) + extra
     return RecipeStudy(
         WORLDS.get(options.world, options.config),
         options.output_dir,

@@ -75,7 +75,7 @@ def test_the_matched_eta_of_cps_is_the_root_of_an_independent_bisection():
     ["sage_grpo", "ddpm:0.5"],
 )
 def test_a_malformed_target_raises_an_error(target):
-    with pytest.raises(ValueError, match="match_noise"):
+    with pytest.raises(ValueError, match="SAMPLER:ETA"):
         matched_eta(target, "sage_grpo", **RUN)
 
 

@@ -151,7 +151,7 @@ def test_a_custom_objective_has_settings_of_its_own(tmp_path, write, capsys):
         (["--report", "no"], {"report": False}),
         (["--report=0", "--betas", "0.9", "0.95"], {"report": False, "betas": [0.9, 0.95]}),
         (["--report_to", "tensorboard", "wandb"], {"report_to": ["tensorboard", "wandb"]}),
-        (["--kl_target", "1e-3", "--match_noise="], {"kl_target": 1e-3, "match_noise": ""}),
+        (["--kl_target", "1e-3", "--sde_window="], {"kl_target": 1e-3, "sde_window": ""}),
     ],
 )
 def test_flags_accept_the_forms_of_the_reference(argv, values):

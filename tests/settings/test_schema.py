@@ -41,6 +41,8 @@ def test_shipped_files_name_the_schema_and_fit_it():
     [
         ("eta: 0.5", True),
         ("eta: -1", False),
+        ("eta: sage_grpo:0.7", True),
+        ("eta: sage_grpo", False),
         ("etta: 0.5", False),
         ("batch_size: 2.5", False),
         ("enable_fsdp: perhaps", False),

@@ -119,12 +119,10 @@ def test_plan_and_planner_count_the_guided_steps_of_the_levels(tiny_config):
 
 
 def test_noise_is_matched_at_the_levels(tiny_config):
-    config = tiny_config.with_settings(
-        **THREE, sde_type="cps", match_noise="sage_grpo:0.3"
-    ).resolved()
+    config = tiny_config.with_settings(**THREE, sde_type="cps", eta="sage_grpo:0.3").resolved()
     goal = total_variance("sage_grpo", LEVELS, 0.3, config.rollout.last_step)
     assert total_variance(
-        "cps", LEVELS, config.rollout.eta, config.rollout.last_step
+        "cps", LEVELS, config.sampling.eta, config.rollout.last_step
     ) == pytest.approx(goal)
 
 

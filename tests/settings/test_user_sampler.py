@@ -68,9 +68,8 @@ def test_a_broken_sampler_is_reported_before_a_run(file, tiny_config, tmp_path, 
 
 
 def test_programs_that_do_not_use_the_sampler_do_not_need_its_file(tiny_config, tmp_path):
-    config = tiny_config.with_settings(
-        sde_type=f"{tmp_path}/gone.py:f", match_noise="sage_grpo:0.5"
-    ).resolved()
+    gone = {"sde_type": f"{tmp_path}/gone.py:f", "eta": "sage_grpo:0.5"}
+    config = tiny_config.with_settings(**gone).resolved()
     check_evaluation(config.reward, root=config.model.pretrained_model_root, output=tmp_path)
     check_sampling(
         config.validation_sampling,
@@ -104,13 +103,11 @@ def test_a_sampler_file_can_be_matched_and_be_a_target(file, tiny_config):
     """``V = eta d`` without the last step sums to ``eta (1 - sigma_3)``."""
     place, levels = f"{file}:linear", shifted_levels(4, 3.0)
     wanted = total_variance("sage_grpo", levels, 0.5, "deterministic")
-    config = tiny_config.with_settings(sde_type=place, match_noise="sage_grpo:0.5").resolved()
+    config = tiny_config.with_settings(sde_type=place, eta="sage_grpo:0.5").resolved()
     check(config)
-    assert config.rollout.eta == pytest.approx(wanted / (1 - levels[3]), rel=1e-12)
-    config = tiny_config.with_settings(
-        sde_type="dance_grpo", match_noise=f"{place}:0.25"
-    ).resolved()
-    assert config.rollout.eta == pytest.approx(0.5, rel=1e-12)
+    assert config.sampling.eta == pytest.approx(wanted / (1 - levels[3]), rel=1e-12)
+    config = tiny_config.with_settings(sde_type="dance_grpo", eta=f"{place}:0.25").resolved()
+    assert config.sampling.eta == pytest.approx(0.5, rel=1e-12)
 
 
 # --- identity ----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class DistillSettings(TrainedStepsSettings):
         if rollout.eta != 0:
             yield (
                 f"objective {self.name} needs eta 0, because the student follows the ODE of its "
-                f"teacher, got {rollout.eta:g}; set eta 0"
+                f"teacher, got {rollout.eta}; set eta 0"
             )
         if rollout.cfg_scale > 1:
             yield (

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.files import read_json
+from hyvideo.files.files import read_json
 from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, RunContents, read_run
 from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.settings.config import LEAVES, Config

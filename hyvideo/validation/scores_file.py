@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request, are_seen
-from hyvideo.data.tables import csv_text
-from hyvideo.data.text import align_columns, describe_error
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import read_json
+from hyvideo.files.tables import csv_text
+from hyvideo.files.text import align_columns, describe_error
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
 from hyvideo.training.rewards import merge_rewards

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import optional
 from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
-from hyvideo.data.run_folder import SAMPLES, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import optional
+from hyvideo.files.run_folder import SAMPLES, claim
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.pipelines.condition_encoder import ConditionEncoder

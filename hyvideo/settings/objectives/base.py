@@ -5,7 +5,7 @@ gradients and given videos. Imports no torch.
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hyvideo.data.examples import Examples
-from hyvideo.grpo.trust_region import KLWeights
+from hyvideo.loss.trust_region import KLWeights
 from hyvideo.settings.problems import Problems
 from hyvideo.settings.sections import RolloutSettings, Section, learning, machine
 

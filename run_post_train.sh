@@ -5,11 +5,10 @@
 # Runs on all GPUs of this machine, the miniature in one process; NPROC sets the number of processes.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")" # also if a symbolic link was started
-if [[ ! "${NPROC:-1}" =~ ^[1-9][0-9]{0,4}$ ]]; then
-    echo "run_post_train.sh: NPROC must be the number of processes, such as 8, got '$NPROC'" >&2
-    exit 2
-fi
-source scripts/setup.sh
+LAUNCHER=run_post_train.sh
+source scripts/post_train/common.sh
+[ -z "${NPROC:-}" ] || check_number NPROC 1
+set_up
 
 names_a_model() {
     local argument
@@ -32,8 +31,8 @@ has_config() {
 
 arguments=("$@")
 if ! names_a_model "$@"; then
-    echo "run_post_train.sh: training configs/miniature.yaml, because no flag names a model. For a larger one," >&2
-    echo "run_post_train.sh: choose --config from configs/ and download its weights (checkpoints-download.md)" >&2
+    say "training configs/miniature.yaml, because no flag names a model. For a larger one,"
+    say "choose --config from configs/ and download its weights (checkpoints-download.md)"
     arguments=(--config configs/miniature.yaml "$@")
 elif ! has_config "$@"; then # the command line of the public reference
     arguments=(--config configs/hunyuanvideo15_480p_8gpu.yaml "$@")
@@ -42,12 +41,11 @@ fi
 case " ${arguments[*]} " in
     *configs/miniature*.yaml* | *configs/smoke.yaml*) processes="${NPROC:-1}" ;;
     *)
-        # torch respects CUDA_VISIBLE_DEVICES and counts only GPUs that it can use.
-        num_gpus="$(python -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')"
-        if [ "$num_gpus" = 0 ]; then # the reason, such as an old driver
+        gpus="$(num_gpus)"
+        if [ "$gpus" = 0 ]; then # the reason, such as an old driver
             python -c 'from hyvideo.training.gpu_driver import driver_problem as find; print(find() or "no GPU was found")' >&2
         fi
-        processes="${NPROC:-$((num_gpus > 0 ? num_gpus : 1))}"
+        processes="${NPROC:-$((gpus > 0 ? gpus : 1))}"
         ;;
 esac
 if [ "$processes" -gt 1 ]; then

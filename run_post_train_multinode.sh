@@ -5,11 +5,8 @@
 # docs/reliability.md#several-machines lists all variables.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" # also if a symbolic link was started
-
-fail() {
-    echo "run_post_train_multinode.sh: $*" >&2
-    exit 2
-}
+export LAUNCHER=run_post_train_multinode.sh # also in the messages of pdsh_train.sh
+source scripts/post_train/common.sh
 
 if [ -z "${NODES:-}" ]; then
     node_file="${NODE_FILE:-hostfile}"
@@ -23,12 +20,6 @@ IFS=, read -r -a nodes <<< "$NODES"
 repeated="$(printf '%s\n' "${nodes[@]}" | sort | uniq -d | paste -s -d ' ')"
 [ -z "$repeated" ] || fail "NODES must list each node once, got more than once: $repeated"
 
-NNODES="${#nodes[@]}"
-MASTER_ADDR="${MASTER_ADDR:-${nodes[0]#*@}}"
-MASTER_PORT="${MASTER_PORT:-29500}"
-RDZV_ID="${RDZV_ID:-grpo-$(date +%s)-$$}"
-export LAUNCHER=run_post_train_multinode.sh NODES NNODES MASTER_ADDR MASTER_PORT RDZV_ID
-
-# Set up once here; on a shared file system the nodes would otherwise do it at the same time.
-[ "${SKIP_SETUP:-0}" = 1 ] || source scripts/setup.sh
+export NODES
+set_up
 exec bash scripts/post_train/pdsh_train.sh "$@"

@@ -6,7 +6,7 @@ Results are tables that can be shared.
     python -m scripts.gpu_check pilots      post_train.py --pilot of two recipes with 24 GB, random weights
     python -m scripts.gpu_check compiled    log-ratio, forward and training passes, fp8, gradient of the decoding
     python -m scripts.gpu_check layouts     the CPU's numbers, FSDP, resume
-    python -m scripts.gpu_check more        copies of weights, offloading, step cache, VideoAlign, each miniature
+    python -m scripts.gpu_check more        copies of weights, offloading, step cache, VideoAlign, HPSv3, each miniature
     python -m scripts.gpu_check all --tiny --device cpu     all of it, with tiny models, on any machine
     python -m scripts.gpu_check weights --pretrained_model_root ckpts --transformer_version 480p_i2v
                                             the released weights: samples against diffusers'

@@ -11,7 +11,9 @@ if [ -n "${PID_FILE:-}" ]; then # lets another program stop the training
     echo "$$" > "$PID_FILE"
     trap 'rm -f "$PID_FILE"' EXIT
 fi
-[ "${SKIP_SETUP:-0}" = 1 ] || source scripts/setup.sh
+LAUNCHER=train_grpo.sh
+source scripts/post_train/common.sh
+set_up
 
 NNODES="${NNODES:-1}"
 [ "$NNODES" = 1 ] || : "${MASTER_ADDR:?train_grpo.sh: MASTER_ADDR must be the address of the first of the NNODES nodes}"
@@ -21,17 +23,10 @@ RDZV_ID="${RDZV_ID:-grpo}"
 SHUTDOWN_TIMEOUT="${SHUTDOWN_TIMEOUT:-240}"
 
 if [ -z "${NPROC_PER_NODE:-}" ]; then
-    # torch respects CUDA_VISIBLE_DEVICES and counts only GPUs that it can use.
-    NPROC_PER_NODE="$(python -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')"
+    NPROC_PER_NODE="$(num_gpus)"
     [ "$NPROC_PER_NODE" -gt 0 ] || NPROC_PER_NODE=1
 fi
 
-check_number() { # check_number NAME LEAST: NAME must be an integer of at least LEAST
-    if [[ ! "${!1}" =~ ^(0|[1-9][0-9]{0,7})$ ]] || [ "${!1}" -lt "$2" ]; then
-        echo "train_grpo.sh: $1 must be an integer of at least $2, got '${!1}'" >&2
-        exit 2
-    fi
-}
 for name in NNODES NPROC_PER_NODE MASTER_PORT; do check_number "$name" 1; done
 MAX_RESTARTS="${MAX_RESTARTS:-$((NNODES == 1 ? 3 : 0))}"
 for name in MAX_RESTARTS SHUTDOWN_TIMEOUT; do check_number "$name" 0; done
@@ -41,7 +36,7 @@ for name in MAX_RESTARTS SHUTDOWN_TIMEOUT; do check_number "$name" 0; done
 find_network() {
     local addresses master route
     command -v ip > /dev/null || {
-        echo "train_grpo.sh: to find this node's address, install iproute2, or set LOCAL_ADDR and GLOO_SOCKET_IFNAME" >&2
+        say "to find this node's address, install iproute2, or set LOCAL_ADDR and GLOO_SOCKET_IFNAME"
         return
     }
     addresses="$(getent ahostsv4 "$MASTER_ADDR" | awk '{ print $1 }')" || return 0 # torchrun reports the name
@@ -62,7 +57,6 @@ if [ "$NNODES" -gt 1 ] && [ -z "${LOCAL_ADDR:-}" ] && [[ ! "$MASTER_ADDR" =~ ^(l
     find_network
 fi
 
-stopped_by=""
 launcher=""
 # shellcheck disable=SC2317
 stop() { # called by trap
@@ -73,25 +67,17 @@ stop() { # called by trap
 trap 'stop USR1' USR1
 trap 'stop TERM' INT TERM HUP
 
-for ((attempt = 0; attempt <= MAX_RESTARTS; attempt++)); do
-    [ "$attempt" = 0 ] || echo "train_grpo.sh: restart $attempt of at most $MAX_RESTARTS" >&2
+train() {
     # setsid: the launcher receives a signal of the terminal once, from this script.
     setsid python -m scripts.launch --nnodes="$NNODES" --nproc_per_node="$NPROC_PER_NODE" --rdzv-backend=c10d \
         --rdzv-endpoint="$endpoint:$MASTER_PORT" --rdzv-id="$RDZV_ID" ${LOCAL_ADDR:+"--local-addr=$LOCAL_ADDR"} \
         --shutdown-timeout="$SHUTDOWN_TIMEOUT" post_train.py "$@" &
     launcher=$!
     [ -z "$stopped_by" ] || kill -TERM "$launcher" # the signal came before the launcher
-    interrupted=1
-    while [ "$interrupted" = 1 ]; do # a signal interrupts wait
-        interrupted=0
-        status=0
-        wait "$launcher" || status=$?
-    done
-    # The run ends with 1 after an error. After other codes a restart would end the same way, or is not wanted.
-    if [ "$status" -ne 1 ] || [ -n "$stopped_by" ]; then
-        break
-    fi
-done
+    wait_for "$launcher"
+}
+status=0
+with_restarts train "$@" || status=$?
 
 if [ "$stopped_by" = USR1 ]; then
     case "$status" in

@@ -106,17 +106,7 @@ def test_the_released_file_has_every_tensor_of_the_full_size():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scorer_module, "read_safetensors", lambda *_: (stored, {}))
         tensors, head = read_weights(Path("HPSv3.safetensors"))
-    config = {
-        "model_type": "qwen2_vl",
-        "hidden_size": 3584,
-        "intermediate_size": 18944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "vocab_size": 151658,
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-        "vision_config": {"depth": 32, "embed_dim": 1280, "hidden_size": 3584, "num_heads": 16},
-    }
+    config = json.loads((GOLDEN / "qwen2_vl_7b.json").read_text())
     model = RewardModel(
         "HPSv3",
         Qwen2VLConfig.from_dict(config),

@@ -17,7 +17,7 @@ import argparse
 import signal
 import sys
 
-from hyvideo.data.text import shorten
+from hyvideo.files.text import shorten
 from hyvideo.generation import flags
 from hyvideo.settings import processes
 from hyvideo.settings.reference_flags import with_flags

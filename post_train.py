@@ -13,17 +13,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from hyvideo.data.text import labelled, lines_of, shorten
+from hyvideo.checks.layout import planned_world_size
+from hyvideo.checks.rules import check, with_local_weights
+from hyvideo.checks.without_effect import settings_without_effect
+from hyvideo.files.text import labelled, lines_of, shorten
 from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import CommandLine, parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.layout import planned_world_size
 from hyvideo.settings.plan_text import describe
 from hyvideo.settings.reference_flags import with_flags
-from hyvideo.settings.rules import check, with_local_weights
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.without_effect import settings_without_effect
 
 
 def print_after_rank_0(*error) -> None:
@@ -71,8 +71,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         )
         return 2
 
-    from hyvideo.data.run_folder import NotOwner
     from hyvideo.distributed import mesh as ranks
+    from hyvideo.files.run_folder import NotOwner
     from hyvideo.planning.pilot import print_pilot
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
@@ -131,10 +131,10 @@ def show(command: CommandLine) -> None:
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
+    from hyvideo.loading.machine import missing_requirements
     from hyvideo.planning.memory import memory
     from hyvideo.planning.plan import memory_table, plan_lines, planned_run, steps_table
     from hyvideo.planning.recommendation import recommendation
-    from hyvideo.training.machine import missing_requirements
 
     print_plan(inputs, plan_lines(inputs, config.model.device, hardware))
     if config.objective.has_ratio:
@@ -184,9 +184,9 @@ def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
     """Print the plan, the number of trained parameters, the attention kernel and the first
     iteration.
     """
+    from hyvideo.loading.gpu_driver import cudnn_problem
+    from hyvideo.loading.machine import device_name, gpu_memory
     from hyvideo.planning.plan import plan_lines
-    from hyvideo.training.gpu_driver import cudnn_problem
-    from hyvideo.training.machine import device_name, gpu_memory
 
     device = trainer.device
     as_run = inputs.with_config(trainer.config)  # without ``auto``
@@ -220,10 +220,10 @@ def build(config: Config, at_end: ExitStack):
     from hyvideo.distributed import mesh as ranks
     from hyvideo.distributed.same_start import require_same_start
     from hyvideo.distributed.watchdog import Watchdog
+    from hyvideo.loading.gpu_driver import check_allocator
+    from hyvideo.loading.model_setup import choose_device, make_deterministic
     from hyvideo.report.run_summary import print_summary
     from hyvideo.trainer import Finished, Trainer
-    from hyvideo.training.gpu_driver import check_allocator
-    from hyvideo.training.model_setup import choose_device, make_deterministic
 
     if config.model.num_threads:
         torch.set_num_threads(config.model.num_threads)

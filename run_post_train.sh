@@ -43,7 +43,7 @@ case " ${arguments[*]} " in
     *)
         gpus="$(num_gpus)"
         if [ "$gpus" = 0 ]; then # the reason, such as an old driver
-            python -c 'from hyvideo.training.gpu_driver import driver_problem as find; print(find() or "no GPU was found")' >&2
+            python -c 'from hyvideo.loading.gpu_driver import driver_problem as find; print(find() or "no GPU was found")' >&2
         fi
         processes="${NPROC:-$((gpus > 0 ? gpus : 1))}"
         ;;

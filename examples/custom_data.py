@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from hyvideo.data.examples import Example, Examples
 from hyvideo.data.prompts import Request
-from hyvideo.data.tables import videos_in
+from hyvideo.files.tables import videos_in
 from hyvideo.settings.sections import Section, learning
 from hyvideo.training.objectives.sft import SFT
 

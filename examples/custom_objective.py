@@ -7,7 +7,7 @@ docs/extend.md#add-an-objective.
 
 import torch
 
-from hyvideo.grpo.nft import mean_square
+from hyvideo.loss.nft import mean_square
 from hyvideo.settings.sections import Section, learning
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.rollout_batch import select

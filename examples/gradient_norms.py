@@ -29,15 +29,15 @@ from pathlib import Path
 from torch import Tensor
 
 from examples.sampler_figures import steps_of
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.checks.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import average_gradients, clip_gradients
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.records.run_files import write_json
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check
 from hyvideo.training.iteration import collect
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.rollout_batch import RolloutBatch, chunks

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from examples.miniature import CAPTIONS, LATENTS, Miniature
-from hyvideo.grpo.advantages import group_advantages
-from hyvideo.grpo.loss import LossInputs, grpo_terms
-from hyvideo.grpo.nft import NFTInputs, nft_terms
-from hyvideo.grpo.trust_region import KLWeights
+from hyvideo.loss.advantages import group_advantages
+from hyvideo.loss.grpo import LossInputs, grpo_terms
+from hyvideo.loss.nft import NFTInputs, nft_terms
+from hyvideo.loss.trust_region import KLWeights
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.anchor import Anchor
 

@@ -12,8 +12,8 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder, read_json
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import make_folder, read_json
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.transitions import sampler_of
 from studies.figures.figures import label_axes, panels_of, save_figure

@@ -20,12 +20,12 @@ import os
 from collections import defaultdict
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error, truth
 from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE
-from hyvideo.data.files import make_folder, publish, read_json
 from hyvideo.data.randomness import generator
-from hyvideo.data.tables import csv_text
 from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.files.cli import Parser, exit_on_error, truth
+from hyvideo.files.files import make_folder, publish, read_json
+from hyvideo.files.tables import csv_text
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.validation.video_folder import find_clips, write_videos_csv
 

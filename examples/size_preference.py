@@ -11,10 +11,10 @@ from pathlib import Path
 import torch.nn.functional as F
 
 from examples.miniature_from_scratch.web_data import random_labels
-from hyvideo.data.cli import exit_on_error
 from hyvideo.data.randomness import generator
-from hyvideo.data.tables import csv_text
 from hyvideo.data.videos import to_uint8, write_video
+from hyvideo.files.cli import exit_on_error
+from hyvideo.files.tables import csv_text
 from hyvideo.miniature import world
 from hyvideo.rewards.rewards import Scorer
 

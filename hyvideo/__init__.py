@@ -1,4 +1,14 @@
 import logging
+import sys
+from importlib.util import find_spec
+
+if find_spec("pydantic") is None:
+    print(
+        f"{sys.executable} does not have the packages of this project: run `source "
+        ".venv/bin/activate` in the repository, or first `bash scripts/setup.sh`, which creates it",
+        file=sys.stderr,
+    )
+    raise SystemExit(2)
 
 # diffusers and peft import torchao wherever it is installed, and it logs warnings that do not
 # concern this project.

@@ -8,7 +8,7 @@ sage-grpo evaluate --config configs/miniature.yaml --output_dir outputs/scores
 import runpy
 import sys
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 
 
 def main() -> None:

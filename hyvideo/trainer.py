@@ -14,8 +14,10 @@ from pathlib import Path
 import torch
 
 from hyvideo.checkpoints.format import complete, remove_checkpoints_after
-from hyvideo.data.files import optional
-from hyvideo.data.run_folder import (
+from hyvideo.distributed.collectives import raise_on_all_ranks
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import optional
+from hyvideo.files.run_folder import (
     FINISHED,
     RECORD,
     STOPPED,
@@ -26,9 +28,8 @@ from hyvideo.data.run_folder import (
     update_record,
     write_record,
 )
-from hyvideo.data.text import describe_error
-from hyvideo.distributed.collectives import raise_on_all_ranks
-from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.text import describe_error
+from hyvideo.loading.machine import resolve_auto
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
@@ -40,7 +41,6 @@ from hyvideo.rewards.rewards import Scorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.training.iteration import train_iteration
-from hyvideo.training.machine import resolve_auto
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.output_folder import find_start
 from hyvideo.training.preemption import PreemptionSignals, Stopped

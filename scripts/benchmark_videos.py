@@ -12,10 +12,10 @@ seed, the same for all policies, which depends on validation_seed.
 
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.checks.rules import check_sampling
 from hyvideo.data.prompts import read_requests
+from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.rules import check_sampling
 
 
 @exit_on_error("benchmark_videos.py")

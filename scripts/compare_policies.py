@@ -19,9 +19,9 @@ side.
 
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.checks.rules import check_sampling, with_local_weights
+from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.rules import check_sampling, with_local_weights
 
 
 @exit_on_error("compare_policies.py")

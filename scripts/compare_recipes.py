@@ -16,7 +16,7 @@ no control. The exit code is 1 if a run failed.
 
 import sys
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.files.cli import Parser, exit_on_error
 from studies.recipes.recipes import Budget, limit_to_budget, read_recipes
 from studies.recipes.runs import RecipeStudy, runs_of
 from studies.tables.study_command import add_study_flags, plan_and_train

@@ -18,13 +18,13 @@ import argparse
 from pathlib import Path
 
 from hyvideo.checkpoints.format import saved_lora, saved_policy
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.checks.rules import check_evaluation, with_local_weights
 from hyvideo.data.examples import VIDEOS_FILE
-from hyvideo.data.files import make_folder
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import make_folder
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check_evaluation, with_local_weights
 
 
 @exit_on_error("evaluate.py")
@@ -92,7 +92,7 @@ def config_of(options: argparse.Namespace, settings: list[str]) -> Config:
     if has_config or not options.checkpoint_path:
         return parse(settings, others=own).config
 
-    from hyvideo.training.saved_policy import settings_of_run  # slow to import
+    from hyvideo.loading.saved_policy import settings_of_run  # slow to import
 
     run_settings, file = settings_of_run(options.checkpoint_path)
     if file:
@@ -114,7 +114,7 @@ def check_options(options: argparse.Namespace) -> None:
             f"{options.out}"
         )
     if options.checkpoint_path:
-        from hyvideo.training.saved_policy import check_is_policy
+        from hyvideo.loading.saved_policy import check_is_policy
 
         # otherwise the default settings would be rejected first
         check_is_policy(options.checkpoint_path)
@@ -122,7 +122,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def evaluate(options: argparse.Namespace, config: Config, evaluator):
     """Return the evaluation, its identity, and the latents that are kept until it is written."""
-    from hyvideo.data.digests import digest_of
+    from hyvideo.files.digests import digest_of
     from hyvideo.generation.generation import Source
     from hyvideo.generation.policy_scores import LatentStore
     from hyvideo.validation.contents import joint_identity, policy_identity

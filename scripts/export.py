@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import new_folder_problem, publish, remove_partial
-from hyvideo.data.text import quote
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import new_folder_problem, publish, remove_partial
+from hyvideo.files.text import quote
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,7 +88,7 @@ def main() -> None:
         lines = run(options)
         print(f"written to {options.out}", *lines, sep="\n")
         if options.push_to_hub:
-            from hyvideo.models.hub import push
+            from hyvideo.weights.hub import push
 
             print(f"published as {push(options.out, options.push_to_hub)}")
 
@@ -125,12 +125,12 @@ def run(options: argparse.Namespace) -> list[str]:
     options.lora_path = options.lora_path and saved_lora(options.lora_path)
     check_options(options)
     if options.push_to_hub:
-        from hyvideo.models.hub import check_login
+        from hyvideo.weights.hub import check_login
 
         check_login(options.push_to_hub)
 
+    from hyvideo.loading.saved_policy import settings_of_run
     from hyvideo.models.registry import register
-    from hyvideo.training.saved_policy import settings_of_run
 
     checkpoint = checkpoint_of(options)
     run_settings = settings_of_run(checkpoint)[0] if checkpoint else {}
@@ -157,10 +157,10 @@ def checkpoint_of(options: argparse.Namespace) -> Path | None:
 
 def export_lora(options: argparse.Namespace, out: Path) -> list[str]:
     """Export a LoRA into the folder ``out``."""
+    from hyvideo.loading.saved_policy import read_saved_lora
     from hyvideo.models.lora import differences_of
     from hyvideo.models.lora_files import expert_of
     from hyvideo.models.lora_saving import save_lora
-    from hyvideo.training.saved_policy import read_saved_lora
 
     expert = options.expert or expert_of(options.lora_path)
     lora = read_saved_lora(options.lora_path, expert, ignore_expert=options.ignore_lora_expert)
@@ -272,9 +272,9 @@ def export_model(
     """Export the transformer of a checkpoint, a base model, or either with a merged LoRA, into the
     folder ``out``.
     """
-    from hyvideo.models.hub import local_folder
     from hyvideo.models.lora_files import expert_of
     from hyvideo.models.versions import experts_of
+    from hyvideo.weights.hub import local_folder
 
     root = options.pretrained_model_root or run_settings.get("pretrained_model_root", "ckpts")
     root = Path(local_folder(root))
@@ -322,13 +322,13 @@ def export_transformer(
     lora: Path | None = None,
 ) -> list[str]:
     """Write one transformer into the folder ``out``, and return how other programs load it."""
+    from hyvideo.loading.model_setup import base_loras
+    from hyvideo.loading.saved_policy import load_merged
     from hyvideo.models.family import component_of, family_of
     from hyvideo.models.loading import TRANSFORMERS
     from hyvideo.models.saving import save_original
     from hyvideo.pipelines.grpo_pipeline import DTYPES
     from hyvideo.settings.sections import ModelSettings
-    from hyvideo.training.model_setup import base_loras
-    from hyvideo.training.saved_policy import load_merged
 
     dtype = DTYPES[options.dtype]
     base = {

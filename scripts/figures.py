@@ -31,7 +31,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.settings.command_line import parse
 from studies.recipes.runs import finished, reject_flags
 from studies.tables.cells import FIGURES, KL_FLAGS, runs_of_figure

@@ -31,8 +31,8 @@ from pathlib import Path
 
 import yaml
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder, publish
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import make_folder, publish
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.settings.processes import use_expandable_segments
 from tests import forked
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
         if "weights" in options.parts and not (options.pretrained_model_root or options.tiny):
             raise ValueError("weights needs --pretrained_model_root, the folder of the checkpoints")
         if options.device == "cuda":
-            from hyvideo.training.model_setup import choose_device
+            from hyvideo.loading.model_setup import choose_device
 
             choose_device("cuda")
         if options.kernels:

@@ -12,7 +12,7 @@ valid_video_csv. docs/improve.md has results and costs.
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error, exit_on_interrupt, truth
+from hyvideo.files.cli import Parser, exit_on_error, exit_on_interrupt, truth
 from hyvideo.settings.command_line import parse
 
 

@@ -16,7 +16,7 @@ from torch.distributed import run
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from hyvideo.data.run_folder import FINISHED, RECORD, STOPPED, read_record
+from hyvideo.files.run_folder import FINISHED, RECORD, STOPPED, read_record
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.processes import FINAL_CODES, STOPPED_CODE
 

@@ -12,10 +12,10 @@ import sqlite3
 from contextlib import suppress
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import read_requests
-from hyvideo.data.text import quote
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.http_guard import listen, make_server
+from hyvideo.files.text import quote
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from scripts import compare_policies

@@ -14,9 +14,9 @@ import sqlite3
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error, exit_on_interrupt, truth
-from hyvideo.data.files import find_path
-from hyvideo.data.text import quote
+from hyvideo.files.cli import Parser, exit_on_error, exit_on_interrupt, truth
+from hyvideo.files.files import find_path
+from hyvideo.files.text import quote
 from hyvideo.generation import flags as generation
 
 

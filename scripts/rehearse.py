@@ -13,7 +13,7 @@ it did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage err
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.settings.command_line import parse
 
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     options, flags = parser.parse_known_args(argv)
     command = parse(flags)
-    from hyvideo.planning.rehearsal.rehearsal import rehearse  # after the flags: it imports torch
+    from hyvideo.rehearsal.rehearsal import rehearse  # after the flags: it imports torch
 
     with exit_on_error("rehearse.py"):
         return rehearse(command.config, options.world_size, options.rehearsal_dir, " ".join(flags))

@@ -12,8 +12,8 @@ guided base model), analysis.json of a preference study, and videos of generate.
 
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.text import quote
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.text import quote
 from hyvideo.report.gallery import write_gallery
 from hyvideo.report.page import REPORT_FILE, write_report
 

@@ -15,7 +15,7 @@ seeds; use five or more. The exit code is 1 if a cell failed.
 
 import sys
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.files.cli import Parser, exit_on_error
 from studies.tables.cells import KL_FLAGS, METHODS, grid
 from studies.tables.study_command import add_grid_flags, grid_study, plan_and_train, select_runs
 

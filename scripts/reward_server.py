@@ -9,7 +9,7 @@ a token in the environment variable REWARD_SERVER_TOKEN, of the server and of th
 
 import os
 
-from hyvideo.data.cli import Parser, exit_on_error
+from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.rewards.identity import scorer_identity
 from hyvideo.rewards.rewards import make_scorer
 from hyvideo.settings.reward_settings import options_of_scorer
@@ -34,16 +34,16 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8000, help="port; 0 selects a free one")
     options = parser.parse_args()
     with exit_on_error("reward_server.py", (ValueError, OSError, OverflowError)):
-        from hyvideo.data.http_guard import LOCAL, listen, make_server
-        from hyvideo.models.hub import local_folder
+        from hyvideo.files.http_guard import LOCAL, listen, make_server
+        from hyvideo.weights.hub import local_folder
 
         token = os.environ.get("REWARD_SERVER_TOKEN", "").strip() or None
         if not token and options.host not in LOCAL:
             raise ValueError(f"listening on {options.host} needs a token: set REWARD_SERVER_TOKEN")
         scorer_options = options_of_scorer(options.reward_model, options.reward_config)
 
+        from hyvideo.loading.model_setup import choose_device
         from hyvideo.rewards.service.server import create_app
-        from hyvideo.training.model_setup import choose_device
 
         # before loading weights, so that a port in use fails early
         listener, url = listen(options.host, options.port)

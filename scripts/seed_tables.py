@@ -10,8 +10,8 @@ commas.
 
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import ROOT
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import ROOT
 
 
 @exit_on_error("seed_tables.py", (ValueError, OSError))

@@ -7,8 +7,8 @@
 import sys
 from pathlib import Path
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.text import align_columns
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.text import align_columns
 
 MIN_PREFERENCES = 30  # the 95 % interval of an accuracy of 0.7 is then about 0.3 wide
 

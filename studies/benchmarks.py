@@ -12,16 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.files import make_folder
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import generator
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
+from hyvideo.files.files import make_folder
 from hyvideo.generation.generator import GenerationSettings, Generator
 from hyvideo.generation.video_sampler import Video
+from hyvideo.loading.model_setup import choose_device
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import choose_device
 from studies.figures.policies import Policies
 
 

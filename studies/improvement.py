@@ -11,15 +11,15 @@ from pathlib import Path
 import yaml
 
 from hyvideo.checkpoints.format import folder_of
+from hyvideo.checks.rules import check
 from hyvideo.data.examples import VIDEOS_FILE
-from hyvideo.data.files import ROOT, make_folder
 from hyvideo.data.prompts import read_requests
-from hyvideo.data.text import quote
+from hyvideo.files.files import ROOT, make_folder
+from hyvideo.files.text import quote
 from hyvideo.models.versions import version_defaults
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives.sft import SFTSettings
-from hyvideo.settings.rules import check
 from studies.preference.keeping import Keeping
 from studies.steps import changed, run
 

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.files import free_disk, publish, read_json, remove_partial
 from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
-from hyvideo.data.run_folder import Lease
-from hyvideo.data.tables import PICTURES
-from hyvideo.data.text import quote
 from hyvideo.data.videos import read_header, read_video
+from hyvideo.files.files import free_disk, publish, read_json, remove_partial
+from hyvideo.files.run_folder import Lease
+from hyvideo.files.tables import PICTURES
+from hyvideo.files.text import quote
 from hyvideo.records.run_files import write_text
 from hyvideo.rewards.qwen2_vl.model import plain_name, without_cudnn_attention
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyvideo.data.cli import exit_on_signals
-from hyvideo.data.files import ROOT, read_json
+from hyvideo.files.cli import exit_on_signals
+from hyvideo.files.files import ROOT, read_json
 
 
 def run(command: Sequence[object]) -> int:

@@ -125,7 +125,7 @@ def _one_thread():
 @pytest.fixture(autouse=True)
 def _ended_runs():
     """End the threads of a test's runs: a stack trace shows at most 100."""
-    from hyvideo.data.run_folder import Lease
+    from hyvideo.files.run_folder import Lease
 
     leases = []
     enter = Lease.__enter__
@@ -146,7 +146,7 @@ def _ended_runs():
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hyvideo.data import run_folder
+from hyvideo.files import run_folder
 run_folder.LEASE_S = 1.2
 with run_folder.Lease(Path(sys.argv[1])):
     print("ready", flush=True)
@@ -159,11 +159,11 @@ def in_use(monkeypatch):
     """A context in which another process holds the lease of a folder; it yields the process's
     number. Leases end after 1.2 seconds without a sign of life.
     """
-    monkeypatch.setattr("hyvideo.data.run_folder.LEASE_S", 1.2)
+    monkeypatch.setattr("hyvideo.files.run_folder.LEASE_S", 1.2)
 
     @contextmanager
     def used(folder):
-        from hyvideo.data.run_folder import Lease
+        from hyvideo.files.run_folder import Lease
 
         command = [forked.python(), "-c", HOLDER, folder]
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as holder:

@@ -118,7 +118,8 @@ def cache_models() -> None:
     """Cache untrained models and the random weights of each seed, for this process and processes
     forked from it.
     """
-    from hyvideo.models import encoders, loading, weight_files
+    from hyvideo.models import encoders, loading
+    from hyvideo.weights import weight_files
 
     draw = functools.lru_cache(4000)(weight_files.draw_tensor)
     weight_files.draw_tensor = lambda seed, name, shape, device="cpu": draw(
@@ -241,12 +242,12 @@ def _import_all() -> None:
         config = hyvideo.settings.command_line.load_config(
             "configs/smoke.yaml", pretrained_model_root=root
         )
-        encoder, _ = hyvideo.training.model_setup.load_encoder(config, torch.device("cpu"))
+        encoder, _ = hyvideo.loading.model_setup.load_encoder(config, torch.device("cpu"))
         encoder([hyvideo.data.prompts.Request("a red circle")])  # loads the text encoder
         hyvideo.models.loading.load_transformer(root, "miniature", random_weights_seed=0)
     for template in (ROOT / "hyvideo").rglob("*.j*"):
         if template.suffix in (".jinja", ".j2"):
-            hyvideo.data.templates._pages(template.parent, ".html" in template.name).get_template(
+            hyvideo.files.templates._pages(template.parent, ".html" in template.name).get_template(
                 template.name
             )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
-from hyvideo.data.text import shorten
+from hyvideo.files.text import shorten
 
 LONGEST = 5_000  # characters of an error message
 ODD = [

@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hyvideo.data.files import publish
-from hyvideo.data.text import shorten
+from hyvideo.files.files import publish
+from hyvideo.files.text import shorten
 
 _ROWS = "CHECK_ROWS"  # environment variable: the file for a check's rows
 _POLL_S = 0.5

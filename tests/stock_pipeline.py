@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
+from hyvideo.loading.model_setup import weights_seed
 from hyvideo.models.family import family_of
 from hyvideo.models.hunyuan_video15 import encoders
 from hyvideo.models.wan.encoders import load_text_encoder
@@ -19,7 +20,6 @@ from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ModelSettings
-from hyvideo.training.model_setup import weights_seed
 from tests.stock_models import stock_twin
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from hyvideo.generation.super_resolution import build, to_original
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.saving import save_original
-from hyvideo.models.weight_files import draw_tensor
+from hyvideo.weights.weight_files import draw_tensor
 
 UPSAMPLERS = {
     "720p_sr_distilled": {

@@ -352,7 +352,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "scripts.gpu_check": "needs a GPU",
     "scripts.preference_study": "needs raters",
     "scripts.rate": "needs a person",
-    "scripts.rehearse": "takes minutes, tests/planning/rehearsal runs it",
+    "scripts.rehearse": "takes minutes, tests/rehearsal runs it",
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",
 }

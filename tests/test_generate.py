@@ -26,13 +26,13 @@ from hyvideo.generation import flags as generate_flags
 from hyvideo.generation import generation, generator, program, video_sampler
 from hyvideo.generation.step_cache import StepCaching
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
+from hyvideo.loading.video_latents import write_latents
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.video_latents import write_latents
 from tests.distributed.launch import start
 from tests.forked import python
 from tests.rewards.chat_server import completion, endpoints

@@ -17,13 +17,16 @@ SOURCES = sorted([*FILES, *STUDIES, *(ROOT / "scripts").rglob("*.py"), *PROGRAM_
 # The packages of hyvideo/, from the lowest layer up. A package may import itself and lower layers
 # only.
 LAYERS = (
-    ("grpo", "data"),
-    ("models", "schedulers"),
-    ("rewards", "distributed"),
-    ("checkpoints",),
-    ("settings", "pipelines", "records"),
-    ("planning",),
-    ("training", "miniature"),
+    ("files", "loss"),
+    ("data", "schedulers", "weights"),
+    ("models",),
+    ("distributed", "pipelines", "rewards"),
+    ("checkpoints", "miniature", "records"),
+    ("settings",),
+    ("checks",),
+    ("planning", "rehearsal"),
+    ("loading",),
+    ("training",),
     ("validation",),
     ("report",),
     ("generation",),
@@ -77,11 +80,11 @@ def files_in(*folders: str) -> list:
     return [pytest.param(file, id=name_of(file)) for file in files]
 
 
-@pytest.mark.parametrize("file", files_in("grpo", "schedulers"))
-def test_grpo_and_schedulers_import_only_torch_and_themselves(file):
-    allowed = [*sys.stdlib_module_names, "torch", "hyvideo.grpo", "hyvideo.schedulers"]
+@pytest.mark.parametrize("file", files_in("loss", "schedulers"))
+def test_loss_and_schedulers_import_only_torch_and_themselves(file):
+    allowed = [*sys.stdlib_module_names, "torch", "hyvideo.loss", "hyvideo.schedulers"]
     if is_within(name_of(file), "hyvideo.schedulers"):
-        allowed += ["diffusers", "hyvideo.data.custom_code"]  # a custom sampler is loaded
+        allowed += ["diffusers", "hyvideo.files.custom_code"]  # a custom sampler is loaded
     forbidden = {name for name in imports_of(file) if not is_within(name, *allowed)}
     assert not forbidden
     assert not {name for name in imports_of(file) if is_within(name, "torch.distributed")}
@@ -186,7 +189,7 @@ def test_importing_the_loader_imports_neither_diffusers_nor_transformers():
     while pending:
         found |= pending
         pending = set().union(*(graph.get(name, set()) for name in pending)) - found
-    assert "torch" in found and "hyvideo.models.weight_files" in found
+    assert "torch" in found and "hyvideo.weights.weight_files" in found
     assert not [
         name for name in found if is_within(name, "diffusers", "transformers", "peft", "accelerate")
     ]

@@ -19,11 +19,11 @@ ALLOWED = {
     # Accepts only names that describe tensors; tests/checkpoints/test_checkpoint.py tests others.
     "hyvideo/checkpoints/reader.py": {"pickle.Unpickler"},
     # A restricted version of the safe loader.
-    "hyvideo/data/yaml_files.py": {"yaml.SafeLoader"},
+    "hyvideo/files/yaml_files.py": {"yaml.SafeLoader"},
     # Runs a program of this project, as the installed command names them.
     "hyvideo/commands.py": {"runpy.run_module"},
     # Runs post_train.py or generate.py, as the rehearsal names them.
-    "hyvideo/planning/rehearsal/stand_ins.py": {"runpy.run_path"},
+    "hyvideo/rehearsal/stand_ins.py": {"runpy.run_path"},
 }
 _BUILTINS = ("eval", "exec", "__import__")
 _MODULES = {

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hyvideo.data.prompts import Request
-from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.loading.fit_checks import check_checkpoint
 from hyvideo.models.hunyuan_video15.encoders import (
     load_glyph_encoder,
     load_text_encoder,

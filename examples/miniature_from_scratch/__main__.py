@@ -23,15 +23,15 @@ from examples.miniature_from_scratch.optimizer import MuonAndAdamW, steps
 from examples.miniature_from_scratch.reward_model import policy_clips
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from examples.miniature_from_scratch.web_data import random_labels
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder
 from hyvideo.data.randomness import generator
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import make_folder
+from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.miniature import world
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.loading import load_vae
-from hyvideo.models.weight_files import draw_tensor
 from hyvideo.settings.command_line import load_config
-from hyvideo.training.model_setup import load_encoder, load_pipeline
+from hyvideo.weights.weight_files import draw_tensor
 
 # Weight of the VAE's KL term: latents are smooth enough for the transformer, and reconstructions
 # are still sharp.

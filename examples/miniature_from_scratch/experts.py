@@ -10,8 +10,8 @@ import os
 from pathlib import Path
 
 from examples.miniature_from_scratch.base_policy import caption_texts, train_policy, web_videos
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import make_folder
 from hyvideo.models.family import prepare
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.versions import version_defaults

@@ -20,11 +20,11 @@ from examples.miniature_from_scratch.base_policy import (
     train_policy,
     web_videos,
 )
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import make_folder
 from hyvideo.data.prompts import read_requests
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import make_folder
 from hyvideo.miniature import world
 from hyvideo.models.family import prepare
 from hyvideo.models.loading import load_transformer, load_vae

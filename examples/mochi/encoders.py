@@ -18,7 +18,7 @@ from hyvideo.models.encoders import (
     rename_t5,
 )
 from hyvideo.models.family import Part
-from hyvideo.models.weight_files import Folder
+from hyvideo.weights.weight_files import Folder
 
 TEXT_SLOTS = 256  # maximum length of a text in tokens, including the end token
 _MODEL = "T5EncoderModel"

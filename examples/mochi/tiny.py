@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import draw_tensor
+from hyvideo.weights.weight_files import draw_tensor
 
 from .encoders import TEXT_SLOTS
 

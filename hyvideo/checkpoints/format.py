@@ -21,9 +21,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hyvideo.data import run_folder
-from hyvideo.data.digests import digest_file
-from hyvideo.data.run_folder import CHECKPOINTS, MARK, RECORD, numbered
+from hyvideo.files import run_folder
+from hyvideo.files.digests import digest_file
+from hyvideo.files.run_folder import CHECKPOINTS, MARK, RECORD, numbered
 
 DIGESTS = "digests.json"
 STATE = "state.json"

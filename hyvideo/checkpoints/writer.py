@@ -22,10 +22,10 @@ from hyvideo.checkpoints.format import (
     write_state,
 )
 from hyvideo.checkpoints.reader import read_metadata
-from hyvideo.data import run_folder
-from hyvideo.data.files import optional, publish
 from hyvideo.distributed.collectives import all_objects, from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files import run_folder
+from hyvideo.files.files import optional, publish
 
 _FAILURES = (Exception, dcp.api.CheckpointException)  # training continues after all of them
 

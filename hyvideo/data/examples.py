@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request, hash_requests, request_of
-from hyvideo.data.tables import Table, find_file, read_table
-from hyvideo.data.text import note, quote
+from hyvideo.files.digests import digest_of
+from hyvideo.files.tables import Table, find_file, read_table
+from hyvideo.files.text import note, quote
 
 if TYPE_CHECKING:
     from hyvideo.data.videos import ClipForm

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from hyvideo.data.text import quote
+from hyvideo.files.text import quote
 
 if TYPE_CHECKING:  # images are checked before anything slow is imported
     from torch import Tensor

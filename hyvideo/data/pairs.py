@@ -13,8 +13,8 @@ from pathlib import Path
 from hyvideo.data.examples import Example, Examples, existing_video
 from hyvideo.data.prompts import Request, request_of
 from hyvideo.data.randomness import permutation
-from hyvideo.data.tables import Table, read_table
-from hyvideo.data.text import note, quote
+from hyvideo.files.tables import Table, read_table
+from hyvideo.files.text import note, quote
 
 TIE = 2
 # answer -> index of the preferred video, or a tie

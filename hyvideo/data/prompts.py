@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hyvideo.data.files import find_path, publish
 from hyvideo.data.images import read_image
 from hyvideo.data.randomness import permutation
-from hyvideo.data.tables import Table, csv_text, find_file, read_table
-from hyvideo.data.text import quote
+from hyvideo.files.files import find_path, publish
+from hyvideo.files.tables import Table, csv_text, find_file, read_table
+from hyvideo.files.text import quote
 
 COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
 

@@ -20,8 +20,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from hyvideo.data.files import publish
 from hyvideo.data.images import fit, pad
+from hyvideo.files.files import publish
 
 # av is imported where a file is read or written: checks of a GPU run on machines without it.
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from hyvideo.data.digests import digest_file, digest_of
 from hyvideo.distributed.collectives import agree
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.digests import digest_file, digest_of
 
 PACKAGES = ("torch", "diffusers", "transformers")
 

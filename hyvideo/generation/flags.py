@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Literal
 
-from hyvideo.data.cli import TRUTHS, Parser
+from hyvideo.files.cli import TRUTHS, Parser
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import add_section, flag_options
 from hyvideo.settings.config import LEAVES, Config, read_sections

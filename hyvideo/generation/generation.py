@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from hyvideo.checkpoints.format import is_lora
-from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import Request, check_images, read_requests
-from hyvideo.data.text import quote
+from hyvideo.files.digests import digest_weights
+from hyvideo.files.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
+from hyvideo.loading import model_setup, saved_policy
 from hyvideo.models import loading
 from hyvideo.models.lora import Lora, add_lora, check_lora
 from hyvideo.models.registry import register
@@ -28,7 +29,6 @@ from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config, without_custom_objective
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ModelSettings
-from hyvideo.training import model_setup, saved_policy
 
 MINIATURE = "configs/miniature.yaml"
 # Fields of `Sampling` that settings of a call replace, by setting.

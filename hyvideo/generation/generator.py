@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hyvideo.data.digests import digest_file, digest_of, digest_weights
-from hyvideo.data.files import PARTIAL, make_folder, remove_partial
-from hyvideo.data.text import lines_of
+from hyvideo.checks.layout import rank_problems
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.watchdog import Watchdog
+from hyvideo.files.digests import digest_file, digest_of, digest_weights
+from hyvideo.files.files import PARTIAL, make_folder, remove_partial
+from hyvideo.files.text import lines_of
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.generation import Source
 from hyvideo.generation.offloading import automatic, place
@@ -30,6 +31,10 @@ from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler, is_complete
+from hyvideo.loading import model_setup
+from hyvideo.loading.gpu_driver import check_allocator
+from hyvideo.loading.input_digests import digest_models
+from hyvideo.loading.machine import check_compiler
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import version_defaults
@@ -39,16 +44,11 @@ from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import base_loras_of
-from hyvideo.settings.layout import rank_problems
 from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
 from hyvideo.settings.version_notes import generation_notes
-from hyvideo.training import model_setup
-from hyvideo.training.gpu_driver import check_allocator
-from hyvideo.training.input_digests import digest_models
-from hyvideo.training.machine import check_compiler
 
 
 @dataclass(frozen=True)

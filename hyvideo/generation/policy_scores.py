@@ -13,12 +13,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_header
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.digests import digest_of
 from hyvideo.generation.generation import Source, make_and_read_requests
 from hyvideo.generation.stored_latents import Sampled, stored
+from hyvideo.loading.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
@@ -26,7 +27,6 @@ from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import trained_prompts
-from hyvideo.training.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity
 from hyvideo.validation.held_out import ScorerMetrics

@@ -8,15 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.checkpoints.format import saved_lora, saved_policy
+from hyvideo.checks.rules import check_evaluation, check_sampling, with_local_weights
 from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
-from hyvideo.data.run_folder import Lease
-from hyvideo.data.text import quote
 from hyvideo.distributed import mesh as ranks
+from hyvideo.files.run_folder import Lease
+from hyvideo.files.text import quote
 from hyvideo.generation import generation
 from hyvideo.generation.flags import CACHING, SPEED
 from hyvideo.generation.generation import Source, resolve_sampling
 from hyvideo.generation.generator import GenerationSettings, Generator
 from hyvideo.generation.step_cache import StepCaching
+from hyvideo.loading.saved_policy import settings_of_run
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import FAMILIES, version_defaults
 from hyvideo.planning.generation import memory_lines
@@ -26,9 +28,7 @@ from hyvideo.settings import processes
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config
 from hyvideo.settings.reference_flags import print_ignored
-from hyvideo.settings.rules import check_evaluation, check_sampling, with_local_weights
 from hyvideo.settings.sampling import Sampling
-from hyvideo.training.saved_policy import settings_of_run
 
 
 def make_videos(options: argparse.Namespace) -> list[str]:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyvideo.data.files import publish
+from hyvideo.files.files import publish
 
 
 @dataclass(frozen=True)

@@ -20,25 +20,27 @@ import torch.nn.functional as F
 from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as layers
 from torch import Tensor, nn
 
-from hyvideo.data.files import read_json
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import read_json
 from hyvideo.generation.offloading import place
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
-from hyvideo.models import fit_checks, loading, weight_files
+from hyvideo.loading import fit_checks
+from hyvideo.loading.model_setup import weights_seed
+from hyvideo.models import loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Family, family_named, install
 from hyvideo.models.offload import offload, on_device
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import UNSUPPORTED, version_defaults
-from hyvideo.models.weight_files import Folder
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
-from hyvideo.training.model_setup import weights_seed
+from hyvideo.weights import weight_files
+from hyvideo.weights.weight_files import Folder
 
 _NOISE = 0.7  # share of noise in the condition
 _SMALLEST_TIMESTEP = 700  # with the condition

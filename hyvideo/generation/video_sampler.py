@@ -11,12 +11,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hyvideo.data.examples import LATENTS_SUFFIX, VIDEO_KEY
-from hyvideo.data.files import read_text
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal, reference_normal
 from hyvideo.data.videos import write_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.tiles import Tiles
+from hyvideo.files.files import read_text
+from hyvideo.loading.video_latents import write_latents
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
 from hyvideo.models.offload import on_device
@@ -25,7 +26,6 @@ from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.sections import DataSettings
-from hyvideo.training.video_latents import write_latents
 
 RECORD_SUFFIX = ".json"  # of the file beside a video that has its settings
 STAGE = "super-resolution"  # has separate noise

@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from hyvideo.data.files import folder_problem
-from hyvideo.data.text import quote
+from hyvideo.files.files import folder_problem
+from hyvideo.files.text import quote
 from hyvideo.miniature.measures import features, frechet_distance, measure, moments
 from hyvideo.miniature.world import FPS, labels_of
 from hyvideo.rewards.rewards import DIMENSIONS

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.files import read_json
-from hyvideo.data.text import quote
-from hyvideo.models import weight_files
+from hyvideo.files.files import read_json
+from hyvideo.files.text import quote
 from hyvideo.models.offload import offload_in_groups
-from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
+from hyvideo.weights import weight_files
+from hyvideo.weights.weight_files import Folder, Weights, shapes_of, with_label
 
 _BATCH_SIZE = 8  # prompts
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
 from hyvideo.models.attention import WholeSequence
-from hyvideo.models.names import LoraNames, Rename
 from hyvideo.models.registry import class_problem, module_of, packages
 from hyvideo.models.versions import FAMILIES, Task
+from hyvideo.weights.names import LoraNames, Rename
 
 
 class Component(NamedTuple):

@@ -21,9 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.files import read_json
-from hyvideo.data.text import describe_error
-from hyvideo.models import weight_files
+from hyvideo.files.files import read_json
+from hyvideo.files.text import describe_error
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import (
     Component,
@@ -35,9 +34,10 @@ from hyvideo.models.family import (
 )
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, with_lora
-from hyvideo.models.pipeline_folder import read_index
 from hyvideo.models.versions import experts_of
-from hyvideo.models.weight_files import Folder, Shapes
+from hyvideo.weights import weight_files
+from hyvideo.weights.pipeline_folder import read_index
+from hyvideo.weights.weight_files import Folder, Shapes
 
 WEIGHTS_STEM = "diffusion_pytorch_model"
 # Folders of the transformer, in diffusers' layout and in that of the authors of models of two experts.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import Component, family_of
-from hyvideo.models.weight_files import truncate
+from hyvideo.weights.weight_files import truncate
 
 if TYPE_CHECKING:
     from peft import LoraConfig

@@ -33,13 +33,13 @@ import yaml
 from safetensors import safe_open
 from torch import Tensor
 
-from hyvideo.data.files import read_json
-from hyvideo.data.text import quote
+from hyvideo.files.files import read_json
+from hyvideo.files.text import quote
 from hyvideo.models.family import Family, families
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Difference, Lora, LoraPair
-from hyvideo.models.names import Found
-from hyvideo.models.weight_files import read_safetensors, truncate
+from hyvideo.weights.names import Found
+from hyvideo.weights.weight_files import read_safetensors, truncate
 
 LORA_FILES = PEFT_FILE, DIFFUSERS_FILE = (
     "adapter_model.safetensors",

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hyvideo.data.files import publish
+from hyvideo.files.files import publish
 from hyvideo.models.family import Family, families
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import (
@@ -41,7 +41,7 @@ from hyvideo.models.lora_files import (
     PEFT_CONFIG,
     PEFT_FILE,
 )
-from hyvideo.models.names import Rename
+from hyvideo.weights.names import Rename
 
 Form = Literal["diffusers", "peft", "original", "comfyui"]
 # Only these settings are written to the header, because an older peft rejects files with unknown

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyvideo.data.files import read_json
+from hyvideo.files.files import read_json
 from hyvideo.models.family import License
 from hyvideo.models.versions import version_defaults
 

@@ -11,8 +11,8 @@ import importlib
 from pathlib import Path
 from types import ModuleType
 
-from hyvideo.data.custom_code import load_module
-from hyvideo.data.text import quote
+from hyvideo.files.custom_code import load_module
+from hyvideo.files.text import quote
 from hyvideo.models.versions import FAMILIES, VERSIONS_FILE, add_versions
 
 _HELP = "docs/add_a_model.md describes the files of a family"

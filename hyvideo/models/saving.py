@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hyvideo.data.files import publish
+from hyvideo.files.files import publish
 from hyvideo.models.family import component_of
 from hyvideo.models.loading import WEIGHTS_STEM
-from hyvideo.models.names import Rename
-from hyvideo.models.weight_files import Folder, raise_problems, seed_for
+from hyvideo.weights.names import Rename
+from hyvideo.weights.weight_files import Folder, raise_problems, seed_for
 
 
 def save_original(

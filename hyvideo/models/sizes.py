@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from hyvideo.data.files import read_json
-from hyvideo.data.text import nearest
+from hyvideo.files.files import read_json
+from hyvideo.files.text import nearest
 from hyvideo.models.registry import class_problem, folder_of, is_built_in, module_of, packages
 from hyvideo.models.versions import FAMILIES, RELEASED, UNSUPPORTED, version_defaults
 

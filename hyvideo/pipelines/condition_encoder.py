@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from hyvideo.data.digests import digest_file, digest_of
-from hyvideo.data.files import publish
 from hyvideo.data.prompts import Request
+from hyvideo.files.digests import digest_file, digest_of
+from hyvideo.files.files import publish
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 

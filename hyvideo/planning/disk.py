@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from hyvideo.checkpoints.format import all_in
-from hyvideo.data.files import free_disk
-from hyvideo.data.text import quote
+from hyvideo.files.files import free_disk
+from hyvideo.files.text import quote
 from hyvideo.planning.hours import iteration_seconds
 from hyvideo.planning.memory import GIB
 from hyvideo.planning.persistent import optimizer_bytes, trained_bytes

@@ -7,7 +7,7 @@ the transformer come one after another: that in use and the next one. The langua
 layer on the GPU.
 """
 
-from hyvideo.data.text import lines_of
+from hyvideo.files.text import lines_of
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning import activations
 from hyvideo.planning import persistent as states

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.data.text import number
+from hyvideo.files.text import number
 from hyvideo.models.offload import total_bytes
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.planning.hours import iteration_seconds, stage_seconds

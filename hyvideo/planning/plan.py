@@ -1,6 +1,6 @@
 """The plan of a run as text: what it computes, its memory, hours, disk and host memory."""
 
-from hyvideo.data.text import Row, align_columns, counted, lines_of, number
+from hyvideo.files.text import Row, align_columns, counted, lines_of, number
 from hyvideo.planning.disk import (
     checkpoint_bytes,
     disk_bytes,

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import SimpleNamespace
 
-from hyvideo.data.files import find_path
+from hyvideo.checks.layout import division_problems, head_problems
 from hyvideo.data.prompts import PromptFiles
+from hyvideo.files.files import find_path
 from hyvideo.models.sizes import Sizes
 from hyvideo.planning.flops import Flops, Parameters, count_flops, count_parameters
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.scorers import scorer_bytes
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
-from hyvideo.settings.layout import division_problems, head_problems
 from hyvideo.settings.objectives import LIKE
 from hyvideo.settings.sections import RecordSettings
 

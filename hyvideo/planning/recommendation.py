@@ -2,12 +2,12 @@
 
 import shlex
 
-from hyvideo.data.text import lines_of
+from hyvideo.checks.rules import check
+from hyvideo.files.text import lines_of
 from hyvideo.planning.hours import iteration_flops
 from hyvideo.planning.memory import memory, resolve_auto
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.problems import problem_of
-from hyvideo.settings.rules import check
 
 SMALL_TILE = 128  # pixels; smaller tiles have visible seams
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import publish
 from hyvideo.data.videos import read_frames
+from hyvideo.files.files import publish
 
 ACCENT = "#0b66c3"
 NUM_FRAMES = 5  # of a video

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from hyvideo.data.files import optional
+from hyvideo.files.files import optional
 from hyvideo.records.metrics_file import Lines
 from hyvideo.records.run_files import or_none
 from hyvideo.records.trackers import Report, start_report

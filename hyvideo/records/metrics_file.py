@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from hyvideo.data.files import optional, publish
+from hyvideo.files.files import optional, publish
 
 
 def complete_lines(path: Path) -> list[tuple[int, bytes]]:

@@ -14,9 +14,9 @@ import torch
 import yaml
 from torch import Tensor
 
-from hyvideo.data.files import publish
-from hyvideo.data.run_folder import claim
 from hyvideo.data.videos import write_video
+from hyvideo.files.files import publish
+from hyvideo.files.run_folder import claim
 from hyvideo.rewards.rewards import Reward, overall
 
 ENVIRONMENT_PACKAGES = ("torch", "diffusers", "transformers", "numpy")

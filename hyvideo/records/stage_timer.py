@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from hyvideo.data.files import optional
+from hyvideo.files.files import optional
 from hyvideo.records.run_files import write_json
 
 TIMELINE_FILE = "timeline.json"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from hyvideo.data.files import publish
+from hyvideo.files.files import publish
 
 
 class TensorBoardReport:

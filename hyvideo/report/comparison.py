@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyvideo.data.files import read_json
+from hyvideo.files.files import read_json
 from hyvideo.report.contents import CONFIG_FILE, MAX_POINTS, RunContents, read_run
 from hyvideo.report.gallery import find_videos, short_names
 from hyvideo.settings.config import LEAVES, Config
 from hyvideo.settings.reward_settings import reward_weights
 from hyvideo.settings.sections import RewardSettings
-from hyvideo.validation.held_out import ValidationStats
 from hyvideo.validation.scores_file import Evaluation, summarise
 
 FILES = {"evaluations": "scores.json", "studies": "analysis.json"}
@@ -49,12 +48,12 @@ class Comparison:
         """
         found: dict[str, Scores] = {}
         for name, run in self.runs.items():
-            base = _scores(run.before, run.history[0]) if run.before else {}
+            base = _scores(run.before, run.history[0].means) if run.before else {}
             if base and base not in found.values():
                 label = f"base model of {name}" if found else "base model"
                 found[label] = base
             if run.after:
-                found[name] = _scores(run.after, run.history[-1])
+                found[name] = _scores(run.after, run.history[-1].means)
         return found | {name: content["summary"] for name, content in self.evaluations.items()}
 
 
@@ -144,10 +143,10 @@ def setting_text(value: object) -> str:
     return str(value)
 
 
-def _scores(entries: dict[int, dict], stats: ValidationStats) -> Scores:
+def _scores(entries: dict[int, dict], validated: Mapping[str, float]) -> Scores:
     """Return every score of a validation, and its metrics of the whole set without an interval."""
     means = {
-        name: value for name, value in stats.means.items() if name not in ("reward_std", "missing")
+        name: value for name, value in validated.items() if name not in ("reward_std", "missing")
     }
     summary = summarise(Evaluation(list(entries.values()), means))
     return {name: interval.as_json() for name, interval in summary.items()}

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.checkpoints.format import complete
-from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import are_seen
-from hyvideo.data.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.files.files import folder_problem, read_json
+from hyvideo.files.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.records.stage_timer import TIMELINE_FILE
 from hyvideo.report.series import SPIKE, Series, read_series

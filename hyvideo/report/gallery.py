@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote as quote_url
 
-from hyvideo.data.files import folder_problem
-from hyvideo.data.templates import fill
-from hyvideo.data.text import quote
+from hyvideo.files.files import folder_problem
+from hyvideo.files.templates import fill
+from hyvideo.files.text import quote
 from hyvideo.records.run_files import write_text
 
 PAGE_FILE = "index.html"

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from jinja2.utils import htmlsafe_json_dumps
 
-from hyvideo.data.templates import fill
+from hyvideo.files.templates import fill
 from hyvideo.records.run_files import evenly_spaced, write_text
 from hyvideo.report.clips import MAX_CLIP_BYTES, Clips, Row, alternate, embed
 from hyvideo.report.comparison import (

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from hyvideo.data.files import optional
-from hyvideo.data.text import Row, lines_of
+from hyvideo.files.files import optional
+from hyvideo.files.text import Row, lines_of
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.report.page import REPORT_FILE
 from hyvideo.validation.validation import Validation

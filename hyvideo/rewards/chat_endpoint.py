@@ -11,7 +11,7 @@ from typing import TypeVar
 import httpx
 from httpx_retries import Retry, RetryTransport
 
-from hyvideo.data.text import describe_error, quote, shorten
+from hyvideo.files.text import describe_error, quote, shorten
 from hyvideo.rewards.service.client import is_address
 
 T = TypeVar("T")

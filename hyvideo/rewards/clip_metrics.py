@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from torch import Tensor
 
-from hyvideo.data.files import is_repository, read_json
 from hyvideo.data.videos import check_video, round_through
+from hyvideo.files.files import is_repository, read_json
 from hyvideo.models import encoders
-from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import Scorer, Scores
+from hyvideo.weights.weight_files import Folder
 
 NUM_FRAMES = 8
 NUM_TOKENS = 77  # per text, including start and end token; longer texts are truncated, as published
@@ -216,7 +216,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def load_model(path: str | Path, label: str) -> torch.nn.Module:
     """Load a frozen CLIPModel in float32. Raises ValueError unless ``path`` has every tensor."""
-    from hyvideo.models.hub import local_folder
+    from hyvideo.weights.hub import local_folder
 
     try:
         folder = Folder(Path(local_folder(path, files=_FILES)), label)

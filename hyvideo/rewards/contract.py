@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor
 
-from hyvideo.data.custom_code import check_tensor, named_errors, restored_state
-from hyvideo.data.text import quote, shorten
+from hyvideo.files.custom_code import check_tensor, named_errors, restored_state
+from hyvideo.files.text import quote, shorten
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
     OVERALL,

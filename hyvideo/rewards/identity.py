@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from hyvideo.data.custom_code import code_files
-from hyvideo.data.digests import digest_file, digest_of, digest_weights
+from hyvideo.files.custom_code import code_files
+from hyvideo.files.digests import digest_file, digest_of, digest_weights
 from hyvideo.rewards.rewards import SCORERS
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from hyvideo.data.prompts import Request, read_requests
-from hyvideo.data.text import quote
+from hyvideo.files.text import quote
 
 MAX_CHECKS = 10
 LIST = TypeAdapter(list[str])

@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from hyvideo.data.files import make_folder, read_text, write_problem
 from hyvideo.data.images import read_image
 from hyvideo.data.prompts import Request, read_requests, write_requests
-from hyvideo.data.text import quote
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.files.files import make_folder, read_text, write_problem
+from hyvideo.files.text import quote
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.rewards.chat_endpoint import ChatEndpoint, answer_text
 
 INSTRUCTION = Path(__file__).with_suffix(".txt")

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hyvideo.data.custom_code import load_object, named_errors, restored_state
+from hyvideo.files.custom_code import load_object, named_errors, restored_state
 
 if TYPE_CHECKING:
     import torch

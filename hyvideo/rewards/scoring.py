@@ -23,8 +23,8 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from hyvideo.data.custom_code import Worker, add_place
-from hyvideo.data.text import describe_error
+from hyvideo.files.custom_code import Worker, add_place
+from hyvideo.files.text import describe_error
 from hyvideo.rewards import contract
 from hyvideo.rewards.names import MetricNames
 from hyvideo.rewards.rewards import (

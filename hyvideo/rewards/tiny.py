@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 from hyvideo.rewards.hpsv3.scorer import REWARD_TOKEN
 from hyvideo.rewards.qwen2_vl.inputs import load_tokenizer
 from hyvideo.rewards.videoalign.checkpoint import save_weights

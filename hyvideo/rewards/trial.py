@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyvideo.data.text import describe_error, nearest
+from hyvideo.files.text import describe_error, nearest
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import Scorer, Scores, is_finite
 from hyvideo.rewards.scoring import try_score

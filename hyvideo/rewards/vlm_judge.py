@@ -23,8 +23,8 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from hyvideo.data.text import quote
 from hyvideo.data.videos import check_fps, check_video
+from hyvideo.files.text import quote
 from hyvideo.rewards.chat_endpoint import MALFORMED, ChatEndpoint
 from hyvideo.rewards.clip_metrics import NUM_FRAMES, frame_indices
 from hyvideo.rewards.judge_answers import ANSWERS

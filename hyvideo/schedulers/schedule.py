@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.equalizer import balancing_factors
-from hyvideo.grpo.trust_region import reference_kl_weight
+from hyvideo.loss.equalizer import balancing_factors
+from hyvideo.loss.trust_region import reference_kl_weight
 from hyvideo.schedulers import transitions
 from hyvideo.schedulers.transitions import Sampler, Transition, ode_transition, sampler_of
 

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hyvideo.data.custom_code import load_object
+from hyvideo.files.custom_code import load_object
 
 # The diffusion coefficient of sage has a pole at sigma = 1, where every schedule starts. Its
 # integral is clamped here. This is a convention; with few steps it changes the noise of the first

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-from hyvideo.data.cli import Parser
-from hyvideo.data.files import ROOT
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.files.cli import Parser
+from hyvideo.files.files import ROOT
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.models.registry import register
 from hyvideo.settings import processes
 from hyvideo.settings.config import (

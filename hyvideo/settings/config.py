@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
 from hyvideo.checkpoints.format import saved_lora, saved_policy
-from hyvideo.data.files import CACHED_REPOSITORY, find_path, is_repository
 from hyvideo.data.prompts import Request
-from hyvideo.data.text import nearest, quote
+from hyvideo.files.files import CACHED_REPOSITORY, find_path, is_repository
+from hyvideo.files.text import nearest, quote
 from hyvideo.models.guidance import Expert, Guidance, expert_at, levels_of
 from hyvideo.models.versions import RELEASED, Version, version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
@@ -190,7 +190,7 @@ class Config(BaseModel):
             return self.with_settings(pretrained_model_root=str(found))
         if not is_repository(root) and not Path(root).name.startswith(CACHED_REPOSITORY):
             return self
-        from hyvideo.models.hub import local_folder  # slow to import
+        from hyvideo.weights.hub import local_folder  # slow to import
 
         is_listed = self.model.transformer_version in RELEASED
         return self.with_settings(pretrained_model_root=local_folder(root, only_cached=is_listed))

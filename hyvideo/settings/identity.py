@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from hyvideo.data.custom_code import code_files
+from hyvideo.files.custom_code import code_files
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives.base import TrustRegionSettings
 from hyvideo.settings.reward_settings import is_json

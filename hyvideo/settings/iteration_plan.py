@@ -37,7 +37,7 @@ class Plan:
 def make_plan(config: Config, world_size: int = 1) -> Plan:
     """Return the plan of a run on ``world_size`` ranks.
 
-    Call ``hyvideo.settings.rules.check`` first.
+    Call ``hyvideo.checks.rules.check`` first.
     """
     sampling = config.sampling
     objective = config.objective

@@ -1,6 +1,6 @@
 """The plan of an iteration as text, which a run prints at its start."""
 
-from hyvideo.data.text import Row, counted, lines_of
+from hyvideo.files.text import Row, counted, lines_of
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.config import Config

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hyvideo.data.cli import TRUTHS
-from hyvideo.data.text import quote
+from hyvideo.files.cli import TRUTHS
+from hyvideo.files.text import quote
 from hyvideo.settings import processes
 
 # Name in the reference -> setting.

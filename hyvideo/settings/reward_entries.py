@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from hyvideo.data.text import quote
+from hyvideo.files.text import quote
 from hyvideo.rewards.rewards import known_dimensions, scorer_class
 
 

@@ -5,8 +5,8 @@ from collections import Counter
 
 from pydantic import TypeAdapter
 
-from hyvideo.data.text import nearest, quote
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.files.text import nearest, quote
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
     REFERENCE_SCORERS,

@@ -21,8 +21,8 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from hyvideo.data.cli import TRUTHS
-from hyvideo.data.text import nearest, quote
+from hyvideo.files.cli import TRUTHS
+from hyvideo.files.text import nearest, quote
 from hyvideo.models.guidance import Expert, parse_interval
 from hyvideo.models.versions import version_defaults
 from hyvideo.rewards.rewards import REFERENCE_SCORERS

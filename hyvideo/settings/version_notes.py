@@ -4,13 +4,13 @@ student was not made, LoRAs that a student needs, and other numbers in the files
 
 from collections.abc import Iterator, Mapping
 
-from hyvideo.data.text import Row
-from hyvideo.models.pipeline_folder import GUIDER, SCHEDULER, stated_guidance, stated_shift
+from hyvideo.files.text import Row
 from hyvideo.models.versions import RELEASED, Version, version_defaults
 from hyvideo.schedulers.transitions import describe_levels, levels_of_steps
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ModelSettings
+from hyvideo.weights.pipeline_folder import GUIDER, SCHEDULER, stated_guidance, stated_shift
 
 
 def run_notes(config: Config) -> list[Row]:

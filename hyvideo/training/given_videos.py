@@ -10,7 +10,8 @@ import torch
 
 from hyvideo.data.examples import Example
 from hyvideo.data.prompts import PromptOrder, Request
-from hyvideo.grpo.nft import mean_square
+from hyvideo.loading.video_latents import VideoLatents
+from hyvideo.loss.nft import mean_square
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import Trajectories
@@ -25,7 +26,6 @@ from hyvideo.training.rollout_batch import (
     chunks,
     indices_of_replica,
 )
-from hyvideo.training.video_latents import VideoLatents
 
 ZERO_ERROR = "the velocity error on re-noised videos, relative to that of a zero velocity,"
 UNTRAINED = (

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
+from hyvideo.loss.flow_map import DIFFERENCE, derivative_term, differences
 from hyvideo.models.conditions import to_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Times
 from hyvideo.schedulers.schedule import Schedule, filled

@@ -15,11 +15,11 @@ from hyvideo.checkpoints.format import (
 )
 from hyvideo.checkpoints.loading import corruption
 from hyvideo.checkpoints.state import State
-from hyvideo.data import run_folder
-from hyvideo.data.run_folder import CHECKPOINTS, METRICS, RunRecord
-from hyvideo.data.text import quote
 from hyvideo.distributed.collectives import from_main, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files import run_folder
+from hyvideo.files.run_folder import CHECKPOINTS, METRICS, RunRecord
+from hyvideo.files.text import quote
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.settings.config import RESUME_WORDS
 

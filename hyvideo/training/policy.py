@@ -18,20 +18,20 @@ from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize, prepare_backward
 from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_tensor, reshard
+from hyvideo.loading import saved_policy
+from hyvideo.loading.model_setup import (
+    adapter_config,
+    base_loras,
+    read_initial_lora,
+    weights_seed,
+)
 from hyvideo.models import loading
 from hyvideo.models.family import family_of, prepare
 from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.lora import Lora, add_trainable_lora, current_lora, differences_of, pairs_of
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.settings.config import Config
-from hyvideo.training import saved_policy
 from hyvideo.training.anchor import Anchor, WeightCopy
-from hyvideo.training.model_setup import (
-    adapter_config,
-    base_loras,
-    read_initial_lora,
-    weights_seed,
-)
 from hyvideo.training.optimizers import make_optimizers
 
 

@@ -21,8 +21,8 @@ from hyvideo.distributed.collectives import (
     gather_replicas,
     sum_over_replicas,
 )
-from hyvideo.grpo.metrics import UpdateResult, average, sums_by_step
-from hyvideo.grpo.trust_region import KLCoefficient, KLScheduleSettings
+from hyvideo.loss.metrics import UpdateResult, average, sums_by_step
+from hyvideo.loss.trust_region import KLCoefficient, KLScheduleSettings
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives.base import KLCoefficientSettings
 from hyvideo.training.ledger import Ledger

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.data.videos import to_levels
-from hyvideo.grpo.nft import mean_square, relative_norm
+from hyvideo.loss.nft import mean_square, relative_norm
 from hyvideo.models import decoding
 from hyvideo.models.offload import on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline

@@ -15,8 +15,8 @@ from torch import Tensor
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.collectives import all_objects, first_reason, merge_rows
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.grpo.advantages import group_advantages, normalized_rewards
-from hyvideo.grpo.metrics import reward_metrics
+from hyvideo.loss.advantages import group_advantages, normalized_rewards
+from hyvideo.loss.metrics import reward_metrics
 from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.prompt_checks import has_checks
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall

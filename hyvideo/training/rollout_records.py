@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hyvideo.data.files import optional
-from hyvideo.data.run_folder import ROLLOUTS, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import optional
+from hyvideo.files.run_folder import ROLLOUTS, claim
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import (
     evenly_spaced,

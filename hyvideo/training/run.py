@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from hyvideo.loading.video_latents import VideoLatents
 from hyvideo.models.attention_kernels import Choice
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -18,7 +19,6 @@ from hyvideo.training.rewards import GroupRewards
 from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.rollouts import Rollouts
 from hyvideo.training.run_state import RunState
-from hyvideo.training.video_latents import VideoLatents
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,7 @@ from pathlib import Path
 import torch
 
 from hyvideo.checkpoints.writer import CheckpointWriter
-from hyvideo.data.custom_code import named_errors
-from hyvideo.data.digests import digest_of
 from hyvideo.data.prompts import Request
-from hyvideo.data.run_folder import Lease
 from hyvideo.data.videos import ClipForm
 from hyvideo.distributed.collectives import (
     agree,
@@ -17,6 +14,24 @@ from hyvideo.distributed.collectives import (
     raise_on_all_ranks,
 )
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.custom_code import named_errors
+from hyvideo.files.digests import digest_of
+from hyvideo.files.run_folder import Lease
+from hyvideo.loading.input_digests import digest_inputs
+from hyvideo.loading.model_setup import (
+    check_adapter,
+    check_checkpoint,
+    choose_attention,
+    load_encoder,
+    make_pipeline,
+    negative_condition,
+    precompute_conditions,
+    try_encoders,
+    vae_identity,
+    vae_weights,
+)
+from hyvideo.loading.partner import load_partner
+from hyvideo.loading.video_latents import VideoLatents
 from hyvideo.models.offload import FrozenWeights
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -30,21 +45,7 @@ from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.training.compile_probe import match_gradient_mode
 from hyvideo.training.cost import Cost
 from hyvideo.training.given_videos import GivenVideos
-from hyvideo.training.input_digests import digest_inputs
-from hyvideo.training.model_setup import (
-    check_adapter,
-    check_checkpoint,
-    choose_attention,
-    load_encoder,
-    make_pipeline,
-    negative_condition,
-    precompute_conditions,
-    try_encoders,
-    vae_identity,
-    vae_weights,
-)
 from hyvideo.training.objective import Objective
-from hyvideo.training.partner import load_partner
 from hyvideo.training.policy import Policy
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.progress import Progress
@@ -59,7 +60,6 @@ from hyvideo.training.rollout_records import RolloutRecorder
 from hyvideo.training.rollouts import Rollouts
 from hyvideo.training.run import LoadedInputs, Models, Run
 from hyvideo.training.run_state import RunState
-from hyvideo.training.video_latents import VideoLatents
 
 
 def build_run(

@@ -15,13 +15,13 @@ from hyvideo.checkpoints.format import LORA
 from hyvideo.checkpoints.state import State
 from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.distributed.collectives import any_rank
+from hyvideo.loading.input_digests import changed_inputs
+from hyvideo.loading.saved_policy import write_model_file
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import changed_settings
-from hyvideo.training.input_digests import changed_inputs
 from hyvideo.training.policy_update import PolicyUpdate
 from hyvideo.training.progress import Progress
-from hyvideo.training.saved_policy import write_model_file
 
 ALL = "all"  # in allow_changed_settings
 

@@ -16,17 +16,17 @@ It does not cover the models of a reward service or of the hub, this code or ins
 import os
 from pathlib import Path
 
-from hyvideo.data.custom_code import code_files
-from hyvideo.data.digests import digest_weights
 from hyvideo.data.prompts import hash_requests, read_requests
+from hyvideo.files.custom_code import code_files
+from hyvideo.files.digests import digest_weights
 from hyvideo.models import loading
 from hyvideo.models.versions import experts_of
-from hyvideo.models.weight_files import Folder
 from hyvideo.rewards.rewards import SCORERS, Entry
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import evaluation_settings, weights_of
 from hyvideo.settings.reward_settings import reward_options
 from hyvideo.settings.sections import RewardSettings
+from hyvideo.weights.weight_files import Folder
 
 
 def joint_identity(

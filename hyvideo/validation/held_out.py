@@ -30,16 +30,16 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import optional, read_text
-from hyvideo.data.run_folder import STOPPED_FOR_HACKING, numbered
+from hyvideo.checks.without_effect import MIN_VIDEOS_TO_STOP
 from hyvideo.distributed.collectives import all_objects, from_main
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import optional, read_text
+from hyvideo.files.run_folder import STOPPED_FOR_HACKING, numbered
 from hyvideo.records.run_files import or_none, write_json
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import OVERALL, Reward, Scorer, Scores, short_names
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.sections import RecordSettings
-from hyvideo.settings.without_effect import MIN_VIDEOS_TO_STOP
 from hyvideo.validation.pixels import diversity, measure_video, thumbnail
 
 MEASURES_FILE = "measures.json"

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.files import read_json
 from hyvideo.data.prompts import Request, are_seen
-from hyvideo.data.tables import csv_text
-from hyvideo.data.text import align_columns, describe_error
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import read_json
+from hyvideo.files.tables import csv_text
+from hyvideo.files.text import align_columns, describe_error
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
 from hyvideo.training.rewards import merge_rewards
-from hyvideo.validation.held_out import Dispersion
 from hyvideo.validation.intervals import Interval, t_interval
 
 NOT_SCORES = ("number", "seed", "group", "missing", "seen")
@@ -32,29 +31,23 @@ def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> 
     return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
 
 
-def summarise_rewards(rewards: list[Reward]) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Return means over the scored videos, with the number of missing ones, and the spread of
-    ``reward``.
+def summarise_rewards(rewards: list[Reward]) -> dict[str, float]:
+    """Return means over the scored videos, with the standard deviation of ``reward`` and the number
+    of missing ones.
     """
     scored = [reward for reward in rewards if not reward.is_missing]
     totals = [reward.total for reward in scored]
-    spreads = {}
-    reward_std = math.nan
-    if totals:
-        reward_std = statistics.pstdev(totals)
-        spreads["reward"] = Dispersion(reward_std, len(totals))
     dimensions = dict.fromkeys(name for reward in rewards for name in reward.scores)
     means = {
         name: _finite_mean([reward.scores.get(name, math.nan) for reward in scored])
         for name in dimensions
     }
-    measures = means | {
+    return means | {
         "reward": _finite_mean(totals),
-        "reward_std": reward_std,
+        "reward_std": statistics.pstdev(totals) if totals else math.nan,
         **overall(means, "Overall"),
         "missing": float(len(rewards) - len(scored)),
     }
-    return measures, spreads
 
 
 def split_reward(rewards: list[Reward], seen: Sequence[bool]) -> dict[str, float]:

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import optional
 from hyvideo.data.prompts import Request, are_seen, hash_requests
 from hyvideo.data.randomness import normal
-from hyvideo.data.run_folder import SAMPLES, claim
 from hyvideo.distributed.collectives import all_objects
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.files import optional
+from hyvideo.files.run_folder import SAMPLES, claim
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -40,7 +40,13 @@ from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.config import Config
 from hyvideo.training.rollout_batch import select
 from hyvideo.validation import held_out
-from hyvideo.validation.held_out import MEASURES_FILE, Measured, ScorerMetrics, ValidationStats
+from hyvideo.validation.held_out import (
+    MEASURES_FILE,
+    Dispersion,
+    Measured,
+    ScorerMetrics,
+    ValidationStats,
+)
 from hyvideo.validation.parts import num_per_part
 from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
 
@@ -136,9 +142,12 @@ class Validation:
         means, spreads = held_out.summarise_videos(
             measured, of_scorers.of_videos(), self.groups, self.mesh
         )
-        reward_means, reward_spread = summarise_rewards(rewards)
-        measures = means | reward_means | split_reward(rewards, self.seen) | of_scorers.of_set()
-        stats = ValidationStats(iteration, measures, spreads | reward_spread)
+        of_rewards = summarise_rewards(rewards)
+        num_scored = sum(not reward.is_missing for reward in rewards)
+        if num_scored:
+            spreads["reward"] = Dispersion(of_rewards["reward_std"], num_scored)
+        measures = means | of_rewards | split_reward(rewards, self.seen) | of_scorers.of_set()
+        stats = ValidationStats(iteration, measures, spreads)
         self.verdict = held_out.after_validation(
             stats,
             self.output,

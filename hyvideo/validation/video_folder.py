@@ -14,11 +14,11 @@ from typing import Any
 from torch import Tensor
 
 from hyvideo.data.examples import COLUMNS, read_examples
-from hyvideo.data.files import folder_problem, read_json
 from hyvideo.data.prompts import Request
-from hyvideo.data.tables import csv_text, has_captions, videos_in
-from hyvideo.data.text import note, quote
 from hyvideo.data.videos import at_original_size, read_video
+from hyvideo.files.files import folder_problem, read_json
+from hyvideo.files.tables import csv_text, has_captions, videos_in
+from hyvideo.files.text import note, quote
 from hyvideo.records.run_files import write_text
 from hyvideo.validation import parts
 

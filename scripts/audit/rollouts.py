@@ -153,7 +153,6 @@ def skipped_before(run: Run, line: dict) -> int:
 
 def noisy_steps(run: Run, levels: list[float]) -> list[int]:
     """Return the steps that have noise without an SDE window."""
-    found = []
     stds = stds_of(run, run.get("sde_type", "sage_grpo"), levels, eta_of(run))
     return [step for step, std in enumerate(stds) if std > 0]
 
@@ -195,7 +194,7 @@ def total_variance(run: Run, eta: float) -> float:
     text = run.get("sde_window", "")
     length = len(formulas.window(text, noisy, 1, lambda count: 0))
     positions = [
-        formulas.window(text, noisy, start + 1, lambda count: start)
+        formulas.window(text, noisy, start + 1, lambda count, start=start: start)
         for start in range(len(noisy) - length + 1)
     ]
     return fmean(math.fsum(stds[step] ** 2 for step in position) for position in positions)

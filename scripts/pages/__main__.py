@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 from hyvideo.records.metric_table import GROUPS, table_of
 from scripts.pages import settings_schema, settings_tables
 

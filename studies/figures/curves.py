@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.files import folder_problem
+from hyvideo.files.files import folder_problem
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.settings.command_line import config_of_run
 from hyvideo.settings.identity import experiment_settings

@@ -12,7 +12,7 @@ import re
 import sys
 from pathlib import Path
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 from hyvideo.records.run_files import write_text
 from studies.figures.moving_picture import moving_picture, read_clip
 from studies.steps import run

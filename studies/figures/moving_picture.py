@@ -11,8 +11,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
-from hyvideo.data.files import publish
 from hyvideo.data.videos import at_original_size, enlarge, read_video
+from hyvideo.files.files import publish
 
 SIDE = 128  # pixels on the shorter side of each video
 GAP = 8  # pixels between videos

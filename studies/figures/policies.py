@@ -14,19 +14,19 @@ from pathlib import Path
 
 from hyvideo.checkpoints.format import complete
 from hyvideo.data.prompts import Request
-from hyvideo.data.run_folder import Lease
-from hyvideo.data.text import quote
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
+from hyvideo.files.run_folder import Lease
+from hyvideo.files.text import quote
 from hyvideo.generation.generation import Source, list_videos, make_and_read_requests
 from hyvideo.generation.generator import GenerationSettings, Generator
+from hyvideo.loading.model_setup import choose_device
 from hyvideo.models.lora_files import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
 from hyvideo.records.run_files import evenly_spaced
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.sampling import Sampling
-from hyvideo.training.model_setup import choose_device
 from studies.figures.moving_picture import moving_picture, read_clip
 
 BASE = "base"

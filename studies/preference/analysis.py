@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hyvideo.data.examples import PAIRS_FILE
-from hyvideo.data.files import publish, read_json
-from hyvideo.data.tables import csv_text
+from hyvideo.files.files import publish, read_json
+from hyvideo.files.tables import csv_text
 from hyvideo.validation.intervals import t_quantile
 from studies.preference.rating import KEY, Study
 

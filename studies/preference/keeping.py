@@ -15,9 +15,9 @@ from hyvideo.data.examples import (
     existing_video,
     parse_keep,
 )
-from hyvideo.data.files import publish
-from hyvideo.data.tables import csv_text, read_table
-from hyvideo.data.templates import fill
+from hyvideo.files.files import publish
+from hyvideo.files.tables import csv_text, read_table
+from hyvideo.files.templates import fill
 from studies.preference.rating import store_answer
 
 

@@ -15,11 +15,11 @@ from secrets import token_urlsafe
 import uvicorn
 
 from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE, Example, check_videos
-from hyvideo.data.files import ROOT, folder_problem, make_folder, publish, read_json
-from hyvideo.data.http_guard import listen, make_server
 from hyvideo.data.prompts import Request, read_requests
-from hyvideo.data.text import quote
 from hyvideo.data.videos import ClipForm, read_clip, read_header, write_video
+from hyvideo.files.files import ROOT, folder_problem, make_folder, publish, read_json
+from hyvideo.files.http_guard import listen, make_server
+from hyvideo.files.text import quote
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation.video_folder import Clip, find_clips, write_videos_csv

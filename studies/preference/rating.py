@@ -12,9 +12,9 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel, ValidationError
 
-from hyvideo.data.http_guard import read_body
-from hyvideo.data.templates import fill
-from hyvideo.data.text import quote
+from hyvideo.files.http_guard import read_body
+from hyvideo.files.templates import fill
+from hyvideo.files.text import quote
 
 # in a study's folder
 STUDY = "study.json"

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.data.examples import LATENTS_SUFFIX
-from hyvideo.data.files import publish, remove_partial
 from hyvideo.data.prompts import Request
-from hyvideo.data.text import quote
 from hyvideo.data.videos import is_as_written, read_video, write_video
+from hyvideo.files.files import publish, remove_partial
+from hyvideo.files.text import quote
 from hyvideo.records.run_files import write_json
 from hyvideo.validation.video_folder import Clip, find_clips
 from studies.preference.rating import KEY, SIDES, STUDY, VIDEOS

@@ -21,10 +21,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from hyvideo.data.files import read_json
 from hyvideo.data.prompts import read_requests
-from hyvideo.data.run_folder import METRICS, SAMPLES
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.files.files import read_json
+from hyvideo.files.run_folder import METRICS, SAMPLES
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.generation.policy_scores import Evaluator
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.metrics_file import read_metrics

@@ -26,8 +26,8 @@ import re
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hyvideo.data.files import find_path
-from hyvideo.data.yaml_files import read_yaml
+from hyvideo.files.files import find_path
+from hyvideo.files.yaml_files import read_yaml
 from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.settings.config import Config
 from studies.recipes.runs import RUN_FLAGS, Recipe, RecipeRun, RecipeStudy, reject_flags

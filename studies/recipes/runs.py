@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyvideo.checkpoints.format import complete
-from hyvideo.data.run_folder import METRICS, read_record
+from hyvideo.files.run_folder import METRICS, read_record
 from hyvideo.records.metrics_file import complete_lines
 from hyvideo.settings.command_line import parse, read_settings
 from hyvideo.settings.config import Config
@@ -179,8 +179,8 @@ def _check_inputs(folder: Path, config: Config) -> None:
     """Raise ValueError if a file that affects training has changed since the run started, because
     the other runs of the study would train on something else.
     """
+    from hyvideo.loading.input_digests import MODELS, changed_inputs, digest_inputs
     from hyvideo.models.loading import find_transformer  # imports torch, like the next
-    from hyvideo.training.input_digests import MODELS, changed_inputs, digest_inputs
 
     record = read_record(folder)
     model = config.model

@@ -8,12 +8,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from hyvideo.data.cli import exit_on_signals
-from hyvideo.data.files import ROOT
+from hyvideo.checks.rules import check
+from hyvideo.files.cli import exit_on_signals
+from hyvideo.files.files import ROOT
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.hours import whole_run
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.settings.rules import check
 from studies.recipes.runs import RecipeRun, RecipeStudy, RunProgress, progress
 
 POST_TRAIN = ROOT / "post_train.py"

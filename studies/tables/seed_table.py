@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hyvideo.data.text import quote
+from hyvideo.files.text import quote
 from hyvideo.validation.intervals import Interval, t_interval
 from studies.tables.table import format_interval
 

@@ -4,7 +4,7 @@ import argparse
 import shlex
 from pathlib import Path
 
-from hyvideo.settings.rules import check_evaluation
+from hyvideo.checks.rules import check_evaluation
 from studies.recipes.runs import RecipeRun, RecipeStudy, reject_flags
 from studies.recipes.train_runs import describe, plan_run, train_runs
 from studies.tables.cells import CELL_FLAGS, SETTINGS

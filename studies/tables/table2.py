@@ -17,10 +17,10 @@ from dataclasses import replace
 import numpy as np
 
 from hyvideo.generation.policy_scores import Evaluator
-from hyvideo.models.weight_files import truncate
 from hyvideo.records.run_files import write_text
 from hyvideo.settings.reward_settings import REWARD_PRESETS
 from hyvideo.validation.scores_file import Evaluation
+from hyvideo.weights.weight_files import truncate
 from studies.recipes.runs import RecipeRun, RecipeStudy, finished
 from studies.tables.cells import KL_FLAGS, SETTINGS, Cell
 from studies.tables.comparisons import (

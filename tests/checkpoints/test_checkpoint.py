@@ -17,10 +17,10 @@ from hyvideo.checkpoints import format, loading
 from hyvideo.checkpoints import writer as checkpoint_writer
 from hyvideo.checkpoints.reader import SafeReader, read_metadata, read_shapes
 from hyvideo.checkpoints.writer import CheckpointWriter
-from hyvideo.data import files, run_folder
-from hyvideo.data.run_folder import RunRecord
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import full_tensor, local_shard
+from hyvideo.files import files, run_folder
+from hyvideo.files.run_folder import RunRecord
 from hyvideo.training.output_folder import find_start
 from tests.distributed.launch import launch
 

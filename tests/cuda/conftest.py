@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
+from hyvideo.loading.model_setup import make_deterministic
 from hyvideo.models.attention_kernels import Shape, choose_kernel
-from hyvideo.training.model_setup import make_deterministic
 from tests import isolated_checks
 from tests.cuda.speed import Workload
 from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL

@@ -16,13 +16,13 @@ from hyvideo.models.guidance import Guidance
 from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.offload import offload
-from hyvideo.models.weight_files import draw_tensor
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS
 from hyvideo.trainer import Trainer
 from hyvideo.training.anchor import WeightCopy
+from hyvideo.weights.weight_files import draw_tensor
 from tests.cuda.speed import relative_difference
 
 pytestmark = pytest.mark.cuda

@@ -9,14 +9,14 @@ import pytest
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.models.versions import version_defaults
-from hyvideo.pipelines.grpo_pipeline import DTYPES
-from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import (
+from hyvideo.loading.model_setup import (
     check_checkpoint,
     load_encoder,
     load_pipeline,
 )
+from hyvideo.models.versions import version_defaults
+from hyvideo.pipelines.grpo_pipeline import DTYPES
+from hyvideo.settings.config import Config
 from tests.cuda.speed import relative_difference, seconds_of
 from tests.cuda.workload import DEVICE
 from tests.stock_pipeline import sample_diffusers, stock_pipeline

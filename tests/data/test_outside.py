@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hyvideo.data.cli import Parser, exit_on_error
-from hyvideo.data.files import publish
-from hyvideo.data.text import nearest
+from hyvideo.files.cli import Parser, exit_on_error
+from hyvideo.files.files import publish
+from hyvideo.files.text import nearest
 
 
 def test_a_replacing_file_is_synced_before_the_rename_and_the_folder_after(tmp_path, monkeypatch):

@@ -225,7 +225,9 @@ def test_answers_that_are_no_json_are_named(videos):
 
 PAGE = Path("docs/ratings.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(
-    r"```(csv|json)\n(.*?)```", PAGE.partition("## Pairs of public")[2].partition("## Other")[0], re.S
+    r"```(csv|json)\n(.*?)```",
+    PAGE.partition("## Pairs of public")[2].partition("## Other")[0],
+    re.S,
 )
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.data import examples, text
+from hyvideo.data import examples
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import (
     ClipForm,
@@ -28,6 +28,7 @@ from hyvideo.data.videos import (
     to_uint8,
     write_video,
 )
+from hyvideo.files import text
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -116,7 +116,7 @@ def resume_unreadable(folder, mesh):
 
 def replace_owner(folder, mesh):
     """Return the error and the files if the lease is lost in the second iteration."""
-    from hyvideo.data.run_folder import LEASE, NotOwner
+    from hyvideo.files.run_folder import LEASE, NotOwner
 
     trainer = make(folder, mesh, save_asynchronously=False)
     run_iteration = trainer.run_iteration

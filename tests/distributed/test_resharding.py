@@ -78,7 +78,7 @@ def test_one_process_loads_the_policy_of_a_sharded_run(two_rank_run):
     """If the run has an EMA, its weights are loaded as the policy."""
     import torch
 
-    from hyvideo.training import saved_policy
+    from hyvideo.loading import saved_policy
 
     tensors = load_file(two_rank_run / "tensors.safetensors")
     folder = max((two_rank_run / "checkpoints").glob("0*"))

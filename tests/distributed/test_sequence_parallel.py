@@ -207,8 +207,8 @@ def test_heads_are_divided_as_evenly_as_possible():
 
 
 def test_more_ranks_than_heads_raise_an_error_before_a_model_is_loaded():
+    from hyvideo.loading.model_setup import check_checkpoint
     from hyvideo.settings.command_line import load_config
-    from hyvideo.training.model_setup import check_checkpoint
 
     config = load_config("configs/smoke.yaml", sp_size=4)
     with pytest.raises(

@@ -12,9 +12,9 @@ import torch
 from examples import simulated_study
 from examples.simulated_study import keep, rate
 from hyvideo.data.examples import read_examples
-from hyvideo.data.files import ROOT
 from hyvideo.data.pairs import read_ratings
 from hyvideo.data.videos import write_video
+from hyvideo.files.files import ROOT
 from hyvideo.miniature import world
 from scripts import improve
 from studies import improvement, reward_training

@@ -15,8 +15,8 @@ import os
 
 import torch
 
-from hyvideo.grpo.nft import NFTInputs, nft_terms
-from hyvideo.grpo.trust_region import KLWeights
+from hyvideo.loss.nft import NFTInputs, nft_terms
+from hyvideo.loss.trust_region import KLWeights
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of
 from hyvideo.models.guidance import Guidance

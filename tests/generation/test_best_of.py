@@ -105,7 +105,7 @@ def test_the_best_candidate_is_kept_and_all_scores_are_recorded(make, tmp_path):
 
 def test_a_scorer_that_fails_is_reported_before_a_model_is_loaded(make, monkeypatch):
     monkeypatch.setattr(
-        "hyvideo.training.model_setup.load_encoder", lambda *_, **__: pytest.fail("loads the model")
+        "hyvideo.loading.model_setup.load_encoder", lambda *_, **__: pytest.fail("loads the model")
     )
     flags = ["--prompt", PROMPTS[0], "--best_of", "2", "--reward_model", "SCORER"]
     weights = ["--reward_weights", '{"light": 1}']

@@ -7,12 +7,12 @@ import torch
 
 import generate
 from hyvideo.data.videos import ClipForm, at_original_size, read_video, to_uint8
+from hyvideo.loading.model_setup import vae_weights
+from hyvideo.loading.video_latents import VideoLatents
 from hyvideo.models.decoding import decode
 from hyvideo.models.family import family_of
 from hyvideo.models.loading import load_vae
 from hyvideo.settings.command_line import load_config
-from hyvideo.training.model_setup import vae_weights
-from hyvideo.training.video_latents import VideoLatents
 from tests.forked import ROOT
 
 FLAGS = [

@@ -14,7 +14,7 @@ from hyvideo.models.loading import (
     stream_transformer,
 )
 from hyvideo.models.saving import save_original
-from hyvideo.models.weight_files import draw_tensor
+from hyvideo.weights.weight_files import draw_tensor
 from tests.forked import python
 from tests.models.checkpoint_files import (
     FILE,

@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from hyvideo.loading.saved_policy import read_saved_lora
 from hyvideo.models.hunyuan_video15.names import transformer_to_original
 from hyvideo.models.lora import Difference, LoraPair, add_lora, check_lora, pairs_of, with_lora
 from hyvideo.models.lora_files import check_expert, expert_of, read_lora
 from hyvideo.models.lora_saving import save_lora
-from hyvideo.training.saved_policy import read_saved_lora
 from tests.models.test_lora import change_of
 from tests.models.wan.tiny import inputs, installed, tiny
 

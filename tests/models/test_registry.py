@@ -7,8 +7,8 @@ import torch
 from diffusers import AutoencoderKLCogVideoX
 
 from hyvideo.distributed.tiles import Tiles
+from hyvideo.loading.fit_checks import check_checkpoint
 from hyvideo.models.family import families, family_of, family_of_config
-from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.registry import packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults

@@ -7,9 +7,9 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.models.guidance import Guidance
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.training.model_setup import load_encoder, load_pipeline
 
 REQUESTS = [Request("a red circle moves up"), Request("a blue square moves left slowly")]
 

@@ -7,10 +7,10 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.models.hunyuan_video15.encoders import load_glyph_encoder
 from hyvideo.models.hunyuan_video15.prompt_encoders import GlyphEncoder
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import load_encoder, load_pipeline
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import sample_diffusers, stock_pipeline
 from tests.tiny_checkpoint import write_image, write_original

@@ -10,9 +10,9 @@ from diffusers import WanTransformer3DModel
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import load_encoder, load_pipeline
 from scripts import export
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import GivenSigmas

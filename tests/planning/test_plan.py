@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import post_train
-from hyvideo.data.text import lines_of
+from hyvideo.files.text import lines_of
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of

@@ -4,13 +4,13 @@ import shlex
 
 import pytest
 
+from hyvideo.checks.rules import check
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.recommendation import changes_in_order, cheapest_change, recommendation
 from hyvideo.settings.command_line import load_config, parse
-from hyvideo.settings.rules import check
 from tests.forked import ROOT
 
 CONFIG = load_config(

@@ -179,7 +179,7 @@ def fill_disk(first, last):
 def delete_lease(folder, iteration):
     """Delete the lease of the run's folder in an iteration, as if another process had taken it."""
     import post_train
-    from hyvideo.data.run_folder import LEASE
+    from hyvideo.files.run_folder import LEASE
 
     build = post_train.build
 

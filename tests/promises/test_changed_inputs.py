@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 from tests.promises.runs import Run, flip_a_byte
 
 PROMPTS = "prompt\na red circle moves left\na blue square moves up\n"

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from hyvideo.data.run_folder import read_record
+from hyvideo.files.run_folder import read_record
 from tests.promises.runs import Run
 
 KILLED = -signal.SIGKILL

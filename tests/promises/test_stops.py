@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from hyvideo.data.run_folder import STOPPED, RunRecord, read_record, write_record
+from hyvideo.files.run_folder import STOPPED, RunRecord, read_record, write_record
 from scripts.launch import has_saved
 from tests.forked import ROOT, python
 from tests.promises.runs import Run

@@ -5,7 +5,7 @@ import time
 
 import torch
 
-from hyvideo.grpo.metrics import quantiles
+from hyvideo.loss.metrics import quantiles
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
 from hyvideo.records.stage_timer import write_timeline

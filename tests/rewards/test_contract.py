@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from hyvideo.data.custom_code import restored_state
+from hyvideo.files.custom_code import restored_state
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import Scorer, make_scorer
 from hyvideo.rewards.scoring import AsyncScorer

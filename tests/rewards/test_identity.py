@@ -2,7 +2,7 @@
 
 import shutil
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 from hyvideo.rewards.identity import files_hash, scorer_identity
 
 NAME = "miniature_videoalign"

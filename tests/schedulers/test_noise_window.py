@@ -5,10 +5,10 @@ counted as cost.
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.data.randomness import generator
 from hyvideo.schedulers.noise_window import parse_window
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from hyvideo.grpo.trust_region import position_kl
+from hyvideo.loss.trust_region import position_kl
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, shifted_levels
 from hyvideo.settings.config import Config

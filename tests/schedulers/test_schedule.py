@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hyvideo.grpo.equalizer import balancing_factors
+from hyvideo.loss.equalizer import balancing_factors
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, schedule, shifted_levels
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from hyvideo.loading.fit_checks import check_checkpoint
 from hyvideo.models.family import prepare
-from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.sizes import read_architecture, released_sizes
 from hyvideo.planning.flops import count_parameters
 from hyvideo.planning.hardware import MEASURED, hardware_of, hardware_of_device

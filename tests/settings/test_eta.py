@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.records.run_files import write_config
 from hyvideo.report.page import eta_of
@@ -10,9 +12,7 @@ from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.plan_text import describe
-from hyvideo.settings.rules import check
 from hyvideo.settings.sections import RolloutSettings
-from hyvideo.models.sizes import released_sizes
 
 FLAGS = ["--config", "configs/smoke.yaml", "--sde_type", "flow_grpo"]
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from hyvideo.checks.rules import check
 from hyvideo.data import prompts
 from hyvideo.planning.plan import plan_lines
 from hyvideo.settings.iteration_plan import make_plan
-from hyvideo.settings.rules import check
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.checks.rules import check
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
@@ -18,7 +19,6 @@ from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.reward_settings import reward_weights
-from hyvideo.settings.rules import check
 
 ROOT = Path(__file__).parents[2]
 LARGE = sorted((ROOT / "configs").rglob("hunyuanvideo15*.yaml")) + sorted(

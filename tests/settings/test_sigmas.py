@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import generate
+from hyvideo.checks.rules import check
 from hyvideo.generation import program
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import schedule
 from hyvideo.settings.identity import evaluation_settings
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from tests.shallow import SHALLOW

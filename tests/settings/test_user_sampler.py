@@ -6,11 +6,11 @@ import json
 
 import pytest
 
+from hyvideo.checks.rules import check, check_evaluation, check_sampling
 from hyvideo.schedulers.noise_matching import total_variance
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.identity import code_of
-from hyvideo.settings.rules import check, check_evaluation, check_sampling
 from hyvideo.trainer import Trainer
 
 LINEAR = (

@@ -7,12 +7,12 @@ import json
 import pytest
 
 import generate
+from hyvideo.checks.rules import check
 from hyvideo.generation import program
 from hyvideo.schedulers.transitions import cps_transition
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.settings.plan_text import describe
-from hyvideo.settings.rules import check
 from hyvideo.settings.version_notes import generation_notes, run_notes
 
 ANYFLOW = "wan2.1_t2v_1.3b_anyflow"

@@ -9,8 +9,8 @@ import shlex
 
 import pytest
 
+from hyvideo.checks.rules import check
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.rules import check
 from tests.forked import ROOT
 
 DPO = "--config configs/miniature_dpo.yaml --pairs_csv {folder}/pairs.csv"

@@ -23,7 +23,7 @@ while True:
 """
 PROGRAM = """
 import sys
-from hyvideo.data.cli import exit_on_interrupt
+from hyvideo.files.cli import exit_on_interrupt
 from studies.steps import run
 with exit_on_interrupt("program.py"):
     run([sys.executable, "-c", *sys.argv[1:]])

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.settings.identity import code_of
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from tests.forked import ROOT
@@ -19,7 +19,7 @@ LEVELS = {"nft_levels": 2, "eta": 0.0, "learning_rate": 1e-3}
 TEXT = """
 from typing import ClassVar
 import torch
-from hyvideo.grpo.nft import mean_square
+from hyvideo.loss.nft import mean_square
 from hyvideo.settings.sections import Section
 from hyvideo.training.objective import LevelObjective, StepObjective, Terms
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from hyvideo.checks.rules import check
 from hyvideo.models.conditions import Conditions
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.sizes import read_architecture
@@ -14,7 +15,6 @@ from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import refined_levels, shifted_levels
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from hyvideo.training.on_policy_check import OffPolicyError

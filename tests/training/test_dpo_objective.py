@@ -6,16 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from hyvideo.checks.rules import check
 from hyvideo.data.videos import ClipForm, at_original_size, read_video
+from hyvideo.loading.video_latents import VideoLatents, write_latents
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import collect
 from hyvideo.training.on_policy_check import OffPolicyError
-from hyvideo.training.video_latents import VideoLatents, write_latents
 from tests.forked import ROOT
 from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
 from tests.shallow import SHALLOW
@@ -167,7 +167,7 @@ def test_videos_are_encoded_once_for_each_vae(rated_videos, mesh, monkeypatch):
     videos, prepare = rated_videos
     encoded = []
     monkeypatch.setattr(
-        "hyvideo.training.video_latents.encode",
+        "hyvideo.loading.video_latents.encode",
         lambda vae, clips: (encoded.append(len(clips)), encode(vae, clips))[1],
     )
     given = torch.ones(16, 2, 2, 2)

@@ -11,8 +11,10 @@ from diffusers import WanPipeline
 from safetensors.torch import load_file, save_file
 
 import generate
+from hyvideo.checks.rules import check
 from hyvideo.data.prompts import Request
 from hyvideo.generation.generation import Source
+from hyvideo.loading.model_setup import base_loras, load_encoder, load_pipeline
 from hyvideo.models.guidance import OTHER_EXPERT, levels_of
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import pairs_of, with_lora
@@ -21,9 +23,7 @@ from hyvideo.models.wan import tiny
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
-from hyvideo.training.model_setup import base_loras, load_encoder, load_pipeline
 from scripts import export
 from tests.distributed.launch import launch
 from tests.models.wan.test_lora import lightx2v_file
@@ -420,7 +420,7 @@ def test_exported_loras_load_into_their_expert_in_diffusers_and_here(
     )
     # the other expert refuses the file
     other = config.with_settings(expert=OTHER_EXPERT[expert], pretrained_lora_path=str(file))
-    from hyvideo.training.model_setup import check_adapter
+    from hyvideo.loading.model_setup import check_adapter
 
     with pytest.raises(ValueError, match=f"the {expert}-noise expert"):
         check_adapter(other.model, other.optimizer)
@@ -482,7 +482,7 @@ def test_an_exported_model_has_both_experts_and_runs_in_wan_pipeline(
     ).resolved()
     encoder, vae = load_encoder(config, CPU)
     pipeline = load_pipeline(config, CPU, encoder=encoder, vae=vae, kinds=frozenset({"text"}))
-    from hyvideo.training import saved_policy
+    from hyvideo.loading import saved_policy
 
     saved_policy.load_into(pipeline.transformer, checkpoint)
     noise = torch.randn(1, *pipeline.latent_shape(*config.sampling.size))

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 from hyvideo.checkpoints.format import DIGESTS, digest_files
+from hyvideo.loading.saved_policy import load_merged
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_files import read_lora
 from hyvideo.models.lora_saving import save_lora
-from hyvideo.training.saved_policy import load_merged
 from scripts import export
 from tests.models.test_lora import change_of
 from tests.tiny_checkpoint import write_original

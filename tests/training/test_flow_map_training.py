@@ -6,9 +6,9 @@ from functools import partial
 import pytest
 import torch
 
-from hyvideo.grpo.flow_map import DIFFERENCE, derivative_term, differences
+from hyvideo.checks.rules import check, check_sampling
+from hyvideo.loss.flow_map import DIFFERENCE, derivative_term, differences
 from hyvideo.models.guidance import Guidance
-from hyvideo.settings.rules import check, check_sampling
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from hyvideo.training.rollout_batch import RolloutIndex, RolloutNoise

@@ -83,7 +83,7 @@ def test_an_image_to_video_version_without_any_image_is_rejected_before_loading(
     config, mesh, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(
-        "hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
+        "hyvideo.loading.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
     )
     csv = tmp_path / "no_images.csv"
     csv.write_text("\n".join(["prompt", *CAPTIONS]) + "\n")
@@ -112,7 +112,7 @@ def test_quoted_text_of_the_negative_prompt_is_not_encoded(config, mesh):
 
 
 def test_the_identity_of_an_encoder_depends_on_its_weights(config, tmp_path):
-    from hyvideo.training.model_setup import load_encoder
+    from hyvideo.loading.model_setup import load_encoder
 
     first, _ = load_encoder(config, CPU)
     changed = write_original(tmp_path / "changed", ("480p_i2v",), seed=1)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.records.metric_table import find
 from hyvideo.settings.command_line import load_config
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import collect
 from hyvideo.training.rollout_batch import chunks

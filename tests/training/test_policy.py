@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from hyvideo.data.prompts import Request
+from hyvideo.loading.model_setup import check_adapter
 from hyvideo.models.loading import load_transformer, transformer_on_meta
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
-from hyvideo.training.model_setup import check_adapter
 from hyvideo.training.policy import Policy
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.data.videos import to_levels
 from hyvideo.models import decoding
 from hyvideo.models.guidance import Guidance
 from hyvideo.rewards.rewards import Scorer
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from hyvideo.training.on_policy_check import OffPolicyError

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.records.metrics_file import read_metrics
 from hyvideo.rewards.rewards import Reward
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.reward_settings import reward_weights
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import (
     GroupRewards,

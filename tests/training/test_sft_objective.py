@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from hyvideo.settings.rules import check
+from hyvideo.checks.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import collect
 from hyvideo.training.on_policy_check import OffPolicyError

@@ -8,6 +8,8 @@ from torch import nn
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.videos import read_video
+from hyvideo.loading import saved_policy
+from hyvideo.loading.model_setup import check_checkpoint
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import Difference, differences_of, pairs_of
 from hyvideo.models.lora_files import read_lora
@@ -16,8 +18,6 @@ from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.family import FAMILY
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
-from hyvideo.training import saved_policy
-from hyvideo.training.model_setup import check_checkpoint
 from hyvideo.training.policy import Policy
 from scripts import export
 from tests.distributed.launch import launch
@@ -206,7 +206,7 @@ def test_several_ranks_give_the_rewards_and_gradients_of_one_process(root, tmp_p
 
 def test_sizes_and_versions_of_another_model_are_rejected_before_loading(config, mesh, monkeypatch):
     monkeypatch.setattr(
-        "hyvideo.training.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
+        "hyvideo.loading.model_setup.loading.load_vae", lambda *_, **__: pytest.fail("was loaded")
     )
     with pytest.raises(ValueError, match="height must be a multiple of 16, got 40"):
         Trainer(config.with_settings(height=40), mesh, CPU, scorers={"test": Redness()})

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from hyvideo.models.hunyuan_video15 import tiny as tiny_hunyuan
-from hyvideo.planning.rehearsal.stages import Stage, StageResult, run_stage
+from hyvideo.rehearsal.stages import Stage, StageResult, run_stage
 from hyvideo.rewards import tiny as tiny_rewards
 from tests.super_resolution_files import write_super_resolution
 

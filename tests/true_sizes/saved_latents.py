@@ -1,7 +1,7 @@
 """Run a program with real attention over any number of tokens, and save the latents that the first
 rank decodes.
 
-hyvideo/planning/rehearsal/stand_ins.py [--real_decoder] tests/true_sizes/saved_latents.py FILE.pt
+hyvideo/rehearsal/stand_ins.py [--real_decoder] tests/true_sizes/saved_latents.py FILE.pt
 generate.py [flags]
 """
 

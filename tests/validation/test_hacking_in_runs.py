@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import post_train
-from hyvideo.data.run_folder import STOPPED_FOR_HACKING, RunRecord, write_record
+from hyvideo.checks.machine_rules import run_was_not_stopped
+from hyvideo.checks.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.files.run_folder import STOPPED_FOR_HACKING, RunRecord, write_record
 from hyvideo.report import run_summary
 from hyvideo.settings import processes
-from hyvideo.settings.machine_rules import run_was_not_stopped
-from hyvideo.settings.rules import check
 from hyvideo.settings.sections import RecordSettings
 from hyvideo.trainer import Trainer
 from hyvideo.validation.held_out import (

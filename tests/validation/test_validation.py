@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from hyvideo.checks.rules import check
 from hyvideo.data.prompts import read_requests
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.report.run_summary import print_summary
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.identity import evaluation_settings
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from hyvideo.training.preemption import Stopped
 from hyvideo.validation import parts

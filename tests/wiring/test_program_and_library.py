@@ -11,6 +11,7 @@ import generate
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.loading import model_setup, saved_policy
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance, parse_interval
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
@@ -18,7 +19,6 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import levels_of_steps
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
-from hyvideo.training import model_setup, saved_policy
 from tests.forked import ROOT
 from tests.shallow import write_trained
 from tests.test_trainer import Redness

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from hyvideo.data.videos import ClipForm
+from hyvideo.loading.video_latents import VideoLatents
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import collect, sample
-from hyvideo.training.video_latents import VideoLatents
 from tests.rated_pairs import DPO, PROMPTS, write_clip, write_pairs
 from tests.shallow import SHALLOW
 from tests.wiring.conftest import FILE_FPS

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from hyvideo.checkpoints import format
+from hyvideo.loading import saved_policy
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import pairs_of
 from hyvideo.models.lora_files import read_lora
 from hyvideo.trainer import Trainer
-from hyvideo.training import saved_policy
 from scripts import export
 from tests.distributed.launch import launch
 from tests.shallow import write_trained

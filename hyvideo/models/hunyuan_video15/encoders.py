@@ -19,8 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.files import read_json
-from hyvideo.models import weight_files
+from hyvideo.files.files import read_json
 from hyvideo.models.encoders import (
     class_problems,
     find_tokenizer,
@@ -29,7 +28,8 @@ from hyvideo.models.encoders import (
     read_config,
     rename_t5,
 )
-from hyvideo.models.weight_files import Folder, Weights, shapes_of, with_label
+from hyvideo.weights import weight_files
+from hyvideo.weights.weight_files import Folder, Weights, shapes_of, with_label
 
 _TEXT_MODEL = "Qwen2_5_VLTextModel"
 _GLYPH_MODEL = "T5EncoderModel"

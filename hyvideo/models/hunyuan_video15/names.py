@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.models.hunyuan_video15.settings import NAMES
-from hyvideo.models.names import LoraNames, both_directions
+from hyvideo.weights.names import LoraNames, both_directions
 
 _to_diffusers, _to_original = both_directions(NAMES, "transformer", "transformer")
 _from_comfyui, _to_comfyui = both_directions(NAMES, "comfyui", "ComfyUI transformer")

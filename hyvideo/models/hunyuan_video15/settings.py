@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from hyvideo.data.images import RESOLUTIONS
-from hyvideo.models.names import settings_to_diffusers, settings_to_original
+from hyvideo.weights.names import settings_to_diffusers, settings_to_original
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text())
 _TRANSFORMER = NAMES["transformer"]

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from hyvideo.data.files import ROOT
+from hyvideo.files.files import ROOT
 from hyvideo.models.loading import load_transformer, load_vae
 from hyvideo.models.saving import save_original
 from hyvideo.models.versions import version_defaults
-from hyvideo.models.weight_files import draw_tensor
+from hyvideo.weights.weight_files import draw_tensor
 
 # Text is encoded by the language model of the miniature, which has the class of the released one.
 LANGUAGE_MODEL = ROOT / "assets" / "miniature" / "text_encoder" / "llm"

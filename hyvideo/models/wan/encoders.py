@@ -21,7 +21,7 @@ from hyvideo.models.encoders import (
 from hyvideo.models.family import Part
 from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
 from hyvideo.models.wan.vae import given_latents
-from hyvideo.models.weight_files import Folder
+from hyvideo.weights.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
 _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1.3B-Diffusers)"

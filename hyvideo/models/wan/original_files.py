@@ -5,7 +5,7 @@ UMT5-XXL.
 import shlex
 from pathlib import Path
 
-from hyvideo.data.files import read_json
+from hyvideo.files.files import read_json
 
 _PICKLES = ("Wan2.1_VAE.pth", "Wan2.2_VAE.pth", "models_t5_umt5-xxl-enc-bf16.pth")
 _FOLDERS = ("vae", "text_encoder", "tokenizer")

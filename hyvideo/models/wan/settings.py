@@ -8,13 +8,13 @@ from typing import Any
 
 import yaml
 
-from hyvideo.models.names import (
+from hyvideo.models.versions import Task
+from hyvideo.weights.names import (
     LoraNames,
     both_directions,
     settings_to_diffusers,
     settings_to_original,
 )
-from hyvideo.models.versions import Task
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
 ANYFLOW = "AnyFlowTransformer3DModel"  # diffusers' class of students with a second time embedder

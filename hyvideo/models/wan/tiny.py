@@ -16,7 +16,7 @@ from torch import nn
 
 from hyvideo.models.versions import version_defaults
 from hyvideo.models.wan.settings import ANYFLOW
-from hyvideo.models.weight_files import draw_tensor
+from hyvideo.weights.weight_files import draw_tensor
 
 TEXT_WIDTH = 32  # released: 4096
 _T5_HEAD = 8  # width of an attention head of the text encoder

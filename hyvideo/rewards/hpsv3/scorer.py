@@ -14,9 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from hyvideo.data.files import read_json
 from hyvideo.data.videos import check_video
-from hyvideo.models.weight_files import check_dtypes, read_safetensors
+from hyvideo.files.files import read_json
 from hyvideo.rewards.clip_metrics import frame_indices
 from hyvideo.rewards.qwen2_vl.inputs import load_tokenizer, model_inputs
 from hyvideo.rewards.qwen2_vl.model import (
@@ -28,6 +27,7 @@ from hyvideo.rewards.qwen2_vl.model import (
 )
 from hyvideo.rewards.qwen2_vl.preprocessing import FACTOR, patches, resize_by_pillow
 from hyvideo.rewards.rewards import Scorer, Scores
+from hyvideo.weights.weight_files import check_dtypes, read_safetensors
 
 LABEL = "HPSv3"
 REWARD_TOKEN = "<|Reward|>"

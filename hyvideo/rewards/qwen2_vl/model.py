@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.decoding import use_channels_last
-from hyvideo.models.weight_files import truncate, without_wrappers
+from hyvideo.weights.weight_files import truncate, without_wrappers
 
 EMBEDDING = "language_model.embed_tokens.weight"
 

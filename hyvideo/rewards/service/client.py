@@ -11,7 +11,7 @@ import httpx
 from httpx_retries import Retry, RetryTransport
 from torch import Tensor
 
-from hyvideo.data.text import describe_error, shorten
+from hyvideo.files.text import describe_error, shorten
 from hyvideo.rewards.rewards import SERVICE_ATTEMPTS, Scorer, ScoreResult, ScorerUnavailable
 from hyvideo.rewards.service.protocol import Checked, Scored, encode_request
 

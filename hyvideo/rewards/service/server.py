@@ -13,8 +13,8 @@ import math
 from fastapi import Depends, FastAPI, HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 
-from hyvideo.data.http_guard import access, read_body
-from hyvideo.data.text import shorten
+from hyvideo.files.http_guard import access, read_body
+from hyvideo.files.text import shorten
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import Scorer, ScoreResult, Scores
 from hyvideo.rewards.scoring import score_safely

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.data.files import publish, read_json
-from hyvideo.data.text import quote
-from hyvideo.models.weight_files import check_dtypes, read_pickle, read_safetensors
+from hyvideo.files.files import publish, read_json
+from hyvideo.files.text import quote
 from hyvideo.rewards.qwen2_vl.model import EMBEDDING, Lora, by_plain_name
 from hyvideo.rewards.qwen2_vl.preprocessing import MIN_PIXELS
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, RESERVED_NAMES
 from hyvideo.rewards.videoalign.prompt import TEMPLATES
+from hyvideo.weights.weight_files import check_dtypes, read_pickle, read_safetensors
 
 LABEL = "VideoAlign"
 

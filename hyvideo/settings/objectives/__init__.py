@@ -12,8 +12,8 @@ from functools import cache
 
 from pydantic import create_model
 
-from hyvideo.data.custom_code import load_object
-from hyvideo.data.text import nearest, quote
+from hyvideo.files.custom_code import load_object
+from hyvideo.files.text import nearest, quote
 from hyvideo.settings.objectives.base import ObjectiveSettings
 from hyvideo.settings.objectives.distill import DistillSettings
 from hyvideo.settings.objectives.dpo import DPOSettings

@@ -14,7 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.nft import mean_square
+from hyvideo.loss.nft import mean_square
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import divided_levels
 from hyvideo.training.objective import StepObjective, Terms

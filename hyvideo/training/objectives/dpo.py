@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from hyvideo.distributed.collectives import merge_rows
-from hyvideo.grpo.dpo import DPOInputs, DPOTerms, accuracy_of, dpo_terms, dpo_terms_of_videos
-from hyvideo.grpo.nft import mean_square
+from hyvideo.loss.dpo import DPOInputs, DPOTerms, accuracy_of, dpo_terms, dpo_terms_of_videos
+from hyvideo.loss.nft import mean_square
 from hyvideo.models.conditions import to_device
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.training.given_videos import fit_of

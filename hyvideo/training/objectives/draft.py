@@ -9,7 +9,7 @@ does.
 
 import torch
 
-from hyvideo.grpo.nft import mean_square, relative_norm
+from hyvideo.loss.nft import mean_square, relative_norm
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.rollout_batch import RolloutBatch, select
 

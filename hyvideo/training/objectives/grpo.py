@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hyvideo.grpo.loss import LossInputs, grpo_terms
+from hyvideo.loss.grpo import LossInputs, grpo_terms
 from hyvideo.schedulers.schedule import Schedule, filled
 from hyvideo.training.objective import StepObjective, Terms
 from hyvideo.training.on_policy_check import OnPolicyCheck

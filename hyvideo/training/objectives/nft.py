@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.distributed.collectives import gather_replicas
-from hyvideo.grpo.nft import NFTInputs, NFTTerms, mean_square, nft_terms, relative_norm
+from hyvideo.loss.nft import NFTInputs, NFTTerms, mean_square, nft_terms, relative_norm
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import (
     Limited,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyvideo.grpo.nft import mean_square
+from hyvideo.loss.nft import mean_square
 from hyvideo.training.given_videos import fit_of
 from hyvideo.training.objective import LevelObjective, Terms
 from hyvideo.training.on_policy_check import check_limits

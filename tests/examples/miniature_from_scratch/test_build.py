@@ -14,9 +14,9 @@ from examples.miniature_from_scratch import first_frame
 from examples.miniature_from_scratch.architecture import DRAWN_PARTS, VERSION
 from examples.miniature_from_scratch.reward_model import train as train_reward_model
 from hyvideo.data.prompts import Request, read_requests
+from hyvideo.loading.fit_checks import check_checkpoint
 from hyvideo.miniature import world
 from hyvideo.miniature.reward import REFERENCE_STATISTICS
-from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.wan.encoders import TextEncoder, load_text_encoder
 

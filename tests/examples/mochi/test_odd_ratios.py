@@ -10,13 +10,13 @@ import torch
 
 import generate
 import post_train
+from hyvideo.checks.rules import check
 from hyvideo.data.videos import read_video
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.models.decoding import Tiling, decode, set_tiling
 from hyvideo.models.loading import load_vae
 from hyvideo.models.sizes import read_architecture
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.settings.rules import check
 from hyvideo.trainer import Trainer
 from scripts import export
 from tests.examples.mochi.tiny import FOLDER, PROMPTS, write_mochi

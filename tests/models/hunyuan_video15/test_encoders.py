@@ -5,15 +5,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hyvideo.data.digests import digest_of, digest_weights
 from hyvideo.data.prompts import Request
-from hyvideo.models.fit_checks import check_checkpoint
+from hyvideo.files.digests import digest_of, digest_weights
+from hyvideo.loading.fit_checks import check_checkpoint
+from hyvideo.loading.model_setup import load_encoder
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import load_encoder
 from tests.models.checkpoint_files import VERSION, assert_same_model, rewrite
 
 

@@ -8,6 +8,7 @@ import torch
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.models.family import install, new_model
 from hyvideo.models.loading import (
     load_transformer,
@@ -20,7 +21,6 @@ from hyvideo.models.wan.transformer import padded_texts
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import load_encoder, load_pipeline
 from tests.cuda.speed import relative_difference
 from tests.models.test_lora import assert_same_changes
 from tests.models.wan.test_lora import draw

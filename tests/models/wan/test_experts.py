@@ -12,11 +12,11 @@ from PIL import Image
 
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
+from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.models.guidance import expert_at
 from hyvideo.models.wan import tiny
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import load_encoder, load_pipeline
 from tests.cuda.speed import relative_difference
 from tests.stock_pipeline import GivenSigmas
 

@@ -13,15 +13,15 @@ from PIL import Image
 from hyvideo.data.images import fit, read_image
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
-from hyvideo.models.conditions import ImageCondition
-from hyvideo.models.wan import tiny
-from hyvideo.schedulers.schedule import Schedule
-from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import (
+from hyvideo.loading.model_setup import (
     check_checkpoint,
     load_encoder,
     load_pipeline,
 )
+from hyvideo.models.conditions import ImageCondition
+from hyvideo.models.wan import tiny
+from hyvideo.schedulers.schedule import Schedule
+from hyvideo.settings.config import Config
 from tests.cuda.speed import relative_difference
 from tests.models.wan.tiny import inputs, installed
 from tests.stock_models import stock_inputs, stock_twin

@@ -12,12 +12,12 @@ import torch
 from hyvideo.checkpoints.format import MODEL
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.sharded_tensors import fill_shards
+from hyvideo.loading import saved_policy
+from hyvideo.loading.fit_checks import check_checkpoint
 from hyvideo.models import loading
 from hyvideo.models.family import install
-from hyvideo.models.fit_checks import check_checkpoint
 from hyvideo.models.saving import save_original
 from hyvideo.models.sizes import read_architecture
-from hyvideo.training import saved_policy
 from tests.models.wan.tiny import inputs, tiny
 from tests.stock_models import stock_twin
 from tests.tiny_wan import write_wan

@@ -8,7 +8,7 @@ import pytest
 import torch
 from fastapi.testclient import TestClient
 
-from hyvideo.data.http_guard import listen, make_server
+from hyvideo.files.http_guard import listen, make_server
 from hyvideo.rewards.rewards import Scorer
 from hyvideo.rewards.service import server
 from hyvideo.rewards.service.protocol import encode_request

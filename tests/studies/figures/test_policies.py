@@ -9,11 +9,11 @@ from PIL import Image
 from hyvideo.checkpoints.format import DIGESTS
 from hyvideo.data.videos import read_video
 from hyvideo.generation.generation import Source
+from hyvideo.loading.model_setup import RANDOM_WEIGHTS_SEED
 from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
-from hyvideo.training.model_setup import RANDOM_WEIGHTS_SEED
 from studies.figures.policies import read_policies
 from tests.distributed.launch import start
 

@@ -6,10 +6,10 @@ import subprocess
 import pytest
 import yaml
 
-from hyvideo.data.cli import Parser
-from hyvideo.data.run_folder import RunRecord, write_record
+from hyvideo.files.cli import Parser
+from hyvideo.files.run_folder import RunRecord, write_record
+from hyvideo.loading.input_digests import digest_inputs
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.training.input_digests import digest_inputs
 from studies.recipes.runs import RecipeRun, RecipeStudy, progress
 from studies.recipes.train_runs import (
     command,

@@ -4,7 +4,7 @@ runs.
 
 import pytest
 
-from hyvideo.grpo.trust_region import KLCoefficient
+from hyvideo.loss.trust_region import KLCoefficient
 from hyvideo.training.policy_update import kl_schedule
 from scripts import figures
 from studies.recipes.runs import RecipeRun, RecipeStudy

@@ -1,0 +1,64 @@
+"""The partner of the policy: the frozen expert of a model of two, whose noise levels are not trained."""
+
+from collections.abc import Sequence
+
+import torch
+
+from hyvideo.data.prompts import Request
+from hyvideo.distributed.collectives import raise_on_all_ranks
+from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import parallelize
+from hyvideo.distributed.sharded_tensors import fill_shards
+from hyvideo.loading.model_setup import base_loras, weights_seed
+from hyvideo.models import loading
+from hyvideo.models.family import family_of, prepare
+from hyvideo.models.fp8 import use_fp8
+from hyvideo.models.guidance import OTHER_EXPERT
+from hyvideo.models.offload import offload_in_groups
+from hyvideo.pipelines.grpo_pipeline import DTYPES, Partner
+from hyvideo.settings.config import Config
+
+
+def load_partner(
+    config: Config, mesh: Mesh, device: torch.device, requests: Sequence[Request]
+) -> Partner | None:
+    """Load the expert that is not trained; None for a model of a single transformer. Collective.
+
+    It is resident, in blocks that are copied from the CPU, or sharded like the policy.
+    """
+    if config.trained_expert is None:
+        return None
+    model, distributed = config.model, config.distributed
+    expert = OTHER_EXPERT[config.trained_expert]
+    is_streamed = "partner" in model.offload
+    place = torch.device("cpu") if is_streamed else device
+    transformer, weights = loading.stream_transformer(
+        model.pretrained_model_root,
+        model.transformer_version,
+        expert=expert,
+        read=mesh.is_main,  # the other ranks receive the weights
+        device=place,
+        random_weights_seed=weights_seed(model, expert),
+        loras=base_loras(model, expert),
+    )
+    transformer.type(DTYPES[model.dtype])
+    prepare(transformer, family_of(transformer).kinds(requests))
+    transformer.requires_grad_(False)
+    if model.partner_weight_dtype == "fp8":
+        use_fp8(transformer)
+    parallelize(
+        transformer,
+        mesh,
+        recompute="none",
+        # blocks on the CPU are copied by hooks, which would interrupt a graph
+        compile=distributed.enable_compile == "true" and not is_streamed,
+        shard=distributed.enable_fsdp and mesh.world_size > 1,
+        reshard_after_forward=distributed.reshard_after_forward,
+        compute_dtype=DTYPES[model.dtype],
+    )
+    with raise_on_all_ranks(mesh):
+        fill_shards(transformer, weights, device=place)
+    if is_streamed:
+        is_gpu = device.type == "cuda"
+        transformer = offload_in_groups(transformer, device, overlap=is_gpu)
+    return Partner(transformer, expert, config.version.boundary)

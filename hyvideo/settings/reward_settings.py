@@ -115,7 +115,7 @@ def compared_options(reward: RewardSettings) -> dict[str, dict]:
         name: {
             key: value
             for key, value in options.items()
-            if name not in SCORERS or key not in SCORERS[name].free_options
+            if key not in getattr(scorer_class(name), "free_options", ())
         }
         for name, options in reward_options(reward).items()
     }

@@ -48,7 +48,6 @@ class Entry(NamedTuple):
     free_options: tuple[str, ...] = ()
 
 
-REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names in the public reference
 _MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
     "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),

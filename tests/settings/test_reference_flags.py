@@ -153,7 +153,11 @@ def test_a_flag_changes_the_kl_strategy_of_a_file(tmp_path, content, flags, stra
         ("", "--reference_mode_offload", ["anchor"]),
         ("offload: vae", "--reference_mode_offload True", ["vae", "anchor"]),
         ("offload: [anchor, vae]", "--reference_mode_offload False", ["vae"]),
-        ("offload: [anchor, vae]", "--reference_mode_offload True --offload reward", ["reward", "anchor"]),
+        (
+            "offload: [anchor, vae]",
+            "--reference_mode_offload True --offload reward",
+            ["reward", "anchor"],
+        ),
         ("reference_mode_offload: true\noffload: [vae]", "", ["vae", "anchor"]),
         ("offload: [anchor, vae]", "--offload=", []),
     ],

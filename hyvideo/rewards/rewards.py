@@ -46,7 +46,6 @@ class Entry(NamedTuple):
     dimensions: tuple[str, ...] | None = DIMENSIONS
 
 
-REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names in the public reference
 _MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
     "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),

@@ -9,13 +9,13 @@ from hyvideo.files.text import nearest, quote
 from hyvideo.files.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
-    REFERENCE_SCORERS,
     SCORERS,
     known_dimensions,
     scorer_class,
     short_names,
 )
 from hyvideo.settings.problems import Problems, problem_of
+from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_entries import weights_by_dimension
 from hyvideo.settings.sections import RewardSettings
 

@@ -39,7 +39,7 @@ from hyvideo.records.run_files import or_none, write_json
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import OVERALL, Reward, Scorer, Scores, short_names
 from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.settings.sections import RecordSettings
+from hyvideo.settings.sections import ValidationSettings
 from hyvideo.validation.pixels import diversity, measure_video, thumbnail
 
 MEASURES_FILE = "measures.json"
@@ -465,7 +465,7 @@ def after_validation(
     now: ValidationStats,
     samples: Path,
     made_with: Mapping[str, object],
-    record: RecordSettings,
+    validation: ValidationSettings,
     mesh: Mesh,
     *,
     weights: Mapping[str, float],  # of the reward's dimensions
@@ -481,7 +481,7 @@ def after_validation(
     with optional(STOPPED_FOR_HACKING):
         (samples.parent / STOPPED_FOR_HACKING).unlink(missing_ok=True)  # the run was resumed
     history = [*read_history(samples, made_with, before=now.iteration), now]
-    verdict = judge(history, record.hacking_threshold, weights)
+    verdict = judge(history, validation.hacking_threshold, weights)
     if not verdict.has_base and len(history) == 1:
         warn(f"{samples} has no validation of the base model with these settings to compare with")
     if verdict.reason:
@@ -492,7 +492,7 @@ def after_validation(
             f"reward's gain since the base model, less than {MIN_TRANSFER:.0%}: raise "
             "kl_weight or stop earlier (docs/judge_a_run.md#reward-hacking)"
         )
-    if verdict.departures and record.on_reward_hacking == "stop":
+    if verdict.departures and validation.on_reward_hacking == "stop":
         fewest = min(_count(REWARD, base_stats(history)), _count(REWARD, now))
         verdict = replace(verdict, ends_run=fewest >= MIN_VIDEOS_TO_STOP)
     return from_main(verdict, mesh)

@@ -41,7 +41,8 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
         changes += [{"optimizer": "muon"}, {"lora_rank": 64}]
         changes.append({"lora_rank": 64, "base_weight_dtype": "fp8"})
     changes = [
-        {name: _added(settings[name], value) for name, value in change.items()} for change in changes
+        {name: _added(settings[name], value) for name, value in change.items()}
+        for change in changes
     ]
     different = [
         {name: value for name, value in change.items() if settings[name] != value}

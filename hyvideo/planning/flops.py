@@ -182,7 +182,11 @@ def _forward_flops(
         model = _build(family_name, transformer, num_layers=num_layers)
         latents = torch.empty(1, *shape)
         needs_image = family_named(family_name).task(model.config, {}) == "i2v"
-        image = ImageCondition(None, torch.empty(*shape)) if needs_image else None
+        image = None
+        if needs_image:
+            width = getattr(model.config, "image_dim", None)
+            features = torch.empty(257, width) if width else None
+            image = ImageCondition(features, torch.empty(*shape))
         condition = Condition(torch.empty(*text), image=image)
         timestep = torch.full((1,), 500.0)
         ends = timestep if model.is_flow_map else None

@@ -165,6 +165,8 @@ RECIPES = (
     ("1 RTX 4090", "wan22_a14b_1gpu_sft", ""),
     ("1 L40S", "wan22_a14b_1gpu_48gb", ""),
     ("1 L40S", "wan22_a14b_1gpu_i2v", ""),
+    ("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb", ""),
+    ("1 H100", "wan21_i2v_14b_1gpu_80gb", ""),
     ("1 H100", "wan21_1gpu_nft", ""),
     ("1 H100", "wan22_a14b_1gpu_80gb", ""),
     ("4 L40S", "wan21_4gpu_hpsv3", ""),

@@ -19,8 +19,8 @@ from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import (
     ModelSettings,
     OptimizerSettings,
-    RecordSettings,
     RewardSettings,
+    ValidationSettings,
 )
 
 
@@ -64,7 +64,7 @@ def between_settings(config: Config, world_size: int, file: str = "") -> Problem
     yield from problems or weighted_dimensions_exist(config.reward)
     yield from weight_problems(config.model, config.optimizer, config.distributed.enable_fsdp)
     yield from offload_problems(config)
-    yield from record_problems(config.record, has_validation=bool(config.data.valid_video_csv))
+    yield from validation_problems(config.validation, bool(config.data.valid_video_csv))
     distributed = config.distributed
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
         yield (
@@ -149,49 +149,48 @@ def weight_problems(
 def offload_problems(config: Config) -> Problems:
     """Yield places of the frozen weights that cannot be combined."""
     model, is_sharded = config.model, config.distributed.enable_fsdp
-    for setting in ("partner_offload", "policy_offload"):
-        if getattr(model, setting) and is_sharded:
+    for part in ("partner", "policy"):
+        if part in model.offload and is_sharded:
             yield (
-                f"{setting} cannot be used with enable_fsdp true, which keeps a shard of the "
-                f"weights on each GPU; set {setting} false or enable_fsdp false"
+                f"offload {part} cannot be used with enable_fsdp true, which keeps a shard of the "
+                f"weights on each GPU; remove {part} from offload, or set enable_fsdp false"
             )
     if model.partner_weight_dtype == "fp8" and is_sharded:
         yield (
             "partner_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot "
             "shard fp8 weights; set enable_fsdp false or partner_weight_dtype bf16"
         )
-    if not model.policy_offload:
+    if "policy" not in model.offload:
         return
     if not config.optimizer.lora_rank:
         yield (
-            "policy_offload needs a lora_rank above 0, got 0, which trains the weights that would "
-            "leave the GPU; set lora_rank or policy_offload false"
+            "offload policy needs a lora_rank above 0, got 0, which trains the weights that would "
+            "leave the GPU; set lora_rank or remove policy from offload"
         )
-    if not config.reward.score_between_stages:
+    if "reward" not in model.offload:
         yield (
-            "policy_offload needs score_between_stages true, because "
-            "otherwise scorers work beside the policy; set score_between_stages true or "
-            "policy_offload false"
+            "offload policy needs offload reward, because otherwise scorers work beside the policy, "
+            f"got {' '.join(model.offload)}; add reward, or remove policy"
         )
 
 
-def record_problems(record: RecordSettings, *, has_validation: bool) -> Problems:
+def validation_problems(validation: ValidationSettings, has_validation: bool) -> Problems:
     """Yield a size of validation videos with one side, and a hacking rule without validations."""
-    if (record.validation_height == 0) != (record.validation_width == 0):
+    if (validation.validation_height == 0) != (validation.validation_width == 0):
         yield (
             "validation_height and validation_width must both be set or both be 0, got "
-            f"{record.validation_height} and {record.validation_width}"
+            f"{validation.validation_height} and {validation.validation_width}"
         )
-    if record.on_reward_hacking == "warn":
+    if validation.on_reward_hacking == "warn":
         return
     if not has_validation:
         yield (
-            f"on_reward_hacking {record.on_reward_hacking} needs validation prompts, because it "
+            f"on_reward_hacking {validation.on_reward_hacking} needs validation prompts, because it "
             "compares validations, got none; set valid_video_csv or use on_reward_hacking warn"
         )
-    elif not record.validate_at_step0:
+    elif not validation.validate_at_step0:
         yield (
-            f"on_reward_hacking {record.on_reward_hacking} needs a validation of the base model, "
+            f"on_reward_hacking {validation.on_reward_hacking} needs a validation of the base model, "
             "with which it compares the others, got validate_at_step0 false; set validate_at_step0 "
             "true or use on_reward_hacking warn"
         )

@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--{name} must be at least 1, got {getattr(options, name)}")
     config = parse(flags).config
 
-    from studies.improvement import improve, plan_of  # after the flags: it imports torch
+    from hyvideo.ratings.improvement import improve, plan_of  # after the flags: it imports torch
 
     with exit_on_error("improve.py"):
         plan = plan_of(

@@ -16,10 +16,10 @@ from hyvideo.data.prompts import read_requests
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.http_guard import listen, make_server
 from hyvideo.files.text import quote
+from hyvideo.ratings.rating import DATABASE, VIDEOS, Study, create_app
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from scripts import compare_policies
-from studies.preference.rating import DATABASE, VIDEOS, Study, create_app
 
 
 def make(options: argparse.Namespace, flags: list[str]) -> None:
@@ -33,7 +33,7 @@ def make(options: argparse.Namespace, flags: list[str]) -> None:
         )
 
     # slow to import
-    from studies.preference.study import clips_of, default_pairs, design, make_study
+    from hyvideo.ratings.study import clips_of, default_pairs, design, make_study
 
     paths = dict(word.partition("=")[::2] for word in options.methods)
     if not 2 <= len(paths) == len(options.methods) or not all(
@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     study = Study(options.study)
     if options.command == "analyze":
-        from studies.preference.analysis import analyze
+        from hyvideo.ratings.analysis import analyze
 
         print(analyze(study))
     else:

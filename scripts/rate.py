@@ -80,7 +80,7 @@ def rate(options: argparse.Namespace, flags: list[str]) -> None:
         )
     questions = questions_of(options.questions)
 
-    from studies.preference import own_videos  # after the flags: it imports torch
+    from hyvideo.ratings import own_videos  # after the flags: it imports torch
 
     given = own_videos.RatingPlan(
         keep=options.keep,

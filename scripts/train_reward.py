@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--max_epochs", type=int, default=10, help="maximum number of epochs")
     options = parser.parse_args()
 
-    from studies.reward_training import train  # slow to import
+    from hyvideo.ratings.reward_training import train  # slow to import
 
     report = train(
         options.pairs,

@@ -29,7 +29,7 @@ LAYERS = (
     ("training",),
     ("validation",),
     ("report",),
-    ("generation",),
+    ("generation", "ratings"),
     ("trainer",),
     ("commands",),
 )

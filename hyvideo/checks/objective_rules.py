@@ -28,7 +28,10 @@ def objective_problems(config: Config) -> Problems:
     if not objective.videos_from:
         yield from problem_of(check_noise, version, "sde_type", config.sampling)
     yield from problem_of(check_noise, version, "validation_eta", config.validation_sampling)
-    yield from objective.problems(config)
+    own = "low_noise_cfg_scale" if config.trained_expert == "low" else "cfg_scale"
+    yield from objective.problems(
+        rollout, guidance={own: config.policy_cfg_scale}, rows_per_pass=config.rows_per_pass
+    )
     if objective.group_size not in (0, rollout.num_generations):
         yield (
             f"objective {objective.name} needs num_generations {objective.group_size}, which is its "

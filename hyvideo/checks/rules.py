@@ -149,29 +149,28 @@ def weight_problems(
 def offload_problems(config: Config) -> Problems:
     """Yield places of the frozen weights that cannot be combined."""
     model, is_sharded = config.model, config.distributed.enable_fsdp
-    for setting in ("partner_offload", "policy_offload"):
-        if getattr(model, setting) and is_sharded:
+    for part in ("partner", "policy"):
+        if part in model.offload and is_sharded:
             yield (
-                f"{setting} cannot be used with enable_fsdp true, which keeps a shard of the "
-                f"weights on each GPU; set {setting} false or enable_fsdp false"
+                f"offload {part} cannot be used with enable_fsdp true, which keeps a shard of the "
+                f"weights on each GPU; remove {part} from offload, or set enable_fsdp false"
             )
     if model.partner_weight_dtype == "fp8" and is_sharded:
         yield (
             "partner_weight_dtype fp8 cannot be used with enable_fsdp true, because FSDP cannot "
             "shard fp8 weights; set enable_fsdp false or partner_weight_dtype bf16"
         )
-    if not model.policy_offload:
+    if "policy" not in model.offload:
         return
     if not config.optimizer.lora_rank:
         yield (
-            "policy_offload needs a lora_rank above 0, got 0, which trains the weights that would "
-            "leave the GPU; set lora_rank or policy_offload false"
+            "offload policy needs a lora_rank above 0, got 0, which trains the weights that would "
+            "leave the GPU; set lora_rank or remove policy from offload"
         )
-    if not config.reward.score_between_stages:
+    if "reward" not in model.offload:
         yield (
-            "policy_offload needs score_between_stages true, because "
-            "otherwise scorers work beside the policy; set score_between_stages true or "
-            "policy_offload false"
+            "offload policy needs offload reward, because otherwise scorers work beside the policy, "
+            f"got {' '.join(model.offload)}; add reward, or remove policy"
         )
 
 

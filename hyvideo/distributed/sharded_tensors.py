@@ -117,9 +117,7 @@ def fill_shards(
     for name, weight in weights:
         missing.discard(name)
         if name in layers:
-            _store(
-                layers[name], weight, device=device, dtype=dtypes[name], is_shared=is_shared
-            )
+            _store(layers[name], weight, device=device, dtype=dtypes[name], is_shared=is_shared)
             continue
         target = targets[name]
         if not isinstance(target, DTensor):

@@ -57,7 +57,7 @@ def make_best_of(
     """
     config = config.with_settings(
         valid_video_csv=[],
-        reward_offload=offload,
+        offload=["reward"] if offload else [],
         height=videos[0].height,
         width=videos[0].width,
     )

@@ -176,7 +176,9 @@ class Generator:
             for line in lines_of(generation_notes(self.config.model, self.sampling)):
                 print(line, file=sys.stderr)
         self.offloading = self.settings.offloading or automatic(self.device)
-        self.config = self.config.with_settings(vae_offload=self.offloading != "none")
+        self.config = self.config.with_settings(
+            offload=[] if self.offloading == "none" else ["vae"]
+        )
         model = self.config.model
         base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)

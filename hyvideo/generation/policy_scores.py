@@ -82,7 +82,7 @@ class Evaluator:
         # the settings of the run, with models off the GPU where generate.py has them
         self.placed = config
         if self.offloading != "none":
-            self.placed = config.with_settings(vae_offload=True, reward_offload=True)
+            self.placed = config.with_settings(offload=["vae", "reward"])
         self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
         self.size = config.validation_sampling.size
 

@@ -88,7 +88,7 @@ def load_encoder(
         root, dtype=DTYPES[model.vae_dtype], device=device, random_weights_seed=seed
     )
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
-    if model.vae_offload:
+    if "vae" in model.offload:
         offload(vae)
     # fp16 encoders of the original have rotary frequencies in fp16, too
     rotary_dtype = torch.float32

@@ -28,7 +28,8 @@ def load_partner(
         return None
     model, distributed = config.model, config.distributed
     expert = OTHER_EXPERT[config.trained_expert]
-    place = torch.device("cpu") if model.partner_offload else device
+    is_streamed = "partner" in model.offload
+    place = torch.device("cpu") if is_streamed else device
     folder = loading.transformer_folder(
         model.pretrained_model_root, model.transformer_version, expert
     )
@@ -47,14 +48,14 @@ def load_partner(
         mesh,
         recompute="none",
         # blocks on the CPU are copied by hooks, which would interrupt a graph
-        compile=distributed.enable_compile == "true" and not model.partner_offload,
+        compile=distributed.enable_compile == "true" and not is_streamed,
         shard=distributed.enable_fsdp and mesh.world_size > 1,
         reshard_after_forward=distributed.reshard_after_forward,
         compute_dtype=DTYPES[model.dtype],
     )
     with raise_on_all_ranks(mesh):
         fill_shards(transformer, weights, device=place)
-    if model.partner_offload:
+    if is_streamed:
         is_gpu = device.type == "cuda"
         transformer = offload_in_groups(transformer, device, overlap=is_gpu)
     return Partner(transformer, expert, config.version.boundary)

@@ -102,7 +102,7 @@ def with_smaller_tiles(vae: nn.Module, latents: Tensor, decode: Callable[[], Any
             half = [tile for tile in smaller if tile <= (current or max(size[1:])) / 2]
             if not half:
                 error.add_note(
-                    "The VAE's smallest tile does not fit. Set reward_offload true or "
+                    "The VAE's smallest tile does not fit. Add reward to offload, or set "
                     "decode_batch_size 1"
                 )
                 raise

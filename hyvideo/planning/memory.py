@@ -6,7 +6,7 @@ adds.
 
 A pass with a reward gradient decodes and scores between forward and backward.
 
-Scorers run beside rollout, decode and anchor, unless ``score_between_stages`` gives them a separate
+Scorers run beside rollout, decode and anchor, unless ``offload reward`` gives them a separate
 phase. Memory peaks twice in the update: when a backward pass begins (all kept activations) and when
 it ends (all gradients).
 """
@@ -101,7 +101,7 @@ def _items(run: PlannedRun) -> _Items:
         vae={"VAE": run.parameters.vae * BYTES[settings.vae_dtype]},
         scorers=scorers,
         scoring=scoring,
-        beside={} if settings.score_between_stages else scoring,
+        beside={} if "reward" in settings.offload else scoring,
         inference={"working weights": states.working_weight_bytes(run, with_gradient=False)},
         training={"working weights": states.working_weight_bytes(run, with_gradient=True)},
     )
@@ -111,7 +111,7 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
     """Return what all phases of an iteration hold."""
     settings = run.settings
     copied = states.trained_bytes(run)
-    is_offloaded = settings.reference_mode_offload  # a copy swaps places with the policy
+    is_offloaded = "anchor" in settings.offload  # a copy swaps places with the policy
     resident = {
         "parameters": states.parameter_bytes(run),
         "partner": states.partner_bytes(run),
@@ -122,16 +122,16 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
         "encoders": 0.0 if settings.precompute_conditions else states.encoder_bytes(run),
         "trajectories": states.trajectory_bytes(run),
     }
-    if not settings.vae_offload:
+    if "vae" not in settings.offload:
         resident |= items.vae
-    if not settings.reward_offload:
+    if "reward" not in settings.offload:
         resident |= items.scorers
     return resident
 
 
 def _away(run: PlannedRun) -> dict[str, float]:
     """Return the bytes of the policy while scorers work, if its frozen weights are on the CPU."""
-    return {"parameters": states.trained_bytes(run)} if run.settings.policy_offload else {}
+    return {"parameters": states.trained_bytes(run)} if "policy" in run.settings.offload else {}
 
 
 def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
@@ -201,7 +201,7 @@ def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     loaded.
     """
     settings = run.settings
-    scorers = {} if settings.reward_offload else items.scorers
+    scorers = {} if "reward" in settings.offload else items.scorers
     encoders = {"encoders": states.encoder_bytes(run)}
     phases = {}
     if run.config.objective.videos_from:  # encoding needs about as much as decoding
@@ -210,6 +210,6 @@ def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
             phases["encode videos"] |= encoders
     if settings.precompute_conditions:
         phases["encode"] = encoders | scorers
-        if run.has_images or not settings.vae_offload:
+        if run.has_images or "vae" not in settings.offload:
             phases["encode"] |= items.vae
     return phases

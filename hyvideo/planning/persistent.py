@@ -42,7 +42,7 @@ def partner_bytes(run: PlannedRun) -> float:
     if run.config.trained_expert is None:
         return 0.0
     model = run.parameters
-    if not run.settings.partner_offload:
+    if "partner" not in run.settings.offload:
         return _stored_bytes(run, model.total, run.settings.partner_weight_dtype) / run.num_shards
     whole = _stored_bytes(run, model.total, run.settings.partner_weight_dtype)
     root = model.root * run.compute_bytes
@@ -124,18 +124,18 @@ def pinned_bytes(run: PlannedRun) -> dict[str, float]:
     of two.
     """
     found: dict[str, float] = {}
-    if run.settings.reference_mode_offload and run.config.objective.needs_anchor:
+    if "anchor" in run.settings.offload and run.config.objective.needs_anchor:
         found["anchor"] = trained_bytes(run)
-    if run.settings.reference_mode_offload and run.settings.ema_decay:
+    if "anchor" in run.settings.offload and run.settings.ema_decay:
         found["EMA"] = trained_bytes(run)
     if run.caches_modulation:
         model = run.parameters
         each = model.modulation * run.compute_bytes / model.num_modulations
         found["modulation layers"] = model.num_modulations * 2 ** math.ceil(math.log2(each))
     total = run.parameters.total
-    if run.settings.partner_offload and run.config.trained_expert:
+    if "partner" in run.settings.offload and run.config.trained_expert:
         found["partner"] = _ROUNDED * _stored_bytes(run, total, run.settings.partner_weight_dtype)
-    if run.settings.policy_offload:
+    if "policy" in run.settings.offload:
         found["policy"] = _ROUNDED * _stored_bytes(run, total, run.settings.base_weight_dtype)
     return found
 

@@ -19,15 +19,15 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
     settings = vars(run.settings)
     changes = [
         {"precompute_conditions": True},
-        {"reference_mode_offload": True},
-        {"vae_offload": True},
+        {"offload": ["anchor"]},
+        {"offload": ["vae"]},
         {"batched_forward": "false"},
         {"mini_batch_size_per_update": 1},
         {"validation_batch_size": 1},
         {"activation_checkpointing": "full"},
     ]
     if run.reward_bytes:
-        changes.insert(3, {"reward_offload": True, "score_between_stages": True})
+        changes.insert(3, {"offload": ["reward"]})
     if not 0 < settings["vae_tile_size"] < SMALL_TILE:
         changes.append({"vae_tile_size": SMALL_TILE})
     if run.world_size > 1:
@@ -40,6 +40,10 @@ def changes_in_order(run: PlannedRun) -> list[dict]:
     else:
         changes += [{"optimizer": "muon"}, {"lora_rank": 64}]
         changes.append({"lora_rank": 64, "base_weight_dtype": "fp8"})
+    changes = [
+        {name: _added(settings[name], value) for name, value in change.items()}
+        for change in changes
+    ]
     different = [
         {name: value for name, value in change.items() if settings[name] != value}
         for change in changes
@@ -136,12 +140,27 @@ def command(program: str, words: list[str], change: dict) -> str:
 
 def flags(change: dict) -> str:
     """Return settings as flags of a command line."""
-    return " ".join(f"--{name} {str(value).lower()}" for name, value in change.items())
+    words = []
+    for name, value in change.items():
+        values = value if isinstance(value, list) else [str(value).lower()]
+        words += [f"--{name}", *values]
+    return " ".join(words)
 
 
 def _joined(changes: list[dict]) -> dict:
     """Return the settings of several changes; a larger sp_size replaces a smaller one."""
-    return {name: value for change in changes for name, value in change.items()}
+    joined: dict = {}
+    for change in changes:
+        for name, value in change.items():
+            joined[name] = _added(joined.get(name, []), value)
+    return joined
+
+
+def _added(before: object, value: object) -> object:
+    """Return the new value of a setting: a list is added to the one before."""
+    if not isinstance(value, list):
+        return value
+    return [*before, *(each for each in value if each not in before)]
 
 
 def _fits(run: PlannedRun) -> bool:

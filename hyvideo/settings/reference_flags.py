@@ -38,7 +38,9 @@ SIZES = {  # HEIGHTxWIDTH
     "fixed_size": ("height", "width"),  # of generate.py
 }
 BUCKETS = {"480": (352, 624), "640": (480, 864)}  # video_bucket_hw_base_size -> height, width
-SWITCHES = ("use_lora", "use_moving_KL", "use_dual_kl", "enable_gradient_checkpointing")
+SWITCHES = (
+    "use_lora use_moving_KL use_dual_kl enable_gradient_checkpointing reference_mode_offload"
+).split()
 # They decide nothing that this program leaves open, or switch on what it does not have.
 IGNORED = (
     "post_train_type task_type data_type i2v_prob train_timestep_shift snr_type flow_snr_type "
@@ -108,6 +110,12 @@ def translate(
         values["activation_checkpointing"] = "none"
     elif recomputes and inherited.get("activation_checkpointing", "none") == "none":
         values.setdefault("activation_checkpointing", "auto")
+    has_anchor_away = switches.pop("reference_mode_offload", None)
+    if has_anchor_away is not None:
+        offload = values.get("offload", inherited.get("offload")) or []
+        others = [offload] if isinstance(offload, str) else offload
+        others = [each for each in others if each not in ("", "anchor")]
+        values["offload"] = [*others, "anchor"] if has_anchor_away else others
     if switches and "kl_strategy" in values:
         print_ignored(switches, "kl_strategy chooses the KL terms")
     elif switches:

@@ -189,13 +189,12 @@ class ModelSettings(Section):
     partner_weight_dtype: Literal["bf16", "fp8"] = learning(
         "bf16", "Precision in which the frozen expert is stored, as in base_weight_dtype."
     )
-    partner_offload: bool = machine(
-        False, "Keep the frozen expert on the CPU and copy its blocks to the GPU as they compute."
-    )
-    policy_offload: bool = machine(
-        False,
-        "Keep the frozen weights of a LoRA run on the CPU while scorers work; needs "
-        "score_between_stages.",
+    offload: list[Literal["vae", "reward", "anchor", "policy", "partner"]] = machine(
+        [],
+        "What waits on the CPU until it is used: vae; reward (scorers, which then score after all "
+        "rollouts of an iteration instead of beside them); anchor (and the EMA); policy (the frozen "
+        "weights of a LoRA run, while scorers work); partner (the frozen expert, whose blocks are "
+        "copied to the GPU as they compute).",
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
         "fp16", "Precision of the encoders.", measured=True
@@ -208,9 +207,6 @@ class ModelSettings(Section):
     )
     vae_tile_overlap: float = machine(
         0.125, "Overlap as a fraction of a tile.", ge=0, lt=1, measured=True
-    )
-    vae_offload: bool = machine(
-        False, "Keep the VAE on the CPU except while it decodes or encodes."
     )
     precompute_conditions: bool = machine(
         False, "Encode all prompts before training, then free the encoders."
@@ -397,11 +393,6 @@ class RewardSettings(Section):
         [], "Scorers that only measure validation videos and never reward."
     )
     reward_config: str = learning("", "Options by scorer: a YAML file, or JSON.", is_path=True)
-    reward_offload: bool = machine(False, "Keep scorers on the CPU while idle.")
-    score_between_stages: bool = machine(
-        False,
-        "Score after all rollouts of an iteration instead of beside them; saves memory with reward_offload.",
-    )
     max_missing_fraction: float = machine(
         0.25, "Fraction of failed rewards above which the run stops.", ge=0, le=1
     )
@@ -451,9 +442,6 @@ class OptimizerSettings(Section):
         [],
         "Modules that get a LoRA, as name endings or regular expressions; default: the matrices "
         "of the blocks.",
-    )
-    reference_mode_offload: bool = machine(
-        False, "Keep the anchor and the EMA on the CPU while unused."
     )
 
 

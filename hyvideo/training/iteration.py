@@ -3,7 +3,7 @@
     prompts -> conditions -> rollouts (or given videos) -> rewards -> advantages -> update -> metrics
 
 A batch of rollouts is scored in the background while the next one is sampled, or all are scored
-after the last one (``score_between_stages``).
+after the last one (``offload reward``).
 """
 
 from typing import Any, NamedTuple
@@ -48,12 +48,12 @@ def collect(run: Run, iteration: int) -> Collected:
     """Return what an iteration trains on, with advantages. Collective.
 
     The last batch of rollouts is scored beside the anchor's forward passes. With
-    ``score_between_stages``, all are scored before them, while the GPU is otherwise idle.
+    ``offload reward``, all are scored before them, while the GPU is otherwise idle.
     """
     rollouts, pending = sample(run, iteration)
     if not run.scores_rollouts:
         return Collected(rollouts, _prepare(run, rollouts), {})
-    if run.config.reward.score_between_stages:
+    if "reward" in run.config.model.offload:
         rewards = _wait(run, pending)
         reference = _prepare(run, rollouts)
     else:

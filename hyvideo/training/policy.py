@@ -56,7 +56,7 @@ class Policy:
             config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
         )
         self._syncs_only_last = self.is_lora
-        offload = config.optimizer.reference_mode_offload
+        offload = "anchor" in config.model.offload
         self.anchor: Anchor | None = None
         if config.objective.needs_anchor:
             refresh_every = (

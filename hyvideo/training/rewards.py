@@ -175,7 +175,7 @@ def make_async_scorer(
     if scorers is None:
         scorers = load(settings.reward_model)
     weights = given_reward_weights(config.reward)
-    return make(scorers, weights, offload=settings.reward_offload, held_out=held_out)
+    return make(scorers, weights, offload="reward" in config.model.offload, held_out=held_out)
 
 
 def _files_with_checks(data: DataSettings) -> list[str]:

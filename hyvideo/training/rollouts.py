@@ -179,7 +179,7 @@ class Rollouts:
         is_scored: bool,
     ) -> tuple[Trajectories, PendingRewards]:
         """Decode batches and submit them for scoring, each at once, or all at the end
-        (``score_between_stages``).
+        (``offload reward``).
         """
         scorer, fps = self.rewards.scorer, self.config.data.fps
         parts: list[Trajectories] = []
@@ -199,7 +199,7 @@ class Rollouts:
                 self.cost.flops += len(share) * self.cost.decode_flops
             pending.videos.update(zip(share, decoded))
             unscored.append((decoded, [prompts[row] for row in share]))
-            if not self.config.reward.score_between_stages:
+            if "reward" not in self.config.model.offload:
                 pending.batches.append(scorer.submit(*unscored, fps=fps))
                 unscored = []
         if self.pipeline.frozen and is_scored:

@@ -232,7 +232,7 @@ def load_models(
         is_batched=config.rollout.batched_forward == "true",
         partner=load_partner(config, mesh, device, used),
     )
-    if config.model.policy_offload:
+    if "policy" in config.model.offload:
         pipeline.frozen = FrozenWeights(policy.transformer, device)
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and config.objective.has_ratio:

@@ -56,6 +56,8 @@ def _type_of(leaf: Leaf) -> str:
     kind = leaf.kind
     if kind is Switch or get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
+    if get_origin(leaf.element) is Literal:
+        return "list of " + ", ".join(f"`{choice}`" for choice in get_args(leaf.element))
     if leaf.is_list:
         return "list of numbers" if leaf.element is float else "list of text"
     if get_origin(kind) is dict:

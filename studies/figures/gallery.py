@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from hyvideo.files.files import ROOT
+from hyvideo.ratings.steps import run
 from hyvideo.records.run_files import write_text
 from studies.figures.moving_picture import moving_picture, read_clip
-from studies.steps import run
 
 PAGE = "gallery.md"
 # Runs of docs/gallery.md by name, with their flags of post_train.py.

@@ -16,8 +16,8 @@ from hyvideo.data.pairs import read_ratings
 from hyvideo.data.videos import write_video
 from hyvideo.files.files import ROOT
 from hyvideo.miniature import world
+from hyvideo.ratings import improvement, reward_training
 from scripts import improve
-from studies import improvement, reward_training
 
 
 def test_the_better_video_wins_as_often_as_the_logistic_says():

@@ -110,7 +110,7 @@ def test_an_error_in_the_smallest_tile_reaches_the_caller(monkeypatch):
     limit(monkeypatch, vae, 10)
     with pytest.raises(torch.OutOfMemoryError, match="tile of 64 pixels") as raised:
         decode(vae, latents)
-    assert "reward_offload" in raised.value.__notes__[0]
+    assert "offload" in raised.value.__notes__[0]
 
 
 @FAMILIES

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
-from hyvideo.models.loading import load_vae
 from hyvideo.models.fp8 import Fp8Linear
+from hyvideo.models.loading import load_vae
 from hyvideo.models.offload import FrozenWeights, device_of, on_device
 from tests.forked import ROOT
 

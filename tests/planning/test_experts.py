@@ -26,8 +26,13 @@ def test_an_expert_has_the_parameters_of_the_released_one(version, parameters):
     assert count_parameters(released_sizes(version)).total == parameters
 
 
+def without(run, part):
+    assert part in run.settings.offload
+    return run.with_settings(offload=[each for each in run.settings.offload if each != part])
+
+
 def test_the_partner_is_counted_where_it_is(run):
-    resident = run.with_settings(partner_offload=False)
+    resident = without(run, "partner")
     assert partner_bytes(resident) / GIB == pytest.approx(FP8, abs=0.01)
     whole = resident.with_settings(partner_weight_dtype="bf16")
     assert partner_bytes(whole) / GIB == pytest.approx(BF16, abs=0.01)
@@ -44,7 +49,7 @@ def test_a_partner_is_sharded_like_the_policy():
 
 
 def test_the_policy_is_away_while_scorers_work(run):
-    resident = run.with_settings(policy_offload=False)
+    resident = without(run, "policy")
     away, beside = memory(run).phases["score"], memory(resident).phases["score"]
     assert away["parameters"] == trained_bytes(run)
     assert beside["parameters"] - away["parameters"] == frozen_bytes(run)

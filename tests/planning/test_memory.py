@@ -69,7 +69,7 @@ def test_states_are_bytes_per_parameter():
     [
         ({"optimizer": "muon_all"}, {"optimizer state": 4}),
         ({"kl_weight": 0.0}, {"anchor": 0}),
-        ({"reference_mode_offload": True}, {"anchor": 0}),
+        ({"offload": ["anchor"]}, {"anchor": 0}),
     ],
 )
 def test_settings_change_the_bytes_per_parameter(changes, sizes):
@@ -78,11 +78,11 @@ def test_settings_change_the_bytes_per_parameter(changes, sizes):
 
 
 def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
-    offloaded = memory(simulated(reference_mode_offload=True, ema_decay=0.99))
+    offloaded = memory(simulated(offload=["anchor"], ema_decay=0.99))
     for items in offloaded.phases.values():
         assert items["anchor"] == items["EMA"] == 0
     share = 4 * RELEASED.total / 8
-    offloaded = {"reference_mode_offload": True}
+    offloaded = {"offload": ["anchor"]}
     assert pinned_bytes(simulated(**offloaded, ema_decay=0.99)) == {"anchor": share, "EMA": share}
     assert (
         pinned_bytes(simulated(**offloaded, kl_weight=0.0))
@@ -141,7 +141,7 @@ def test_precomputed_conditions_need_encoders_only_before_the_transformer_is_loa
     assert resident.phases["decode"]["encoders"] / GIB == pytest.approx(14.0, rel=0.01)
     assert before.phases["decode"]["encoders"] == 0 and "encode" not in resident.phases
     assert before.phases["encode"].keys() == {"encoders", "VAE", "reward models"}
-    offloaded = {"precompute_conditions": True, "vae_offload": True, "reward_offload": True}
+    offloaded = {"precompute_conditions": True, "offload": ["vae", "reward"]}
     assert memory(simulated(**offloaded)).phases["encode"].keys() == {"encoders"}
     with_images = simulated(**offloaded, transformer_version="480p_i2v")
     assert memory(with_images).phases["encode"].keys() == {"encoders", "VAE"}
@@ -159,9 +159,9 @@ SCORED = {"reward_model": ["videoalign"]}
 
 def test_an_offloaded_vae_is_on_the_gpu_only_to_decode():
     assert phases_with("VAE") == ALL
-    assert phases_with("VAE", vae_offload=True) == {"decode", "validation"}
+    assert phases_with("VAE", offload=["vae"]) == {"decode", "validation"}
     sampling = {
-        "vae_offload": True,
+        "offload": ["vae"],
         "vae_tile_size": 64,
         "batched_forward": True,
         "validation_batch_size": 8,
@@ -170,15 +170,11 @@ def test_an_offloaded_vae_is_on_the_gpu_only_to_decode():
 
 
 def test_scorers_run_beside_other_phases_or_between_them():
-    beside, offloaded = {"rollout", "decode", "anchor"}, SCORED | {"reward_offload": True}
     assert phases_with("reward models", **SCORED) == ALL
-    assert phases_with("scoring", **SCORED) == beside
-    assert (
-        phases_with("reward models", **offloaded) == phases_with("scoring", **offloaded) == beside
-    )
-    between = offloaded | {"score_between_stages": True}
+    assert phases_with("scoring", **SCORED) == {"rollout", "decode", "anchor"}
+    between = SCORED | {"offload": ["reward"]}
     assert phases_with("reward models", **between) == phases_with("scoring", **between) == {"score"}
-    held_out = {"held_out_reward_model": ["videoalign"]} | {"vae_offload": True}
+    held_out = {"held_out_reward_model": ["videoalign"]} | {"offload": ["vae"]}
     small = {
         "validation_height": 256,
         "validation_width": 256,
@@ -188,7 +184,7 @@ def test_scorers_run_beside_other_phases_or_between_them():
     # the options of a scorer that is not held out
     options = {"reward_model": ["hpsv3"], "reward_config": '{"hpsv3": {"num_frames": 4}}'}
     assert phases_with("held-out reward models", **options) == set()
-    assert phases_with("scoring", **options) == beside
+    assert phases_with("scoring", **options) == {"rollout", "decode", "anchor"}
     remote = between | {"reward_model": ["remote"]}
     assert not phases_with("reward models", **remote) and not phases_with("scoring", **remote)
 

@@ -24,9 +24,7 @@ CONFIG = load_config(
 # Two rollouts and their branches in one training forward pass, without other models.
 PAIRS = {
     "precompute_conditions": True,
-    "vae_offload": True,
-    "reward_offload": True,
-    "score_between_stages": True,
+    "offload": ["anchor", "vae", "reward"],
     "mini_batch_size_per_update": 2,
     "batched_forward": True,
 }
@@ -52,9 +50,9 @@ def test_a_run_that_fits_keeps_its_command():
         ({"activation_checkpointing": "none"}, 80, {"activation_checkpointing": "full"}),
         ({}, 48, {"precompute_conditions": True}),
         (
-            {"reference_mode_offload": False, "precompute_conditions": True},
+            {"offload": [], "precompute_conditions": True},
             36,
-            {"reference_mode_offload": True},
+            {"offload": ["anchor"]},
         ),
         (PAIRS, 32, {"batched_forward": "false"}),
     ],
@@ -76,16 +74,20 @@ def test_every_change_is_needed(gpu_memory):
     run = run_of(
         gpu_memory=gpu_memory,
         activation_checkpointing="none",
-        reference_mode_offload=False,
+        offload=[],
         **LARGE,
     )
     change = cheapest_change(run)
     after = run.with_settings(**change)
     assert memory(after).fits(gpu_memory) and not after.problems
+    offload = change.get("offload", [])
     for left_out in changes_in_order(run):
         if left_out.items() <= change.items():
             fewer = {name: value for name, value in change.items() if name not in left_out}
             assert not memory(run.with_settings(**fewer)).fits(gpu_memory)
+    for part in offload:
+        fewer = change | {"offload": [each for each in offload if each != part]}
+        assert not memory(run.with_settings(**fewer)).fits(gpu_memory)
 
 
 def test_the_command_for_a_lora_on_one_gpu_parses_is_legal_and_fits():

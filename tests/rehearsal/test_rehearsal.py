@@ -62,8 +62,7 @@ TRAINING = {
 REWARD = {
     "reward_model",
     "reward_weights",
-    "reward_offload",
-    "score_between_stages",
+    "offload",
 }
 KEPT = (
     VIDEO

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from scripts import preference_study
-from tests.studies.preference.conftest import write_folder
+from tests.ratings.conftest import write_folder
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ import torch
 from hyvideo.data.examples import read_examples
 from hyvideo.data.pairs import read_ratings
 from hyvideo.data.videos import ClipForm, read_clip, read_header, read_video, write_video
+from hyvideo.ratings import own_videos
+from hyvideo.ratings.own_videos import RatingPlan, clips_to_rate
 from scripts import rate
-from studies.preference import own_videos
-from studies.preference.own_videos import RatingPlan, clips_to_rate
 from tests import forked
 from tests.chromium import start_chromium
-from tests.studies.preference.conftest import write_folder
+from tests.ratings.conftest import write_folder
 
 ROOT = Path(__file__).parents[2]
 PROMPTS = ["a red circle", "a blue square"]

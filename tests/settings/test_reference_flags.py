@@ -147,6 +147,29 @@ def test_a_flag_changes_the_kl_strategy_of_a_file(tmp_path, content, flags, stra
     assert settings_of("--config", str(path), *flags.split())["kl_strategy"] == strategy
 
 
+@pytest.mark.parametrize(
+    "content, flags, offload",
+    [
+        ("", "--reference_mode_offload", ["anchor"]),
+        ("offload: vae", "--reference_mode_offload True", ["vae", "anchor"]),
+        ("offload: [anchor, vae]", "--reference_mode_offload False", ["vae"]),
+        (
+            "offload: [anchor, vae]",
+            "--reference_mode_offload True --offload reward",
+            ["reward", "anchor"],
+        ),
+        ("reference_mode_offload: true\noffload: [vae]", "", ["vae", "anchor"]),
+        ("offload: [anchor, vae]", "--offload=", []),
+    ],
+)
+def test_the_switch_of_the_reference_model_adds_the_anchor_or_takes_it_away(
+    tmp_path, content, flags, offload
+):
+    file = tmp_path / "run.yaml"
+    file.write_text(f"seed: 1\n{content}")
+    assert settings_of("--config", str(file), *flags.split())["offload"] == offload
+
+
 def test_a_switch_beside_a_kl_strategy_is_reported(capsys):
     assert settings_of("--kl_strategy", "fixed", "--use_dual_kl", "true")["kl_strategy"] == "fixed"
     assert "use_dual_kl" in capsys.readouterr().err

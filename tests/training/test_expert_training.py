@@ -212,7 +212,7 @@ def test_image_to_video_trains_with_the_first_frame_of_each_prompt(config, mesh,
 
 @pytest.mark.parametrize(
     "settings",
-    [{"partner_offload": True}, {"policy_offload": True, "score_between_stages": True}],
+    [{"offload": ["partner"]}, {"offload": ["policy", "reward"]}],
     ids=["streamed", "policy away while scoring"],
 )
 def test_offloading_changes_no_bit(config, mesh, settings):
@@ -238,10 +238,10 @@ def test_a_partner_in_fp8_has_rounded_matrices_and_other_videos(config, mesh):
 @pytest.mark.parametrize(
     "settings, named",
     [
-        ({"partner_offload": True, "enable_fsdp": True}, "partner_offload"),
+        ({"offload": ["partner"], "enable_fsdp": True}, "offload partner"),
         ({"partner_weight_dtype": "fp8", "enable_fsdp": True}, "partner_weight_dtype"),
-        ({"policy_offload": True}, "score_between_stages"),
-        ({"policy_offload": True, "score_between_stages": True, "lora_rank": 0}, "lora_rank"),
+        ({"offload": ["policy"]}, "offload reward"),
+        ({"offload": ["policy", "reward"], "lora_rank": 0}, "lora_rank"),
     ],
 )
 def test_places_that_exclude_each_other_are_refused(config, settings, named):

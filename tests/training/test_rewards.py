@@ -157,7 +157,7 @@ def test_an_offloaded_scorer_is_checked_on_its_device(make_scorer):
             return super().score(videos, prompts, fps=fps)
 
     mine = Movable(VQ=1.0, MQ=1.0, TA=1.0)
-    config, scorer = make_scorer({"mine": mine}, reward_offload=True)
+    config, scorer = make_scorer({"mine": mine}, offload=["reward"])
     try_scorers(scorer, config.data, PROMPT)
     assert mine.places == ["cpu", None, "cpu"]
 
@@ -264,7 +264,7 @@ def test_normalized_advantages_of_a_group_depend_on_its_own_rewards_alone(tiny_c
 def test_settings_of_scoring_arrive_at_the_scorer(make_scorer, monkeypatch):
     settings = {
         "num_threads": 2,
-        "reward_offload": True,
+        "offload": ["reward"],
     }
     settings |= {"reward_weights": '{"VQ": 2, "TA": -1}', "timeout": 50.0}
     for num_ranks, deadline in ((1, 1800.0), (2, 40.0)):

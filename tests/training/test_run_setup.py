@@ -155,7 +155,7 @@ ELSEWHERE = {
     "lora_target_modules": ["attn.to_q", "ff.net.2"],
     "activation_checkpointing": "selective",
     "reshard_after_forward": False,
-    "reference_mode_offload": True,
+    "offload": ["anchor"],
     "save_total_limit": 5,
     "save_asynchronously": False,
     "timeout": 1234.0,

@@ -103,7 +103,7 @@ def test_rewards_that_are_requested_between_stages_are_those_of_the_same_rollout
     trainer, monkeypatch
 ):
     at_once = scored_rollouts(trainer, monkeypatch, (1, 1, 3, 4))
-    trainer.config = trainer.config.with_settings(score_between_stages=True, reward_offload=True)
+    trainer.config = trainer.config.with_settings(offload=["reward"])
     assert scored_rollouts(trainer, monkeypatch, (1, 1, 3, 4)) == at_once
 
 

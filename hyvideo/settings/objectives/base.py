@@ -2,15 +2,13 @@
 gradients and given videos. Imports no torch.
 """
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from hyvideo.data.examples import Examples
 from hyvideo.loss.trust_region import KLWeights
 from hyvideo.settings.problems import Problems
 from hyvideo.settings.sections import RolloutSettings, Section, learning, machine
-
-if TYPE_CHECKING:
-    from hyvideo.settings.config import Config
 
 
 class ObjectiveSettings(Section):
@@ -57,8 +55,13 @@ class ObjectiveSettings(Section):
         """
         raise NotImplementedError(f"objective {self.name} trains on rollouts")
 
-    def problems(self, config: "Config") -> Problems:
-        """Yield what the objective cannot be used with, besides `objective_rules`."""
+    def problems(
+        self, rollout: RolloutSettings, *, guidance: Mapping[str, float], rows_per_pass: int
+    ) -> Problems:
+        """Yield what the objective cannot be used with, besides the rules of all objectives.
+
+        ``guidance``: scale of the trained transformer, by the setting that decides it.
+        """
         yield from ()
 
     def derived(self) -> dict[str, object]:
@@ -198,11 +201,12 @@ class GivenVideosSettings(KLCoefficientSettings):
     def method(self) -> str:
         return self.videos_from
 
-    def problems(self, config: "Config") -> Problems:
+    def problems(
+        self, rollout: RolloutSettings, *, guidance: Mapping[str, float], rows_per_pass: int
+    ) -> Problems:
         """Yield guidance with which given videos cannot be trained on."""
-        own = "low_noise_cfg_scale" if config.trained_expert == "low" else "cfg_scale"
-        guided = {own: config.policy_cfg_scale, "anchor_cfg_scale": self.anchor_cfg_scale or 1}
-        for setting, scale in guided.items():
+        scales = {**guidance, "anchor_cfg_scale": self.anchor_cfg_scale or 1}
+        for setting, scale in scales.items():
             if scale > 1:
                 yield (
                     f"objective {self.name} trains the model without guidance, got {setting} "

@@ -1,13 +1,11 @@
 """Settings of objective distill."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from hyvideo.settings.objectives.base import TrainedStepsSettings
 from hyvideo.settings.problems import Problems
-from hyvideo.settings.sections import MAX_STEPS, learning
-
-if TYPE_CHECKING:
-    from hyvideo.settings.config import Config
+from hyvideo.settings.sections import MAX_STEPS, RolloutSettings, learning
 
 
 class DistillSettings(TrainedStepsSettings):
@@ -30,9 +28,10 @@ class DistillSettings(TrainedStepsSettings):
     def strategy(self) -> str:
         return self.kl_strategy
 
-    def problems(self, config: "Config") -> Problems:
+    def problems(
+        self, rollout: RolloutSettings, *, guidance: Mapping[str, float], rows_per_pass: int
+    ) -> Problems:
         """Yield rollouts with which a student cannot follow its teacher."""
-        rollout = config.rollout
         if rollout.eta != 0:
             yield (
                 f"objective {self.name} needs eta 0, because the student follows the ODE of its "

@@ -1,6 +1,7 @@
 """Settings of objective dpo."""
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import field_validator
 
@@ -8,10 +9,7 @@ from hyvideo.data.examples import PAIRS_FILE, Examples, file_in_study
 from hyvideo.data.pairs import read_ratings, select_preferences, split_by_prompt
 from hyvideo.settings.objectives.base import GivenVideosSettings
 from hyvideo.settings.problems import Problems
-from hyvideo.settings.sections import learning
-
-if TYPE_CHECKING:
-    from hyvideo.settings.config import Config
+from hyvideo.settings.sections import RolloutSettings, learning
 
 
 class DPOSettings(GivenVideosSettings):
@@ -58,12 +56,14 @@ class DPOSettings(GivenVideosSettings):
     def method(self) -> str:
         return f"beta {self.dpo_beta:g}"
 
-    def problems(self, config: "Config") -> Problems:
+    def problems(
+        self, rollout: RolloutSettings, *, guidance: Mapping[str, float], rows_per_pass: int
+    ) -> Problems:
         """Yield batches that divide a pair, and what all given videos cannot be used with."""
-        yield from super().problems(config)
-        sizes = {"batch_size": config.rollout.batch_size}
-        if config.rows_per_pass > 1:
-            sizes["mini_batch_size_per_update"] = config.rows_per_pass
+        yield from super().problems(rollout, guidance=guidance, rows_per_pass=rows_per_pass)
+        sizes = {"batch_size": rollout.batch_size}
+        if rows_per_pass > 1:
+            sizes["mini_batch_size_per_update"] = rows_per_pass
         for setting, size in sizes.items():
             if size % 2:
                 yield (

@@ -18,7 +18,7 @@ from hyvideo.data.examples import (
 from hyvideo.files.files import publish
 from hyvideo.files.tables import csv_text, read_table
 from hyvideo.files.templates import fill
-from studies.preference.rating import store_answer
+from hyvideo.ratings.rating import store_answer
 
 
 class Answer(BaseModel):

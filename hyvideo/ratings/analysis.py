@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hyvideo.data.examples import PAIRS_FILE
 from hyvideo.files.files import publish, read_json
 from hyvideo.files.tables import csv_text
+from hyvideo.ratings.rating import KEY, Study
 from hyvideo.validation.intervals import t_quantile
-from studies.preference.rating import KEY, Study
 
 # share of a win for the first video
 FIRST_SHARE = {"first": 1.0, "second": 0.0, "tie": 0.5, "both_bad": 0.5}

@@ -18,9 +18,9 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.videos import is_as_written, read_video, write_video
 from hyvideo.files.files import publish, remove_partial
 from hyvideo.files.text import quote
+from hyvideo.ratings.rating import KEY, SIDES, STUDY, VIDEOS
 from hyvideo.records.run_files import write_json
 from hyvideo.validation.video_folder import Clip, find_clips
-from studies.preference.rating import KEY, SIDES, STUDY, VIDEOS
 
 # Videos of a method, by prompt and number among the prompt's videos.
 Clips = dict[tuple[str, int], Clip]

@@ -2,9 +2,9 @@
 
 import pytest
 
+from hyvideo.ratings import improvement
+from hyvideo.ratings.improvement import improve, plan_of, require_same_plan, steps_of
 from hyvideo.settings.command_line import load_config
-from studies import improvement
-from studies.improvement import improve, plan_of, require_same_plan, steps_of
 from tests.forked import ROOT
 
 CONFIG = ROOT / "configs/miniature_sft.yaml"

@@ -17,9 +17,7 @@ from examples.size_preference import rated_pairs
 from hyvideo.data.pairs import OUTCOMES
 from hyvideo.data.videos import write_video
 from hyvideo.miniature import world
-from hyvideo.rewards.videoalign import VideoAlignScorer
-from scripts.train_reward import main
-from studies.reward_training import (
+from hyvideo.ratings.reward_training import (
     PATIENCE,
     TIE,
     PairTraining,
@@ -27,6 +25,8 @@ from studies.reward_training import (
     read_pairs,
     split_by_prompt,
 )
+from hyvideo.rewards.videoalign import VideoAlignScorer
+from scripts.train_reward import main
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "assets" / "miniature" / "VideoReward"

@@ -9,9 +9,9 @@ import av
 import pytest
 
 from hyvideo.data.videos import read_video, write_video
+from hyvideo.ratings.study import design, make_study, two_sides
 from hyvideo.validation.video_folder import find_clips
-from studies.preference.study import design, make_study, two_sides
-from tests.studies.preference.conftest import METHODS, clips_in, write_folder
+from tests.ratings.conftest import METHODS, clips_in, write_folder
 
 SIZES = [(2, 12, 10, 12), (3, 12, 29, 20), (4, 32, 29, 20), (3, 7, 5, 21), (2, 5, 1, 3)]
 

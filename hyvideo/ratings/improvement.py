@@ -17,11 +17,11 @@ from hyvideo.data.prompts import read_requests
 from hyvideo.files.files import ROOT, make_folder
 from hyvideo.files.text import quote
 from hyvideo.models.versions import version_defaults
+from hyvideo.ratings.keeping import Keeping
+from hyvideo.ratings.steps import changed, run
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives.sft import SFTSettings
-from studies.preference.keeping import Keeping
-from studies.steps import changed, run
 
 SETTINGS = "settings.yaml"
 PLAN = "improve.json"

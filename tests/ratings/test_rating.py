@@ -10,12 +10,12 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from studies.preference.rating import Study, create_app
+from hyvideo.ratings.rating import Study, create_app
 from tests import forked
 from tests.chromium import start_chromium
-from tests.studies.preference.conftest import METHODS, PROMPTS, add, content, waiting
+from tests.ratings.conftest import METHODS, PROMPTS, add, content, waiting
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from studies.preference.analysis import Judgement, analyze, share
-from studies.preference.study import design
-from tests.studies.preference.conftest import METHODS
+from hyvideo.ratings.analysis import Judgement, analyze, share
+from hyvideo.ratings.study import design
+from tests.ratings.conftest import METHODS
 
 
 def share_of(values, raters, prompts):

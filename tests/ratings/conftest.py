@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hyvideo.data.videos import write_video
-from studies.preference.rating import Study
-from studies.preference.study import clips_of, make_study
+from hyvideo.ratings.rating import Study
+from hyvideo.ratings.study import clips_of, make_study
 
 METHODS = ("ours_zq7", "flow_zq8", "dance_zq9")
 PROMPTS = [

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
 class FrozenWeights:
@@ -107,8 +108,11 @@ def offload_in_groups(model: nn.Module, device: torch.device, *, overlap: bool) 
 
 def in_host_memory(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a tensor in CPU memory, pinned if ``device`` is a GPU, to which it is copied."""
-    host = tensor.cpu()
-    return host.pin_memory() if device.type == "cuda" else host
+    if device.type != "cuda":
+        return tensor.cpu()
+    if is_traceable_wrapper_subclass(tensor):  # fp8, whose values and scales are pinned
+        return tensor.cpu().pin_memory()
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor)
 
 
 def total_bytes(device: torch.device) -> float:

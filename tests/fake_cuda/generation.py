@@ -94,9 +94,9 @@ def sample_and_decode(schedule, *, skips_blocks=False):
     return {"sampling": sampling, "tile": count.peak / 2**30}
 
 
-def sample_by_two_experts():
+def sample_by_two_experts(schedule):
     """Return the GiB of the weights of an expert of the width of A14B, and of the peak of sampling
-    with both offloaded.
+    with both offloaded, and the copies to the GPU.
     """
     experts = []
     for _ in range(2):
@@ -119,19 +119,23 @@ def sample_by_two_experts():
         )
         latents = empty(1, 16, 2, 8, 8, dtype=torch.float32)
         count.clear()
-        pipeline.sample_ode(Conditions((text,)), latents, Schedule.ode(4, 5.0))
+        for _ in pipeline._sample_steps(Conditions((text,)), latents, schedule, None):
+            pass
     weights = sum(parameter.nbytes for parameter in experts[0].parameters())
     return {"weights": weights / 2**30, "peak": count.peak / 2**30, "copies": dict(count.copies)}
 
 
 def main():
     schedule = device.prepare_process()
+    # with real timesteps, which decide the expert
+    steps_of_both = Schedule.ode(4, 5.0)
+    assert len(steps_of_both.timesteps) == len(steps_of_both.ends)
     device.let_modules_move()
     with device.fake_mode():
         found = {
             "encoding": encode(),
             "group": sample_and_decode(schedule),
-            "experts": sample_by_two_experts(),
+            "experts": sample_by_two_experts(steps_of_both),
             "cached": sample_and_decode(schedule, skips_blocks=True),
         }
     print(json.dumps(found))

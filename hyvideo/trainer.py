@@ -263,7 +263,7 @@ class Trainer:
         killed before they are written.
         """
         self.begin = time.perf_counter()
-        if self.validation and self.iteration == 0 and self.config.record.validate_at_step0:
+        if self.validation and self.iteration == 0 and self.config.validation.validate_at_step0:
             self.validate()
             self._report()
         if self._lacks_line:
@@ -291,7 +291,7 @@ class Trainer:
 
     def _finish_iteration(self, writer: MetricsWriter | None) -> None:
         """Validate the policy if that is due, and write the metrics of the iteration."""
-        is_due = self._is_due(self.config.record.validation_interval)
+        is_due = self._is_due(self.config.validation.validation_interval)
         metrics = self.run.state.metrics
         metrics = metrics | {"time/since_start": time.perf_counter() - self.begin}
         if is_due and (self.validation or self.run.objective.held_out_levels):

@@ -82,7 +82,7 @@ def make_videos(
         _, height, width = sampling.size
         videos = []
         for (number, prompt), names in clips.items():
-            seed = generator(config.record.validation_seed, "benchmark", prompt, number)
+            seed = generator(config.validation.validation_seed, "benchmark", prompt, number)
             request = Request(prompt, seed=int(seed.integers(2**48)))
             made = out / policy / "made" / f"{request.seed:012x}.mp4"
             if prompt in rewritten:

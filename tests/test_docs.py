@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -389,19 +390,19 @@ def why_not_run(command):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """The output folder of a LoRA run of one iteration."""
-    folder = tmp_path_factory.mktemp("trained") / "run"
-    flags = [
-        "--config",
-        "configs/miniature.yaml",
-        *SMALL_RUN.split(),
-        "--lora_rank",
-        "2",
-        "--output_dir",
-        str(folder),
-    ]
-    subprocess.run([python(), "post_train.py", *flags], cwd=ROOT, check=True, capture_output=True)
-    return folder
+    """A function that returns the output folder of a LoRA run of one iteration with a config."""
+
+    @cache
+    def run_of(config):
+        folder = tmp_path_factory.mktemp("trained") / "run"
+        flags = ["--config", f"configs/{config}.yaml", *SMALL_RUN.split(), "--lora_rank", "2"]
+        flags += ["--output_dir", str(folder)]
+        subprocess.run(
+            [python(), "post_train.py", *flags], cwd=ROOT, check=True, capture_output=True
+        )
+        return folder
+
+    return run_of
 
 
 def write_tiny_checkpoint(box):
@@ -416,7 +417,7 @@ def write_tiny_checkpoint(box):
 
 
 def placed(word, box, trained):
-    """Copy the ``trained`` run to the path that a word of a command refers to, or write the tiny
+    """Copy a ``trained`` run to the path that a word of a command refers to, or write the tiny
     checkpoint there, and return the word.
     """
     if word == "outputs/tiny":
@@ -429,7 +430,8 @@ def placed(word, box, trained):
         return word
     run = f"{run}/one" if run.endswith("/cells") else run
     if not (box / run).exists():
-        shutil.copytree(trained, box / run)
+        config = "miniature_i2v" if run.endswith("_i2v") else "miniature"
+        shutil.copytree(trained(config), box / run)
     if (number := re.search(r"/checkpoints/(\d+)", path)) and not (
         box / run / "checkpoints" / number[1]
     ).exists():

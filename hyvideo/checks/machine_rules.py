@@ -21,7 +21,7 @@ from hyvideo.files.text import quote
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
-from hyvideo.settings.sections import ModelSettings, RecordSettings
+from hyvideo.settings.sections import ModelSettings, ValidationSettings
 
 REPORTS = ("tensorboard", "wandb", "trackio", "mlflow", "swanlab")
 
@@ -58,17 +58,17 @@ def machine_problems(inputs: RunInputs) -> Problems:
     }
     yield from weights_exist(weights)
     yield from folders_can_be_written("output_dir", record.output_dir)
-    yield from run_was_not_stopped(record)
+    yield from run_was_not_stopped(config.validation, record.output_dir)
     if model.conditions_dir:
         yield from folders_can_be_written("conditions_dir", model.conditions_dir)
 
 
-def run_was_not_stopped(record: RecordSettings) -> Problems:
+def run_was_not_stopped(validation: ValidationSettings, output_dir: str) -> Problems:
     """Yield that the run in ``output_dir`` was stopped for reward hacking."""
-    marker = Path(record.output_dir) / STOPPED_FOR_HACKING
-    if record.on_reward_hacking != "warn" and marker.is_file():
+    marker = Path(output_dir) / STOPPED_FOR_HACKING
+    if validation.on_reward_hacking != "warn" and marker.is_file():
         yield (
-            f"the run in output_dir {quote(record.output_dir)} was stopped for reward hacking "
+            f"the run in output_dir {quote(output_dir)} was stopped for reward hacking "
             "and would stop again; docs/judge_a_run.md#reward-hacking describes what to change; "
             f"to resume, delete {marker} or set on_reward_hacking warn"
         )
@@ -149,8 +149,8 @@ def sizes_fit_the_model(inputs: RunInputs) -> Problems:
             yield str(error)
         return
     frames = {"sample_n_frames": config.data.sample_n_frames}
-    if config.record.validation_num_frames:
-        frames["validation_num_frames"] = config.record.validation_num_frames
+    if config.validation.validation_num_frames:
+        frames["validation_num_frames"] = config.validation.validation_num_frames
     for name, number in frames.items():
         yield from problem_of(architecture.check_frames, number, name)
     for whose, (_, height, width) in config.video_sizes.items():

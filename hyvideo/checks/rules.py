@@ -19,8 +19,8 @@ from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import (
     ModelSettings,
     OptimizerSettings,
-    RecordSettings,
     RewardSettings,
+    ValidationSettings,
 )
 
 
@@ -64,7 +64,7 @@ def between_settings(config: Config, world_size: int, file: str = "") -> Problem
     yield from problems or weighted_dimensions_exist(config.reward)
     yield from weight_problems(config.model, config.optimizer, config.distributed.enable_fsdp)
     yield from offload_problems(config)
-    yield from record_problems(config.record, has_validation=bool(config.data.valid_video_csv))
+    yield from validation_problems(config.validation, bool(config.data.valid_video_csv))
     distributed = config.distributed
     if distributed.dp_replicate > 1 and not distributed.enable_fsdp:
         yield (
@@ -174,23 +174,23 @@ def offload_problems(config: Config) -> Problems:
         )
 
 
-def record_problems(record: RecordSettings, *, has_validation: bool) -> Problems:
+def validation_problems(validation: ValidationSettings, has_validation: bool) -> Problems:
     """Yield a size of validation videos with one side, and a hacking rule without validations."""
-    if (record.validation_height == 0) != (record.validation_width == 0):
+    if (validation.validation_height == 0) != (validation.validation_width == 0):
         yield (
             "validation_height and validation_width must both be set or both be 0, got "
-            f"{record.validation_height} and {record.validation_width}"
+            f"{validation.validation_height} and {validation.validation_width}"
         )
-    if record.on_reward_hacking == "warn":
+    if validation.on_reward_hacking == "warn":
         return
     if not has_validation:
         yield (
-            f"on_reward_hacking {record.on_reward_hacking} needs validation prompts, because it "
+            f"on_reward_hacking {validation.on_reward_hacking} needs validation prompts, because it "
             "compares validations, got none; set valid_video_csv or use on_reward_hacking warn"
         )
-    elif not record.validate_at_step0:
+    elif not validation.validate_at_step0:
         yield (
-            f"on_reward_hacking {record.on_reward_hacking} needs a validation of the base model, "
+            f"on_reward_hacking {validation.on_reward_hacking} needs a validation of the base model, "
             "with which it compares the others, got validate_at_step0 false; set validate_at_step0 "
             "true or use on_reward_hacking warn"
         )

@@ -103,11 +103,11 @@ def schedules_of_longer_runs(optimizer: OptimizerSettings, num_updates: int) -> 
 
 
 def reward_hacking_with_too_few_videos(inputs: RunInputs) -> Iterator[str]:
-    record = inputs.config.record
-    if record.on_reward_hacking == "warn":
+    validation = inputs.config.validation
+    if validation.on_reward_hacking == "warn":
         return
     with suppress(ValueError):  # `prompts_are_readable` reports unreadable files
-        if len(inputs.validated) * record.validation_repeats < MIN_VIDEOS_TO_STOP:
+        if len(inputs.validated) * validation.validation_repeats < MIN_VIDEOS_TO_STOP:
             yield (
                 f"on_reward_hacking: a validation needs {MIN_VIDEOS_TO_STOP} videos to stop a run; "
                 "raise validation_repeats"

@@ -221,7 +221,7 @@ class Evaluator:
         for number, (prompt, group, seed) in enumerate(zip(prompts, groups, seeds)):
             file = files[number] if files else None
             if seed is None:
-                seed = self.config.record.validation_seed
+                seed = self.config.validation.validation_seed
             entry = score_entry(
                 prompt, seed, group, rewards[number], file=file, advantage=math.nan, number=number
             )

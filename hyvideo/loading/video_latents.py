@@ -96,7 +96,7 @@ class VideoLatents:
             if missing:
                 make_folder(self.folder)
             for number, video in enumerate(missing, 1):
-                on_stage("pairs", f"video {number}/{len(missing)}")
+                on_stage("videos", f"video {number}/{len(missing)}")
                 pixels = read_clip(video, self.form)
                 metadata = {VIDEO_KEY: self.digests[video]}
                 _save(self.files[video], encode(vae, [pixels])[0], metadata)

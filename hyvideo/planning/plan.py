@@ -185,14 +185,14 @@ def _warning_of_length(length: WholeRun) -> str:
 
 def _validation(run: PlannedRun, length: WholeRun) -> list[Row]:
     """Return the share of the validations in the run, with a warning if it is large."""
-    record = run.config.record
+    validation = run.config.validation
     share = f"{100 * length.validation_share:.0f} % of the run"
     size = _size(run.config.validation_sampling.size)
-    rows = [("validation", f"{share}: {record.validation_steps} steps for {size}")]
+    rows = [("validation", f"{share}: {validation.validation_steps} steps for {size}")]
     if length.validation_share > MAX_VALIDATION_SHARE:
         warning = (
             f"WARNING: above {100 * MAX_VALIDATION_SHARE:.0f} %; raise validation_interval (now "
-            f"{record.validation_interval}), lower validation_steps, or validate at the size of "
+            f"{validation.validation_interval}), lower validation_steps, or validate at the size of "
             f"the rollouts, {_size(run.config.sampling.size)}"
         )
         rows.append(("", warning))

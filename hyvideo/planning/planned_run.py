@@ -16,7 +16,7 @@ from hyvideo.planning.scorers import scorer_bytes
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
 from hyvideo.settings.objectives import LIKE
-from hyvideo.settings.sections import RecordSettings
+from hyvideo.settings.sections import ValidationSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -137,7 +137,7 @@ class PlannedRun:
             low_noise_cfg_scale=sampling.low_noise_guidance_scale,
             validation_cfg_scale=None,
             validation_low_noise_cfg_scale=None,
-            batch_size=self.config.record.validation_batch_size,
+            batch_size=self.config.validation.validation_batch_size,
             **without_window,
         )
 
@@ -146,7 +146,7 @@ class PlannedRun:
         """Number of validations of the whole run; 0 without validation prompts."""
         if not self.config.data.valid_video_csv:
             return 0
-        return num_validations(self.config.record, self.settings.max_steps)
+        return num_validations(self.config.validation, self.settings.max_steps)
 
     @cached_property
     def num_prompts(self) -> int:
@@ -286,8 +286,8 @@ class PlannedRun:
         return replace(self, config=self.config.with_settings(**changes))
 
 
-def num_validations(record: RecordSettings, max_steps: int) -> int:
+def num_validations(validation: ValidationSettings, max_steps: int) -> int:
     """Return the number of validations: before the first iteration, at every interval, and after
     the last one.
     """
-    return record.validate_at_step0 + math.ceil(max_steps / record.validation_interval)
+    return validation.validate_at_step0 + math.ceil(max_steps / validation.validation_interval)

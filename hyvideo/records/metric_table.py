@@ -400,12 +400,12 @@ COST = (
         label="conditions",
     ),
     Metric(
-        "time/pairs",
-        "dpo: reading latents, encoding prompts",
+        "time/videos",
+        "dpo and sft: reading latents",
         "near 0",
         unit="s",
         plot="Time by stage",
-        label="pairs",
+        label="videos",
     ),
     Metric(
         "time/rollout",

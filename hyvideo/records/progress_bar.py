@@ -19,7 +19,7 @@ PLAIN_LINE_SECONDS = 30.0
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {
     "load": "loading",
-    "pairs": "reading pairs,",
+    "videos": "reading",
     "conditions": "encoding",
     "rollout": "sampling",
     "decode": "decoding",

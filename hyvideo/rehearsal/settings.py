@@ -88,7 +88,9 @@ def reduced(config: Config, world_size: int, *, folder: Path, validated: bool) -
         Change("log_video_interval", 1, once),
         Change("validation_interval", 1, once),
         Change("validation_repeats", 1, few),
-        Change("validation_batch_size", min(config.record.validation_batch_size, NUM_VIDEOS), few),
+        Change(
+            "validation_batch_size", min(config.validation.validation_batch_size, NUM_VIDEOS), few
+        ),
         Change("log_num_videos", min(config.record.log_num_videos, NUM_VIDEOS), few),
         Change("max_missing_fraction", 0.0, "a reward that fails on one video is a failure"),
         Change("max_bad_updates", 1, "an update with NaN is a failure"),

@@ -176,7 +176,7 @@ def read_run(folder: Path, max_points: int = MAX_POINTS) -> RunContents:
     if before and len(history) > 1:
         after = validations[history[-1].iteration]
         base = held_out.base_stats(history)
-    threshold = config.record.hacking_threshold
+    threshold = config.validation.hacking_threshold
     verdicts = [held_out.Verdict() for _ in history]
     if base:
         verdicts = [held_out.judge([base, now], threshold) for now in history]

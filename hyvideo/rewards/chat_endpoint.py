@@ -4,7 +4,6 @@ out.
 
 import asyncio
 import os
-import urllib.request
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import httpx
 from httpx_retries import Retry, RetryTransport
 
 from hyvideo.files.text import describe_error, quote, shorten
-from hyvideo.rewards.service.client import is_address
+from hyvideo.rewards.service.client import is_address, proxy_for
 
 T = TypeVar("T")
 
@@ -32,18 +31,6 @@ def answer_text(choice: dict) -> str:
     if "<think>" in text:
         raise ValueError(f"an answer must end its <think>, got {quote(text)}; raise max_tokens")
     return text
-
-
-def proxy_for(url: str) -> str | None:
-    """Return the proxy of the environment for an address; none on this machine and for hosts in
-    NO_PROXY.
-    """
-    address = httpx.URL(url)
-    is_local = address.host in ("localhost", "::1") or address.host.startswith("127.")
-    if is_local or urllib.request.proxy_bypass(address.host):
-        return None
-    proxies = urllib.request.getproxies()
-    return proxies.get(address.scheme, proxies.get("all"))
 
 
 class ChatEndpoint:

@@ -44,11 +44,8 @@ class Entry(NamedTuple):
     files: tuple[str, ...] = (".",)
     # unless its files or a rubric have others; None if its answers decide
     dimensions: tuple[str, ...] | None = DIMENSIONS
-    # options that may change when a run is resumed, because the scorer tells its `identity`
-    free_options: tuple[str, ...] = ()
 
 
-REFERENCE_SCORERS = {"videoalign_local": "videoalign"}  # names in the public reference
 _MINIATURE = ("reference_statistics.safetensors",)
 SCORERS = {
     "miniature": Entry("hyvideo.miniature.reward:MiniatureScorer", ".", _MINIATURE),
@@ -88,7 +85,6 @@ SCORERS = {
         ".",
         (),
         dimensions=None,
-        free_options=("url",),
     ),
 }
 
@@ -99,7 +95,8 @@ SERVICE_ATTEMPTS = 3  # requests to each reward service before the rewards count
 class Scorer(Protocol):
     """A frozen model that scores videos. Subclasses need to define only ``score``.
 
-    A scorer whose dimensions are not VQ, MQ and TA lists them in an attribute ``dimensions``.
+    A scorer whose dimensions are not VQ, MQ and TA lists them in an attribute ``dimensions``. Options
+    in ``free_options`` may change when a run is resumed.
 
     A differentiable scorer also has ``score_with_gradient(videos, prompts, *, fps) -> Tensor``,
     with the values of ``score`` in the order of ``dimensions``. Shapes: float (videos, frames,
@@ -132,18 +129,21 @@ class FunctionScorer(Scorer):
     def __init__(self, function: Callable, name: str, options: Mapping[str, object]):
         self.function = partial(function, **options)
         self.name = name
-        self.dimensions = (name,)
+        self.dimensions = (name,)  # until the function answers with others
         self.__module__ = function.__module__  # of the user's code, not of this class
 
     def score(self, videos: "list[Tensor]", prompts: list[str], *, fps: float) -> list[Scores]:
         answer = self.function(videos, prompts, fps)
         if isinstance(answer, Mapping):
-            return [dict(zip(answer, row)) for row in zip(*answer.values(), strict=True)]
+            answer = [dict(zip(answer, row)) for row in zip(*answer.values(), strict=True)]
         if hasattr(answer, "tolist"):  # a tensor or an array
             answer = answer.tolist()
         if isinstance(answer, tuple):
             answer = list(answer)
-        return [row if isinstance(row, dict) else {self.name: row} for row in answer]
+        rows = [row if isinstance(row, dict) else {self.name: row} for row in answer]
+        if rows:
+            self.dimensions = tuple(rows[0])
+        return rows
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,7 @@ class Config(BaseModel):
     objective: ObjectiveSettings = BUILT_IN[DEFAULT]()
     optimizer: sections.OptimizerSettings = sections.OptimizerSettings()
     distributed: sections.DistributedSettings = sections.DistributedSettings()
+    validation: sections.ValidationSettings = sections.ValidationSettings()
     record: sections.RecordSettings = sections.RecordSettings()
 
     @classmethod
@@ -276,31 +277,31 @@ class Config(BaseModel):
         """How a validation video is sampled: as a rollout where validation sets nothing else, with
         the ODE unless ``validation_eta`` is above 0.
         """
-        record = self.record
+        validation = self.validation
         rollout = self.ode_sampling
         given = {
-            "frames": record.validation_num_frames or None,
-            "height": record.validation_height or None,
-            "width": record.validation_width or None,
-            "shift": record.validation_shift,
-            "guidance_scale": record.validation_cfg_scale,
-            "low_noise_guidance_scale": record.validation_low_noise_cfg_scale,
+            "frames": validation.validation_num_frames or None,
+            "height": validation.validation_height or None,
+            "width": validation.validation_width or None,
+            "shift": validation.validation_shift,
+            "guidance_scale": validation.validation_cfg_scale,
+            "low_noise_guidance_scale": validation.validation_low_noise_cfg_scale,
         }
         # The levels of the rollouts, unless there are as many steps with a shift of their own.
         has_levels = (
-            record.validation_shift is None
-            and len(parse_sigmas(rollout.sigmas)) == record.validation_steps
+            validation.validation_shift is None
+            and len(parse_sigmas(rollout.sigmas)) == validation.validation_steps
         )
         sampler = ODE
-        if record.validation_eta:
+        if validation.validation_eta:
             sampler = "cps" if self.version.native == "renoise" else self.rollout.sde_type
         return replace(
             rollout,
             **{name: value for name, value in given.items() if value is not None},
-            steps=record.validation_steps,
+            steps=validation.validation_steps,
             sigmas=rollout.sigmas if has_levels else None,
             sampler=sampler,
-            eta=record.validation_eta or 0.0,
+            eta=validation.validation_eta or 0.0,
         )
 
     @property

@@ -37,6 +37,8 @@ SIZES = {  # HEIGHTxWIDTH
     "validation_fixed_size": ("validation_height", "validation_width"),
     "fixed_size": ("height", "width"),  # of generate.py
 }
+# Name of a reward model in the reference -> here.
+REFERENCE_SCORERS = {"videoalign_local": "videoalign"}
 BUCKETS = {"480": (352, 624), "640": (480, 864)}  # video_bucket_hw_base_size -> height, width
 SWITCHES = (
     "use_lora use_moving_KL use_dual_kl enable_gradient_checkpointing reference_mode_offload"

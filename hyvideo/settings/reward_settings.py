@@ -9,13 +9,13 @@ from hyvideo.files.text import nearest, quote
 from hyvideo.files.yaml_files import read_yaml
 from hyvideo.rewards.rewards import (
     DIMENSIONS,
-    REFERENCE_SCORERS,
     SCORERS,
     known_dimensions,
     scorer_class,
     short_names,
 )
 from hyvideo.settings.problems import Problems, problem_of
+from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 from hyvideo.settings.reward_entries import weights_by_dimension
 from hyvideo.settings.sections import RewardSettings
 
@@ -115,7 +115,7 @@ def compared_options(reward: RewardSettings) -> dict[str, dict]:
         name: {
             key: value
             for key, value in options.items()
-            if name not in SCORERS or key not in SCORERS[name].free_options
+            if key not in getattr(scorer_class(name), "free_options", ())
         }
         for name, options in reward_options(reward).items()
     }

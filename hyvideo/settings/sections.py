@@ -25,9 +25,9 @@ from hyvideo.files.cli import TRUTHS
 from hyvideo.files.text import nearest, quote
 from hyvideo.models.guidance import Expert, parse_interval
 from hyvideo.models.versions import version_defaults
-from hyvideo.rewards.rewards import REFERENCE_SCORERS
 from hyvideo.schedulers.noise_matching import parse_target
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
+from hyvideo.settings.reference_flags import REFERENCE_SCORERS
 
 MAX_THREADS = 1024  # above the cores of a node; many more threads than cores cannot be created
 # beyond any model, so that planning a typo takes no minutes
@@ -478,49 +478,9 @@ class DistributedSettings(Section):
         return 0.8 * self.timeout
 
 
-class RecordSettings(Section):
-    """Metrics, videos, checkpoints and validation."""
+class ValidationSettings(Section):
+    """Validation videos: as those of the rollouts where nothing else is set."""
 
-    output_dir: str = records(
-        "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
-    )
-    report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "none"]] = (
-        records(
-            ["tensorboard"],
-            "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
-        )
-    )
-    report: bool = records(True, "Write report.html at every validation and at the end of the run.")
-    save_interval: int = records(
-        50, "Iterations between checkpoints; the last iteration is always saved.", ge=1
-    )
-    save_minutes: float = records(
-        60.0, "Also save after this many minutes, at the end of an iteration; 0: never.", ge=0
-    )
-    save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.", ge=0)
-    save_asynchronously: bool = records(
-        True, "Write checkpoints in the background, from a copy on the CPU."
-    )
-    resume_from_checkpoint: str = start(
-        "auto",
-        "auto (or latest): continue the run in output_dir from its newest complete checkpoint, "
-        "or start one; a folder: start from this checkpoint.",
-        is_path=True,
-    )
-    allow_changed_settings: list[str] = start(
-        [],
-        "Settings and inputs that affect learning and may differ from those of the run that is "
-        "resumed, by name; all: any.",
-    )
-    log_video_interval: int = records(
-        10, "Iterations between saved rollout videos; 0 saves none.", ge=0
-    )
-    record: Literal["none", "numbers", "all"] = records(
-        "numbers",
-        "What audit.jsonl has of an iteration for scripts.audit: the rollouts and updates, or also "
-        "each term of the loss.",
-    )
-    log_num_videos: int = records(4, "Videos to save per iteration or validation.", ge=0)
     validation_interval: int = records(50, "Iterations between validations.", ge=1)
     validation_steps: int | None = records(
         None,
@@ -566,3 +526,48 @@ class RecordSettings(Section):
     hacking_threshold: float = records(
         1.5, "Allowed held-out shift in standard deviations of the base model.", gt=0
     )
+
+
+class RecordSettings(Section):
+    """Metrics, videos and checkpoints."""
+
+    output_dir: str = records(
+        "./outputs", "Folder of metrics, videos and checkpoints.", is_path=True
+    )
+    report_to: list[Literal["tensorboard", "wandb", "trackio", "mlflow", "swanlab", "none"]] = (
+        records(
+            ["tensorboard"],
+            "Trackers besides metrics.jsonl: tensorboard, wandb, trackio, mlflow, swanlab, or none.",
+        )
+    )
+    report: bool = records(True, "Write report.html at every validation and at the end of the run.")
+    save_interval: int = records(
+        50, "Iterations between checkpoints; the last iteration is always saved.", ge=1
+    )
+    save_minutes: float = records(
+        60.0, "Also save after this many minutes, at the end of an iteration; 0: never.", ge=0
+    )
+    save_total_limit: int = records(3, "Checkpoints to keep; 0 keeps all.", ge=0)
+    save_asynchronously: bool = records(
+        True, "Write checkpoints in the background, from a copy on the CPU."
+    )
+    resume_from_checkpoint: str = start(
+        "auto",
+        "auto (or latest): continue the run in output_dir from its newest complete checkpoint, "
+        "or start one; a folder: start from this checkpoint.",
+        is_path=True,
+    )
+    allow_changed_settings: list[str] = start(
+        [],
+        "Settings and inputs that affect learning and may differ from those of the run that is "
+        "resumed, by name; all: any.",
+    )
+    log_video_interval: int = records(
+        10, "Iterations between saved rollout videos; 0 saves none.", ge=0
+    )
+    record: Literal["none", "numbers", "all"] = records(
+        "numbers",
+        "What audit.jsonl has of an iteration for scripts.audit: the rollouts and updates, or also "
+        "each term of the loss.",
+    )
+    log_num_videos: int = records(4, "Videos to save per iteration or validation.", ge=0)

@@ -88,7 +88,7 @@ class GivenVideos:
         assert not is_scored, "given videos have no rewards"
         self.progress.check()
         examples = self._examples_of(prompts.iteration, prompts.indices)
-        with self.progress.timed("pairs", f"{len(examples)} videos"):
+        with self.progress.timed("videos", f"{len(examples)} videos"):
             rollouts = self._batch(prompts, examples, conditions, self.plan.num_trained_steps)
         mean = fmean(example.weight for example in self.examples.train)
         weights = [example.weight / mean for example in examples]

@@ -70,7 +70,8 @@ class Objective(ABC):
         metrics: Names of `Terms.metrics`, in the order of metrics.jsonl.
         by_step: Those of them that are also reported by denoising step.
         deviation_names: Names of the largest `Terms.deviation` of all updates, and of the first one.
-        uses_advantages: Whether the loss has no gradient where all advantages are 0, so that such updates are skipped.
+        uses_advantages: Whether an update is skipped whose advantages are all 0, because the loss has nothing to learn
+            from them.
         held_out_levels: Noise levels at which a validation measures given videos that are not trained on (`measure`);
             0: it does not.
         keeps_all_latents: Whether rollouts keep their latents at every step; otherwise the noise, those after the first

@@ -27,7 +27,7 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.objectives.base import KLCoefficientSettings
 from hyvideo.training.ledger import Ledger
 from hyvideo.training.nonfinite_updates import NonFiniteUpdates
-from hyvideo.training.objective import Objective
+from hyvideo.training.objective import Objective, Terms
 from hyvideo.training.optimizers import learning_rate
 from hyvideo.training.reward_gradient import RewardTerm
 from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, forbid_changes
@@ -252,18 +252,7 @@ class PolicyUpdate:
                 self.progress.check()
             self.policy.before_backward(is_last=number == len(passes) - 1)
             if rows:
-                with forbid_changes(work.rollouts, objective.name):
-                    terms = (self.reward_term or objective).terms(
-                        work.rollouts,
-                        work.reference,
-                        rows,
-                        column,
-                        kl_coefficient=self.kl_coefficient.value,
-                    )
-                each = (terms.loss, terms.kl, terms.deviation, *terms.metrics.values())
-                assert all(value.shape == (len(rows),) for value in each), (
-                    "`terms` of an objective must return one number per row"
-                )
+                terms = self._terms(work, rows, column)
                 self.ledger.add_pass(work.rollouts, rows, column, terms)
                 loss = terms.loss.sum()
                 (loss * self.mesh.num_replicas / work.num_terms).backward()
@@ -286,6 +275,22 @@ class PolicyUpdate:
         num_forwards = sum(objective.num_forwards(work.rollouts, *a_pass) for a_pass in passes)
         self.cost.add(num_forwards, kind="training")
         return Accumulated(sums, torch.stack(deviations), torch.cat(by_term, dim=1))
+
+    def _terms(self, work: UpdateWork, rows: list[int], column: int) -> Terms:
+        """Return the loss terms of a pass."""
+        with forbid_changes(work.rollouts, self.objective.name):
+            terms = (self.reward_term or self.objective).terms(
+                work.rollouts,
+                work.reference,
+                rows,
+                column,
+                kl_coefficient=self.kl_coefficient.value,
+            )
+        each = (terms.loss, terms.kl, terms.deviation, *terms.metrics.values())
+        assert all(value.shape == (len(rows),) for value in each), (
+            "`terms` of an objective must return one number per row"
+        )
+        return terms
 
     def _check_fresh(
         self, work: UpdateWork, losses: list[Tensor], deviations: list[Tensor]

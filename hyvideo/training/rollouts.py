@@ -50,6 +50,7 @@ class Rollouts:
         self.rewards = rewards
         self.requests = inputs.requests
         self.plan = inputs.plan
+        self.has_reward_column = self.config.objective.reward_weight > 0
         self.schedule = self.config.sampling.schedule()  # regardless of an SDE window
         self.order = PromptOrder(len(self.requests), self.plan.groups, self.config.data.seed)
         self.window = parse_window(
@@ -75,22 +76,12 @@ class Rollouts:
         """
         iteration, indices, requests = prompts
         schedule = self.schedule_of(iteration)
-        # With a guidance interval, all FSDP ranks must train the same step at the same time, to
-        # make the same calls.
-        is_guided = max(self.config.policy_cfg_scale, self.config.anchor_cfg_scale) > 1
-        has_shared_order = self.config.rollout.guidance_interval and is_guided
-        order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
-        count = self.plan.num_trained_steps
-        trained = self.objective.draw(schedule, iteration, order_of, count)
-        has_reward_column = self.config.objective.reward_weight > 0
-        if has_reward_column:
-            last = torch.full((len(indices), 1), schedule.sigmas[-2])
-            trained = torch.cat([trained.view(len(indices), count), last], dim=1)
+        trained = self._trained_steps(schedule, iteration, indices)
         texts = [request.prompt for request in requests]
         batches = self._batches(iteration, schedule, indices, conditions, trained)
         trajectories, pending = self._score_each(batches, texts, is_scored=is_scored)
         # without noise levels, the KL is measured at the reward step
-        columns = count or trained.shape[1]
+        columns = self.plan.num_trained_steps or trained.shape[1]
         anchor_columns = self.noise.anchor_columns(iteration, columns, self.plan.num_anchor_steps)
         rollouts = RolloutBatch(
             indices=indices,
@@ -99,7 +90,7 @@ class Rollouts:
             trajectories=trajectories,
             schedule=schedule,
             trained_steps=trained,
-            has_reward_column=has_reward_column,
+            has_reward_column=self.has_reward_column,
             anchor_columns=anchor_columns,
             iteration=iteration,
         )
@@ -107,6 +98,24 @@ class Rollouts:
             zeros = torch.zeros(len(indices), device=self.pipeline.device)
             rollouts = rollouts.with_rewards({}, zeros)
         return rollouts, pending
+
+    def _trained_steps(
+        self, schedule: Schedule, iteration: int, indices: list[RolloutIndex]
+    ) -> Tensor:
+        """Return what is trained of each rollout, with the level of the last step as the column of
+        the reward gradient. Shape: (rollouts, columns), on the CPU.
+        """
+        # With a guidance interval, all FSDP ranks must train the same step at the same time, to
+        # make the same calls.
+        is_guided = max(self.config.policy_cfg_scale, self.config.anchor_cfg_scale) > 1
+        has_shared_order = self.config.rollout.guidance_interval and is_guided
+        order_of = [RolloutIndex(0, 0)] * len(indices) if has_shared_order else indices
+        count = self.plan.num_trained_steps
+        trained = self.objective.draw(schedule, iteration, order_of, count)
+        if not self.has_reward_column:
+            return trained
+        last = torch.full((len(indices), 1), schedule.sigmas[-2])
+        return torch.cat([trained.view(len(indices), count), last], dim=1)
 
     def schedule_of(self, iteration: int) -> Schedule:
         """Return the schedule of an iteration, which adds noise only in its SDE window."""
@@ -165,8 +174,7 @@ class Rollouts:
                     [indices[row] for row in rows],
                     conditions.select(rows),
                     mean_steps=trained[rows] if self.objective.needs_means else None,
-                    keeps_all=self.objective.keeps_all_latents
-                    or self.config.objective.reward_weight > 0,
+                    keeps_all=self.objective.keeps_all_latents or self.has_reward_column,
                 )
                 self.cost.add(len(rows) * self.pipeline.num_forwards(schedule.timesteps))
             yield rows, trajectories

@@ -22,7 +22,7 @@ import math
 import statistics
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -39,7 +39,7 @@ from hyvideo.records.run_files import or_none, write_json
 from hyvideo.rewards import contract
 from hyvideo.rewards.rewards import OVERALL, Reward, Scorer, Scores, short_names
 from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.settings.sections import RecordSettings
+from hyvideo.settings.sections import ValidationSettings
 from hyvideo.validation.pixels import diversity, measure_video, thumbnail
 
 MEASURES_FILE = "measures.json"
@@ -216,7 +216,8 @@ class ScorerMetrics:
             if scorer not in failed:
                 for row, scores in rows.items():
                     found.setdefault(row, {})[scorer] = scores
-        return {row: self._named(by_scorer) for row, by_scorer in found.items()}
+        clashes = set().union(*all_objects(self._clashes(found.values()), self.mesh))
+        return {row: self._named(by_scorer, clashes) for row, by_scorer in found.items()}
 
     def of_set(self) -> Scores:
         """Return the metrics of all videos together, which a scorer computes once, on the main
@@ -237,22 +238,32 @@ class ScorerMetrics:
             results = self.scorer.call_all("held_out", measure_set)
         results = from_main(results, self.mesh)
         self._report({name: each for name, each in results.items() if isinstance(each, str)})
-        found = self._named(
-            {name: each for name, each in results.items() if isinstance(each, dict)}
-        )
+        by_scorer = {name: each for name, each in results.items() if isinstance(each, dict)}
+        found = self._named(by_scorer, self._clashes([by_scorer]))
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def _named(self, by_scorer: Mapping[str, Scores]) -> Scores:
-        """Return the metrics of all scorers; one with the name of a dimension, or of an earlier
-        scorer's metric with another value, is SCORER/METRIC.
+    def _clashes(self, results: Iterable[Mapping[str, Scores]]) -> set[tuple[str, str]]:
+        """Return the scorers and metrics that have the name of a dimension, or of an earlier
+        scorer's metric with another value in one of ``results``.
         """
-        labels = short_names(list(by_scorer))
         dimensions = {name for each in self.scorer.names.declared.values() for name in each}
+        found = set()
+        for by_scorer in results:
+            taken: Scores = {}
+            for scorer, scores in by_scorer.items():
+                for name, value in scores.items():
+                    if name in dimensions or taken.setdefault(name, value) != value:
+                        found.add((scorer, name))
+        return found
+
+    def _named(self, by_scorer: Mapping[str, Scores], clashes: set[tuple[str, str]]) -> Scores:
+        """Return the metrics of all scorers; one of ``clashes`` is SCORER/METRIC."""
+        labels = short_names(list(by_scorer))
         found: Scores = {}
         for scorer, scores in by_scorer.items():
             for name, value in scores.items():
-                is_taken = name in dimensions or found.get(name, value) != value
-                found[f"{labels[scorer]}/{name}" if is_taken else name] = value
+                has_clash = (scorer, name) in clashes
+                found[f"{labels[scorer]}/{name}" if has_clash else name] = value
         return found
 
     def _report(self, failures: Mapping[str, str]) -> set[str]:
@@ -454,7 +465,7 @@ def after_validation(
     now: ValidationStats,
     samples: Path,
     made_with: Mapping[str, object],
-    record: RecordSettings,
+    validation: ValidationSettings,
     mesh: Mesh,
     *,
     weights: Mapping[str, float],  # of the reward's dimensions
@@ -470,7 +481,7 @@ def after_validation(
     with optional(STOPPED_FOR_HACKING):
         (samples.parent / STOPPED_FOR_HACKING).unlink(missing_ok=True)  # the run was resumed
     history = [*read_history(samples, made_with, before=now.iteration), now]
-    verdict = judge(history, record.hacking_threshold, weights)
+    verdict = judge(history, validation.hacking_threshold, weights)
     if not verdict.has_base and len(history) == 1:
         warn(f"{samples} has no validation of the base model with these settings to compare with")
     if verdict.reason:
@@ -481,7 +492,7 @@ def after_validation(
             f"reward's gain since the base model, less than {MIN_TRANSFER:.0%}: raise "
             "kl_weight or stop earlier (docs/judge_a_run.md#reward-hacking)"
         )
-    if verdict.departures and record.on_reward_hacking == "stop":
+    if verdict.departures and validation.on_reward_hacking == "stop":
         fewest = min(_count(REWARD, base_stats(history)), _count(REWARD, now))
         verdict = replace(verdict, ends_run=fewest >= MIN_VIDEOS_TO_STOP)
     return from_main(verdict, mesh)

@@ -60,8 +60,8 @@ def conditions_of(config: Config, requests: Sequence[Request]) -> dict[str, Any]
     conditions = {
         "prompts": hash_requests(requests),
         "steps": sampling.steps,
-        "seed": config.record.validation_seed,
-        "repeats": config.record.validation_repeats,
+        "seed": config.validation.validation_seed,
+        "repeats": config.validation.validation_repeats,
         "size": list(sampling.size),
         "shift": sampling.shift,
         "guidance": [sampling.guidance_scale, sampling.negative_prompt],
@@ -96,7 +96,8 @@ class Validation:
     ):
         sampling = config.validation_sampling
         self.run_id = run_id
-        self.settings = config.record
+        self.settings = config.validation
+        self.num_shown = config.record.log_num_videos
         self.mesh = mesh
         self.scorer = scorer
         self.encoder = encoder
@@ -113,7 +114,7 @@ class Validation:
         self.seen = are_seen(self.prompts, trained_on)
         self.groups = [row // self.settings.validation_repeats for row in range(len(self.prompts))]
         self.first_noise: dict[int, float] = {}  # first number of the noise, by row of this rank
-        self.output = Path(self.settings.output_dir) / SAMPLES
+        self.output = Path(config.record.output_dir) / SAMPLES
         self.size = sampling.size
         self.latent_shape = self.pipeline.latent_shape(*self.size)
         self.made_with = conditions_of(config, requests)
@@ -300,7 +301,7 @@ class Validation:
         """Write those of this rank's ``videos`` that are kept, and return their file names
         by row.
         """
-        rows = evenly_spaced(self.settings.log_num_videos, len(self.prompts))
+        rows = evenly_spaced(self.num_shown, len(self.prompts))
         # repeated rows once
         rows = [row for row in rows if row % self.mesh.num_replicas == self.mesh.replica]
         kept = {row: videos[row] for row in rows if videos.get(row) is not None}

@@ -101,7 +101,9 @@ def compare(
         sample_policies(config, policies, requests, out)
         barrier(mesh)
         if mesh.is_main:
-            print(f"wrote {draw_policies(policies, requests, out, config.record.validation_seed)}")
+            print(
+                f"wrote {draw_policies(policies, requests, out, config.validation.validation_seed)}"
+            )
             print(f"wrote {move_policies(policies, requests, out)}")
     ranks.stop()
 
@@ -121,7 +123,7 @@ def sample_policies(
             config,
             sampling,
             source,
-            seed=config.record.validation_seed,
+            seed=config.validation.validation_seed,
         )
         generator = Generator(recipe, list_videos(sizes, requests, out / name))
         if not only_checks:

@@ -147,9 +147,9 @@ def test_replicas_share_validation_videos_and_the_largest_share_counts():
     "max_steps, interval, at_step0", [(100, 10, True), (5, 10, False), (101, 10, True)]
 )
 def test_the_number_of_validations_matches_the_trainer(max_steps, interval, at_step0):
-    record = planned(validation_interval=interval, validate_at_step0=at_step0).config.record
+    config = planned(validation_interval=interval, validate_at_step0=at_step0).config
     due = [i for i in range(1, max_steps + 1) if i % interval == 0 or i == max_steps]
-    assert num_validations(record, max_steps) == at_step0 + len(due)
+    assert num_validations(config.validation, max_steps) == at_step0 + len(due)
 
 
 def test_the_whole_run_is_the_sum_of_iterations_and_validations():

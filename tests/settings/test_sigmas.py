@@ -91,8 +91,8 @@ def test_a_validation_of_another_number_of_steps_or_another_shift_uses_the_shift
 
 def test_the_number_of_validation_steps_is_that_of_the_levels_unless_it_is_given(tiny_config):
     config = tiny_config.with_settings(**THREE, validation_steps=None)
-    assert config.resolved().record.validation_steps == 3
-    assert config.with_settings(sigmas=None).resolved().record.validation_steps == 40
+    assert config.resolved().validation.validation_steps == 3
+    assert config.with_settings(sigmas=None).resolved().validation.validation_steps == 40
 
 
 @pytest.mark.parametrize("sigmas", ["1,x", "0.9,0.5,0.2", "1,0.5,0.6", "1,0.5,0", "1,0.5"])

@@ -71,6 +71,12 @@ class WithoutTerms(LevelObjective):
 class Taken(Mine):
     metrics = ("loss/total", "reward/mean")
 
+class Unlisted(Mine):
+    metrics = ("loss/total")
+
+class Iteration(Mine):
+    metrics = ("loss/total", "iteration")
+
 class Unrewarded(Mine):
     needs_rewards = False
 
@@ -156,6 +162,11 @@ def test_an_objective_on_steps_reports_its_metrics_by_step(file, tiny_config, me
             "must name a class that inherits from StepObjective or LevelObjective .*, got 3",
         ),
         ("Taken", "cannot report reward/mean, which the run itself reports; rename it"),
+        ("Iteration", "cannot report iteration, which the run itself reports; rename it"),
+        (
+            "Unlisted",
+            r"must list the names of its metrics in `metrics`, such as .*, got 'loss/total'",
+        ),
     ],
 )
 def test_an_invalid_class_is_reported_once_before_a_run(file, tiny_config, name, message):

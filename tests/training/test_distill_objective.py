@@ -186,8 +186,8 @@ def test_settings_of_other_objectives_raise_an_error(student, changes, message):
 def test_a_group_may_have_one_rollout_and_validation_has_the_steps_of_the_student(student):
     check(student.with_settings(num_generations=1, batch_size=3))
     unset = student.with_settings(validation_steps=None)
-    assert unset.resolved().record.validation_steps == 2
-    assert unset.with_settings(objective="grpo").resolved().record.validation_steps == 40
+    assert unset.resolved().validation.validation_steps == 2
+    assert unset.with_settings(objective="grpo").resolved().validation.validation_steps == 40
 
 
 # --- runs -----------------------------------------------------------------------------------------

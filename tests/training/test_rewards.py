@@ -17,7 +17,7 @@ from hyvideo.checks.rules import check
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.rewards.rewards import Reward
+from hyvideo.rewards.rewards import FunctionScorer, Reward
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.reward_settings import reward_weights
 from hyvideo.trainer import Trainer
@@ -310,7 +310,7 @@ def test_a_slow_reward_on_one_rank_is_missing_before_the_collectives_time_out():
 
 
 HELD_OUT = """
-from hyvideo.rewards.rewards import Scorer
+from hyvideo.rewards.rewards import FunctionScorer, Scorer
 class Red(Scorer):
     dimensions, calls = ("red",), []
     def __init__(self, fails: bool = False):
@@ -459,3 +459,18 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     (tmp_path / "my_rewards.py").write_text(example.replace("255", "256"))
     with pytest.raises(ValueError, match="--allow_changed_settings reward_model$"):
         Trainer(config, mesh, CPU)
+
+
+def test_a_function_that_returns_several_scores_is_used_beside_another_scorer(make_scorer):
+    """Its dimensions are those of its first answer."""
+
+    def light(videos, prompts, fps):
+        return [{"dark": 2.0, "bright": 3.0} for _ in videos]
+
+    scorers = {"m.py:light": FunctionScorer(light, "light", {}), "other": Fixed(VQ=5.0)}
+    scorers["other"].dimensions = ("VQ",)
+    weights = '{"m.py:light": {"dark": 1, "bright": 10}, "other": {"VQ": 100}}'
+    config, scorer = make_scorer(scorers, reward_weights=weights)
+    try_scorers(scorer, config.data, PROMPT)
+    (reward,) = scorer.measure([torch.zeros(5, 3, 16, 16, dtype=torch.uint8)], [PROMPT], fps=8)
+    assert reward.total == 532.0

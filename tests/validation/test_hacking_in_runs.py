@@ -16,7 +16,7 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.run_folder import STOPPED_FOR_HACKING, RunRecord, write_record
 from hyvideo.report import run_summary
 from hyvideo.settings import processes
-from hyvideo.settings.sections import RecordSettings
+from hyvideo.settings.sections import ValidationSettings
 from hyvideo.trainer import Trainer
 from hyvideo.validation.held_out import (
     Dispersion,
@@ -115,7 +115,8 @@ def test_stop_saves_the_policy_and_stops_the_run(greedy_config, mesh, tmp_path):
     again = config.with_settings(max_steps=last["iteration"] + 1)
     with pytest.raises(ValueError, match="reward_hacking.json"):
         check(again)
-    assert not [*run_was_not_stopped(again.with_settings(on_reward_hacking="warn").record)]
+    warned = again.with_settings(on_reward_hacking="warn")
+    assert not [*run_was_not_stopped(warned.validation, warned.record.output_dir)]
     # The history survives the resume: the next validation is compared with the base validation of
     # the first run.
     with pytest.raises(RewardHacking, match=f"at iteration {last['iteration'] + 1}"):
@@ -192,7 +193,7 @@ def test_validations_with_other_settings_are_ignored(tiny_config, mesh, tmp_path
     write_record(first.output_dir, RunRecord(run=first.start.run))
     first.validation.run(0)
     other = trainer_of(
-        config.with_settings(validation_steps=config.record.validation_steps - 1), mesh
+        config.with_settings(validation_steps=config.validation.validation_steps - 1), mesh
     ).validation
     assert trainer_of(config, mesh).validation.measures(0) and not other.measures(0)
     prompts.write_text("prompt\na red circle moves up\na green square moves left\n")
@@ -206,8 +207,8 @@ def stats_of(iteration, count=96, std=0.1, **means):
 
 
 def check_validation(folder, mesh, now, made_with=None, action="stop"):
-    record = RecordSettings(on_reward_hacking=action, hacking_threshold=1.5)
-    return after_validation(now, folder / "samples", made_with or {}, record, mesh, weights={})
+    settings = ValidationSettings(on_reward_hacking=action, hacking_threshold=1.5)
+    return after_validation(now, folder / "samples", made_with or {}, settings, mesh, weights={})
 
 
 def test_every_validation_is_judged_by_itself(tmp_path, mesh, capsys):

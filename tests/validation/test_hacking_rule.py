@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hyvideo.settings.sections import RecordSettings
+from hyvideo.settings.sections import ValidationSettings
 from hyvideo.validation import held_out
 from hyvideo.validation.held_out import (
     WATCHED,
@@ -119,11 +119,11 @@ def test_a_metric_of_the_whole_set_is_not_compared():
 @pytest.mark.parametrize("counts, stops", [((16, 16), True), ((15, 96), False), ((96, 15), False)])
 @pytest.mark.parametrize("action", ["warn", "stop"])
 def test_few_videos_do_not_stop_a_run(tmp_path, mesh, counts, stops, action):
-    record = RecordSettings(on_reward_hacking=action)
+    settings = ValidationSettings(on_reward_hacking=action)
     base, now = validation(0, counts[0]), validation(10, counts[1], reward=3, VQ=-9)
     (tmp_path / "samples" / "000000").mkdir(parents=True)
     write_validation(tmp_path / "samples" / "000000", base, held_out.Verdict(), {})
-    verdict = after_validation(now, tmp_path / "samples", {}, record, mesh, weights={})
+    verdict = after_validation(now, tmp_path / "samples", {}, settings, mesh, weights={})
     assert verdict.metrics["validation/hacking"] == 1
     assert verdict.ends_run is (stops and action == "stop")
 
@@ -282,7 +282,7 @@ def test_a_run_with_reward_gradients_warns_of_a_gain_that_does_not_transfer(
         stats(9, {"reward": 1.5, "true/VQ": true_now}),
         samples,
         {},
-        RecordSettings(),
+        ValidationSettings(),
         mesh,
         weights={"VQ": 1.0},
         warns_of_transfer=warns,

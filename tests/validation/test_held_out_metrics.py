@@ -217,14 +217,21 @@ def test_a_faulty_method_of_the_set_loses_only_the_metrics_of_its_scorer(capsys,
 
 def test_a_metric_with_a_taken_name_is_named_after_its_scorer():
     first, second = Faulty(), Faulty()
-    first.held_out_each = lambda videos, prompts: [{"VQ": 3.0, "same": 1.0, "level": 5.0}] * 2
-    second.held_out_each = lambda videos, prompts: [{"same": 1.0, "level": 7.0}] * 2
+    first.held_out_each = lambda videos, prompts: [
+        {"VQ": 3.0, "same": 1.0, "level": level} for level in (5.0, 6.0)
+    ]
+    # the levels are equal by chance in one video
+    second.held_out_each = lambda videos, prompts: [
+        {"same": 1.0, "level": level} for level in (5.0, 7.0)
+    ]
     async_scorer = AsyncScorer({"a.py:A": first, "b.py:B": second}, {"a.py:A": {"VQ": 1.0}})
     metrics = ScorerMetrics(async_scorer, ALONE)
     metrics.add({0: grey(1), 1: grey(2)}, ["a", "b"])
     async_scorer.close()
-    expected = {"A/VQ": 3.0, "same": 1.0, "level": 5.0, "B/level": 7.0}
-    assert metrics.of_videos() == {0: expected, 1: expected}
+    assert metrics.of_videos() == {
+        0: {"A/VQ": 3.0, "same": 1.0, "level": 5.0, "B/level": 5.0},
+        1: {"A/VQ": 3.0, "same": 1.0, "level": 6.0, "B/level": 7.0},
+    }
 
 
 class FailsOnRank1(Faulty):

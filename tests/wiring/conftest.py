@@ -74,7 +74,7 @@ def counts(config: Config) -> dict[str, int]:
         "rows of a pass": config.rows_per_pass,
         "decoded together": rollout.decode_batch_size,
         "prompts": len(PROMPTS),
-        "videos of the validation": len(VALIDATION_PROMPTS) * config.record.validation_repeats,
+        "videos of the validation": len(VALIDATION_PROMPTS) * config.validation.validation_repeats,
     }
 
 
@@ -88,7 +88,7 @@ def must_differ(config: Config) -> list[list[object]]:
     return [
         *pairs,
         [training.height, training.width],
-        [config.data.seed, config.record.validation_seed],
+        [config.data.seed, config.validation.validation_seed],
         [config.data.fps, FILE_FPS],
         list(counts(config).values()),
         [*map(len, PROMPTS)],

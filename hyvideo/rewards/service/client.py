@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+import urllib.request
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -22,6 +23,18 @@ COOLDOWN = 30.0  # seconds for which a service that failed is asked last
 Answer = TypeVar("Answer", Scored, Checked)
 
 
+def proxy_for(url: str) -> str | None:
+    """Return the proxy of the environment for an address; none on this machine and for hosts in
+    NO_PROXY.
+    """
+    address = httpx.URL(url)
+    is_local = address.host in ("localhost", "::1") or address.host.startswith("127.")
+    if is_local or urllib.request.proxy_bypass(address.host):
+        return None
+    proxies = urllib.request.getproxies()
+    return proxies.get(address.scheme, proxies.get("all"))
+
+
 class RequestRejected(ValueError):
     """Raised if the service rejects a request as too large or malformed."""
 
@@ -36,6 +49,7 @@ class RemoteScorer(Scorer):
     """
 
     dimensions = ()  # those in the answers
+    free_options = ("url",)  # because the services tell their `identity`
 
     def __init__(
         self,
@@ -71,7 +85,10 @@ class RemoteScorer(Scorer):
                 base_url=address,
                 headers=headers,
                 timeout=limits,
-                transport=RetryTransport(retry=retry),
+                # httpx does not read the environment's proxies for a transport of ours
+                transport=RetryTransport(
+                    transport=httpx.HTTPTransport(proxy=proxy_for(address)), retry=retry
+                ),
             )
             for address in urls
         ]

@@ -24,8 +24,9 @@ from hyvideo.settings.objectives.sft import SFTSettings
 
 # First parts of the names of metrics that the run itself reports.
 RESERVED_GROUPS = (
-    "advantage anchor by_step cost grad hacking memory perf reward time update validation".split()
-)
+    "advantage anchor by_step cost grad hacking iteration lr memory perf quantiles reward time update "
+    "validation"
+).split()
 
 _ALL = (GRPOSettings, NFTSettings, DraftSettings, DPOSettings, SFTSettings, DistillSettings)
 BUILT_IN = {each.name: each for each in _ALL}
@@ -67,7 +68,13 @@ def objective_class(name: str) -> type:
             f"objective {name} must name a class that inherits from StepObjective or LevelObjective "
             f"of hyvideo.training.objective, got {found!r:.80}"
         )
-    reserved = [each for each in found.metrics if each.partition("/")[0] in RESERVED_GROUPS]
+    names = getattr(found, "metrics", None)
+    if not isinstance(names, tuple | list):
+        raise ValueError(
+            f"objective {name} must list the names of its metrics in `metrics`, such as "
+            f'("loss/total",), got {names!r:.80}'
+        )
+    reserved = [each for each in names if each.partition("/")[0] in RESERVED_GROUPS]
     if reserved:
         raise ValueError(
             f"objective {name} cannot report {', '.join(reserved)}, which the run itself reports; "

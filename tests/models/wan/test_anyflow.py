@@ -122,7 +122,7 @@ def loaded_pipeline(root):
 def test_sampling_of_four_steps_equals_diffusers_pipeline(root):
     config, encoder, pipeline = loaded_pipeline(root)
     assert (config.rollout.cfg_scale, config.rollout.shift) == (1.0, 5.0)
-    assert config.record.validation_steps == 4
+    assert config.validation.validation_steps == 4
     stock = diffusers.AnyFlowPipeline.from_pretrained(root, local_files_only=True)
     stock.set_progress_bar_config(disable=True)
     stock.scheduler.set_timesteps(4)

@@ -223,7 +223,7 @@ def test_a_recipe_with_a_config_shares_the_common_settings(file, tmp_path, tiny_
     trust = guidance.objective
     # file, flag, file
     assert (trust.anchor_cfg_scale, trust.kl_weight, guidance.rollout.eta) == (3, 0.5, 0)
-    assert sage.record.validation_interval == guidance.record.validation_interval == 5
+    assert sage.validation.validation_interval == guidance.validation.validation_interval == 5
     assert (sage.optimizer.max_steps, guidance.optimizer.max_steps) == (640 // 32, 640 // 8)
 
 

@@ -33,6 +33,7 @@ from hyvideo.models.family import (
     new_model,
     transformer_of_config,
 )
+from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, with_lora
 from hyvideo.models.versions import experts_of
@@ -143,7 +144,7 @@ def load_vae(
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
     """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its
-    dtype and device.
+    dtype and device, and matrices in fp8.
 
     Call it before sharding the transformer or adding adapters. If it is on the meta device, only
     headers are read. Raises ValueError if the shape of a tensor differs from the transformer's.
@@ -152,9 +153,17 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     component = component_of(transformer)
     _, is_original = read_arguments(component, source)
     targets = transformer.state_dict()
+    in_fp8 = {
+        f"{name}.weight": module
+        for name, module in transformer.named_modules()
+        if isinstance(module, Fp8Linear)
+    }
     read = not any(target.is_meta for target in targets.values())
     for name, tensor in _stream_state(component, source, targets, is_original, read=read):
-        targets[name].copy_(tensor)
+        if name in in_fp8 and read:
+            in_fp8[name].store(tensor.to(targets[name].device, targets[name].dtype))
+        else:
+            targets[name].copy_(tensor)
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:

@@ -7,6 +7,7 @@ norms and biases, which are added to the base weights before an adapter is made.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import Component, family_of
+from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.weights.weight_files import truncate
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")  # cannot merge
 
 
 @dataclass(frozen=True)
@@ -65,10 +69,17 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
     check_lora(transformer, lora)
     parameters = dict(transformer.named_parameters())
+    modules = dict(transformer.named_modules())
     with torch.no_grad():
         for name, difference in differences_of(lora).items():
-            change = scale * difference.tensor.float()
-            parameters[name].copy_(parameters[name].float() + change.to(parameters[name].device))
+            parameter = parameters[name]
+            change = scale * difference.tensor.float().to(parameter.device)
+            module_name, _, kind = name.rpartition(".")
+            if kind == "weight" and isinstance(modules[module_name], Fp8Linear):
+                changed = parameter.dequantize().float() + change
+                modules[module_name].store(changed.to(parameter.dtype))
+            else:
+                parameter.copy_(parameter.float() + change)
     pairs = pairs_of(lora)
     if pairs:
         _add_adapter(transformer, config_of(pairs))

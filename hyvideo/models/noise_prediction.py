@@ -39,8 +39,7 @@ def velocity_from_noise(
     The data follow from the noise as ``(x - noise_scale * noise) / signal``, so that an error of the
     model is divided by the signal, which is 0 at ``sigma = 1``, where sampling begins. The model is
     therefore asked at a signal of at least ``least_signal``, and an error grows by a factor of 20 at
-    most. Of a pretrained model of galaxies, 16 steps then give the same images as 200 steps of its
-    own sampler, with a slightly lower brightness (examples/galaxies).
+    most.
 
     Args:
         predict_noise: Called with the noisy data ``x``, the signal and the noise scale, the latter

@@ -10,10 +10,11 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from PIL import Image
 
 import generate
 import post_train
-from examples.galaxies import convert
+from examples.galaxies import convert, results
 from examples.galaxies.network import GalaxyScoreNet
 from examples.galaxies.pixels import GalaxyPixels
 from examples.galaxies.rewards import Lenses, Realism, number_of_images
@@ -62,7 +63,7 @@ def small(root, out, config):
         "--config", f"{FOLDER}/{config}.yaml", "--pretrained_model_root", root, "--output_dir", out,
         "--height", side, "--width", side, "--batch_size", "4", "--num_generations", "2",
         "--mini_batch_size_per_update", "4", "--grpo_sampling_steps", "7", "--max_steps", "2",
-        "--validation_repeats", "1", "--validation_steps", "2", "--log_num_videos", "1",
+        "--validation_repeats", "2", "--validation_steps", "2", "--log_num_videos", "1",
         "--gate_interval", "0", "--report", "false",
     ]  # fmt: skip
 
@@ -74,12 +75,20 @@ def test_each_config_trains_a_network_of_random_weights(config, root, tmp_path, 
     code = "def light(videos, prompts, fps):\n    return [video.float().mean().item() for video in videos]"
     reward = tmp_path / "reward.py"
     reward.write_text(code)
-    flags = ["--reward_model", f"{reward}:light", "--reward_weights", '{"light": 1}']
+    flags = ["--reward_model", f"{reward}:light", f"{FOLDER}/rewards.py:Lenses"]
+    flags += ["--reward_weights", '{"light": 1}']
     out = tmp_path / "run"
     assert run(monkeypatch, *small(root, out, config), *flags) == 0
     lines = read_metrics(out / "metrics.jsonl")
     assert [line["iteration"] for line in lines] == [1, 2]
     assert all(line["grad/norm"] > 0 for line in lines)
+    rows = results.validations(out)
+    assert [row["iteration"] for row in rows] == [0, 2]
+    for row in rows:
+        shares = sum(row[key] for key in ("0", "1", "2", "3", "4", "more"))
+        assert shares == pytest.approx(100, abs=3)  # rounded
+    results.write_picture(out, tmp_path / "training.webp")
+    assert Image.open(tmp_path / "training.webp").n_frames == 2
     checkpoint = out / "checkpoints" / "000002"
     flags = ["--output_path", tmp_path / "images", "--device", "cpu", "--prompt", "lensed quasar 1"]
     flags += ["--checkpoint_path", checkpoint, "--num_inference_steps", 2]

@@ -50,7 +50,7 @@ def exit_on_signal(number: int, _frame) -> None:
 def main() -> int:
     from safetensors import SafetensorError
 
-    processes.use_expandable_segments()
+    processes.configure_allocator()
     options = parse()
     try:
         processes.share_compile_workers()

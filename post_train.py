@@ -33,7 +33,7 @@ def print_after_rank_0(*error) -> None:
 
 
 def main() -> int:
-    processes.use_expandable_segments()
+    processes.configure_allocator()
     processes.share_compile_workers()
     command = parse()
     sys.excepthook = print_after_rank_0

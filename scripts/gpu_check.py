@@ -34,7 +34,7 @@ import yaml
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.files import make_folder, publish
 from hyvideo.planning.hardware import hardware_of_device
-from hyvideo.settings.processes import use_expandable_segments
+from hyvideo.settings.processes import configure_allocator
 from tests import forked
 from tests.isolated_checks import Check, Number, run_checks, summary
 
@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
             unpack_kernels(Path(options.kernels), work)
     # a used GPU cannot be forked
     python = forked.python() if options.device == "cpu" else sys.executable
-    use_expandable_segments()
+    configure_allocator()
     variables = _variables(options, python, work)
     chosen = {
         name: check._replace(environment=_environment(check, variables))

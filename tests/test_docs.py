@@ -204,7 +204,7 @@ def is_abbreviated(command, output):
     """Return whether a mention failed only because it omits flags or uses placeholders, not for an
     unknown flag.
     """
-    is_incomplete = "arguments are required" in output or "needs a value" in output
+    is_incomplete = re.search("arguments are required|is required|needs a value", output)
     has_placeholder = any(re.search(r"\b[A-Z]{2,}\b", word) for word in command.words)
     is_wrong = re.search("unknown flag|unrecognized arguments", output)
     return command.is_mention and not is_wrong and (is_incomplete or has_placeholder)
@@ -360,7 +360,7 @@ NOT_RUN = {  # programs that are not run here, with the reason
 OUTPUTS = ("--output_dir", "--output_path")
 LARGE = re.compile(
     r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":|.*\"remote\""
-    r"|--(resolution|rewrite|url|gradients)$"
+    r"|--(resolution|rewrite|url|gradients|scores)$"
 )
 
 

@@ -100,11 +100,15 @@ runpy.run_path(sys.argv.pop(1), run_name="__main__")
 @pytest.mark.parametrize(
     "name, given, found",
     [
-        ("post_train.py", {}, "None expandable_segments:True"),
+        (
+            "post_train.py",
+            {},
+            "None expandable_segments:True,pinned_max_round_threshold_mb:1",
+        ),
         ("post_train.py", {"PYTORCH_ALLOC_CONF": "backend:native"}, "None backend:native"),
     ],
 )
-def test_expandable_segments_are_set_before_torch_is_imported(
+def test_the_allocator_is_configured_before_torch_is_imported(
     program, tmp_path, monkeypatch, name, given, found
 ):
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):

@@ -81,6 +81,10 @@ def packages_are_installed(report_to: list[str], model: ModelSettings) -> Proble
                 f"report_to needs {name}, which is not installed; run `pip install {name}`, or "
                 f"remove {name} from report_to"
             )
+    yield from fp8_is_installed(model)
+
+
+def fp8_is_installed(model: ModelSettings) -> Problems:
     for setting in ("base_weight_dtype", "partner_weight_dtype"):
         if getattr(model, setting) == "fp8" and not is_installed("torchao"):
             yield (

@@ -83,15 +83,21 @@ def assign_ranks(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -
 
 @torch.no_grad()
 def fill_shards(
-    model: nn.Module, weights: Iterator[tuple[str, Tensor]], *, device: torch.device
+    model: nn.Module,
+    weights: Iterator[tuple[str, Tensor]],
+    *,
+    device: torch.device,
+    is_alone: bool = False,
 ) -> None:
     """Allocate a model from the meta device on ``device`` and fill it with weights that only the
     first rank reads.
 
     Every rank keeps its shards and holds at most one full tensor in addition. ``weights`` are those
     of `loading.stream_transformer`, with ``read`` only on the first rank; the caller initializes
-    adapters. The weights of `Fp8Linear` layers are quantized one by one.
+    adapters. The weights of `Fp8Linear` layers are quantized one by one. A rank that ``is_alone``
+    reads all weights itself, without communication.
     """
+    is_shared = dist.is_initialized() and not is_alone
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"
     # peft nests the adapted layer one level deeper.
@@ -111,13 +117,13 @@ def fill_shards(
     for name, weight in weights:
         missing.discard(name)
         if name in layers:
-            _store(layers[name], weight, device=device, dtype=dtypes[name])
+            _store(layers[name], weight, device=device, dtype=dtypes[name], is_shared=is_shared)
             continue
         target = targets[name]
         if not isinstance(target, DTensor):
             if not weight.is_meta:  # on the reading rank
                 target.copy_(weight)
-            if dist.is_initialized():
+            if is_shared:
                 dist.broadcast(target, src=0)
             continue
         mesh = target.device_mesh
@@ -140,7 +146,14 @@ def _plain(name: str) -> str:
     return name.replace(".base_layer.", ".")
 
 
-def _store(layer: Fp8Linear, weight: Tensor, *, device: torch.device, dtype: torch.dtype) -> None:
+def _store(
+    layer: Fp8Linear,
+    weight: Tensor,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    is_shared: bool,
+) -> None:
     """Quantize the weight that the first rank reads; the other ranks, whose weight is on meta,
     receive the result.
     """
@@ -148,7 +161,7 @@ def _store(layer: Fp8Linear, weight: Tensor, *, device: torch.device, dtype: tor
         layer.store(torch.zeros_like(weight, device=device, dtype=dtype))
     else:
         layer.store(weight.to(device, dtype))
-    if dist.is_initialized():
+    if is_shared:
         # gloo cannot send fp8
         for part in (layer.weight.qdata.view(torch.uint8), layer.weight.scale):
             dist.broadcast(part, src=0)

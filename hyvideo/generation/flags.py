@@ -22,7 +22,8 @@ RENAMED = {
 SETTINGS = (  # of a run, whose flags this program has as well
     "pretrained_model_root transformer_version family expert base_lora_path low_noise_base_lora_path "
     "ignore_lora_expert vae_dtype vae_tile_size shift sigmas fps "
-    "guidance_interval negative_prompt eta dtype device num_threads"
+    "guidance_interval negative_prompt eta dtype base_weight_dtype partner_weight_dtype device "
+    "num_threads"
 ).split()
 ALSO = {"pretrained_model_root": ["--model_path"]}  # further names, as in HunyuanVideo-1.5
 SENTENCES = {  # help of the flags whose setting has another purpose in a training run

@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from hyvideo.checkpoints.format import is_lora
+from hyvideo.checks.machine_rules import fp8_is_installed
 from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.files.digests import digest_weights
 from hyvideo.files.text import quote
 from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.loading import model_setup, saved_policy
 from hyvideo.models import loading
+from hyvideo.models.fp8 import store_all
 from hyvideo.models.lora import Lora, add_lora, check_lora
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
@@ -27,6 +29,7 @@ from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.transitions import parse_sigmas
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config, without_custom_objective
+from hyvideo.settings.problems import raise_problems
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ModelSettings
 
@@ -82,6 +85,7 @@ class Source:
 
         The files of a checkpoint are compared with its digests (`checkpoints.format.verify`).
         """
+        raise_problems(fp8_is_installed(model))
         root = model.pretrained_model_root
         version = model.transformer_version
         if self.checkpoint:
@@ -114,8 +118,8 @@ class Source:
         weights_device: torch.device | None = None,
         sampling: Sampling | None = None,
     ) -> GRPOPipeline:
-        """Load the pipeline of the policy, with weights in its compute precision; it samples as
-        rollouts are unless ``sampling`` is given.
+        """Load the pipeline of the policy, whose frozen matrices are stored as the config says; it
+        samples as rollouts are unless ``sampling`` is given.
         """
         is_overwritten = self.checkpoint is not None and not is_lora(self.checkpoint)
         pipeline = model_setup.load_pipeline(
@@ -131,6 +135,8 @@ class Source:
         )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint, config.trained_expert)
+            if is_overwritten and config.model.base_weight_dtype == "fp8":
+                store_all(pipeline.transformer)
             partner = pipeline.partner
             if partner and saved_policy.has_expert(self.checkpoint, partner.expert):
                 saved_policy.load_into(partner.transformer, self.checkpoint, partner.expert)

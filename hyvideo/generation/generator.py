@@ -26,7 +26,7 @@ from hyvideo.files.files import PARTIAL, make_folder, remove_partial
 from hyvideo.files.text import lines_of
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.generation import Source
-from hyvideo.generation.offloading import automatic, place
+from hyvideo.generation.offloading import automatic, place, weights_device
 from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
@@ -96,6 +96,8 @@ class GenerationSettings:
             "lora_scale": None,
             "policy_hash": source.policy_hash,
             "dtype": model.dtype,
+            "base_weight_dtype": model.base_weight_dtype,
+            "partner_weight_dtype": model.partner_weight_dtype,
             "vae_dtype": model.vae_dtype,
             "use_sageattn": model.attention_kernel == "sage",
             "enable_torch_compile": self.config.distributed.enable_compile == "true",
@@ -267,14 +269,13 @@ class Generator:
         self.encoder(self.sampling.negative_requests)
         self.encoder.release()
         on_stage("loading")
-        home = torch.device("cpu") if in_groups else self.device
         self.pipeline = self.settings.source.load(
             config,
             self.device,
             self.encoder,
             vae,
             self.kinds,
-            weights_device=home,
+            weights_device=weights_device(self.device, self.offloading),
             sampling=self.sampling,
         )
         for transformer in self.pipeline.transformers:

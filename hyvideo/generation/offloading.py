@@ -28,8 +28,8 @@ def place(
     run: DistributedSettings,
     offloading: Offloading,
 ) -> None:
-    """Split, compile and offload a transformer that is on ``device`` or, for group offloading, on
-    the CPU.
+    """Split, compile and offload a transformer that is on ``device`` or, to be offloaded, on the
+    CPU.
     """
     parallelize(
         transformer,
@@ -37,7 +37,17 @@ def place(
         compile=run.enable_compile == "true",
         is_hooked=True,
     )
+    move_away(transformer, device, offloading)
+
+
+def move_away(transformer: nn.Module, device: torch.device, offloading: Offloading) -> None:
+    """Offload a transformer that is on the CPU; without offloading it is on ``device`` already."""
     if offloading == "group":
         offload_in_groups(transformer, device, overlap=device.type == "cuda")
     elif offloading == "model":
-        offload(transformer)
+        offload(transformer, device)
+
+
+def weights_device(device: torch.device, offloading: Offloading) -> torch.device:
+    """Return where a transformer is loaded to."""
+    return device if offloading == "none" else torch.device("cpu")

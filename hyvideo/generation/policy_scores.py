@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from hyvideo.data.videos import read_header
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.digests import digest_of
 from hyvideo.generation.generation import Source, make_and_read_requests
+from hyvideo.generation.offloading import automatic, move_away, weights_device
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.loading.model_setup import check_checkpoint, choose_device, load_encoder
 from hyvideo.models.conditions import Conditions, to_device
@@ -65,7 +67,8 @@ class StoredValidation(Validation):
 
 
 class Evaluator:
-    """Scores policies and videos in one process and loads each model once.
+    """Scores policies and videos in one process and loads each model once, where generate.py would
+    have it on this GPU.
 
     Raises ValueError for invalid prompts.
     """
@@ -75,19 +78,32 @@ class Evaluator:
             torch.set_num_threads(config.model.num_threads)
         self.config = config
         self.device = choose_device(config.model.device)
+        self.offloading = automatic(self.device)
+        # the settings of the run, with models off the GPU where generate.py has them
+        self.placed = config
+        if self.offloading != "none":
+            self.placed = config.with_settings(offload=["vae", "reward"])
         self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
         self.size = config.validation_sampling.size
 
     @cached_property
     def scorer(self) -> AsyncScorer:
-        scorer = make_async_scorer(self.config, self.device)
+        scorer = make_async_scorer(self.placed, self.device)
         if self.requests:  # none for videos that have their own prompts
             scorer.check_prompts([], validated=[request.prompt for request in self.requests])
         return scorer
 
     @cached_property
     def _encoder_and_vae(self) -> tuple[ConditionEncoder, nn.Module]:
-        return load_encoder(self.config, self.device)
+        config = self.placed
+        if not (config.model.conditions_dir or config.model.precompute_conditions):
+            config = config.with_settings(conditions_dir=self._conditions.name)
+        return load_encoder(config, self.device, group_offload=self.offloading == "group")
+
+    @cached_property
+    def _conditions(self) -> TemporaryDirectory:
+        """Folder of the encoded prompts, so that the encoders need not stay."""
+        return TemporaryDirectory(prefix="conditions-")
 
     def check(self, source: Source) -> frozenset[str]:
         """Return the encoders that the prompts need.
@@ -108,12 +124,25 @@ class Evaluator:
 
         Raises ValueError like `check` and for invalid scorers, before reading its weights.
         """
-        config = self.config
+        config = self.placed
         needs = self.check(source)
         scorer = self.scorer
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
         encoder, vae = self._encoder_and_vae
-        pipeline = source.load(config, self.device, encoder, vae, needs)
+        for request in self.requests:
+            encoder([request], self.size)
+        encoder(config.negative_requests)
+        encoder.release()
+        pipeline = source.load(
+            config,
+            self.device,
+            encoder,
+            vae,
+            needs,
+            weights_device=weights_device(self.device, self.offloading),
+        )
+        for transformer in pipeline.transformers:
+            move_away(transformer, self.device, self.offloading)
         validation = StoredValidation(
             config, Mesh.single(), pipeline, encoder, scorer, self.requests
         )
@@ -209,6 +238,8 @@ class Evaluator:
     def close(self) -> None:
         if "scorer" in vars(self):
             self.scorer.close()
+        if "_conditions" in vars(self):
+            self._conditions.cleanup()
 
 
 def _fail(message: str) -> NoReturn:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.files import read_json
-from hyvideo.generation.offloading import place
+from hyvideo.generation.offloading import place, weights_device
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.loading import fit_checks
 from hyvideo.loading.model_setup import weights_seed
@@ -155,7 +155,7 @@ class Refiner:
             root,
             model.name,
             dtype=DTYPES[self.settings.dtype],
-            device="cpu" if offloading == "group" else device,
+            device=weights_device(device, offloading),
             random_weights_seed=seed,
         )
         install(transformer)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -20,7 +20,6 @@ from hyvideo.files.files import read_text
 from hyvideo.loading.video_latents import write_latents
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.decoding import tile_size_of
-from hyvideo.models.offload import on_device
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.progress_bar import stage_bar
 from hyvideo.records.run_files import write_json
@@ -136,10 +135,7 @@ class VideoSampler:
             return self.noise(pipeline, video, *stage, *step)
 
         conditions = conditions.to(pipeline.device)
-        with ExitStack() as stack:
-            for transformer in pipeline.transformers:
-                stack.enter_context(on_device(transformer))
-            stack.enter_context(within(pipeline))
+        with within(pipeline):
             if schedule.stochastic_steps:
                 return pipeline.sample(conditions, noise(), schedule, noise).final
             return pipeline.sample_ode(conditions, noise(), schedule)

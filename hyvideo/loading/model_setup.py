@@ -1,19 +1,20 @@
 """Loading and checking of the models of a run, for training, generation and scripts."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hyvideo.checks.layout import head_problems
 from hyvideo.checks.machine_rules import image_problems
 from hyvideo.data.prompts import Request
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.files.digests import digest_of, digest_weights
 from hyvideo.files.text import nearest
 from hyvideo.loading import fit_checks
@@ -24,6 +25,7 @@ from hyvideo.models.attention_kernels import Choice, Shape, choose_kernel
 from hyvideo.models.conditions import Condition
 from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import prepare
+from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Lora, check_lora, training_config
 from hyvideo.models.offload import offload
@@ -142,7 +144,8 @@ def load_pipeline(
     Args:
         kinds: Kinds of conditions used in training; parameters that none of them use are frozen.
         weights_dtype: Dtype of the weights; for sampling, ``config.model.dtype`` is sufficient.
-        is_overwritten: The caller sets every weight, so the base model (33 GB) is not read.
+        is_overwritten: The caller sets every weight, so the base model (33 GB) is not read, and
+            the weights are not stored in fp8 yet.
         weights_device: Where the weights are, if not on ``device``.
         sampling: How videos are sampled, if not as rollouts.
     """
@@ -151,13 +154,29 @@ def load_pipeline(
     requests = sampling.negative_requests if sampling else config.negative_requests
     negative = negative_condition(requests, encoder, device)
     own = config.trained_expert
-    make = empty_transformer if is_overwritten else loaded_transformer
-    transformer = make(config.model, own, kinds, dtype=weights_dtype, device=weights_device)
+    if is_overwritten:
+        transformer = empty_transformer(
+            config.model, own, kinds, dtype=weights_dtype, device=weights_device
+        )
+    else:
+        transformer = loaded_transformer(
+            config.model,
+            own,
+            kinds,
+            dtype=weights_dtype,
+            device=weights_device,
+            weight_dtype=config.model.base_weight_dtype,
+        )
     partner = None
     if own is not None:
         other = OTHER_EXPERT[own]
         second = loaded_transformer(
-            config.model, other, kinds, dtype=weights_dtype, device=weights_device
+            config.model,
+            other,
+            kinds,
+            dtype=weights_dtype,
+            device=weights_device,
+            weight_dtype=config.model.partner_weight_dtype,
         )
         partner = Partner(second, other, config.version.boundary)
     config = config.resolve_auto(on_gpu=device.type == "cuda")
@@ -179,19 +198,50 @@ def loaded_transformer(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    weight_dtype: str,
 ) -> nn.Module:
-    """Return the transformer of an expert, or a single one, with its base LoRAs, in eval mode."""
-    transformer = loading.load_transformer(
+    """Return the transformer of an expert, or a single one, in one process; see `stream_expert`."""
+    transformer, weights = stream_expert(
+        model, expert, kinds, dtype=dtype, device=device, weight_dtype=weight_dtype
+    )
+    fill_shards(transformer, weights, device=device, is_alone=True)
+    return transformer
+
+
+def stream_expert(
+    model: ModelSettings,
+    expert: Expert | None,
+    kinds: frozenset[str],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    weight_dtype: str,
+    read: bool = True,
+    loras: Iterable[Lora] = (),
+) -> tuple[nn.Module, Iterator[tuple[str, Tensor]]]:
+    """Return the transformer of an expert, or a single one, without weights and in eval mode, and its
+    weights for `fill_shards`, with its base LoRAs. Training and sampling load all experts by it.
+
+    Args:
+        kinds: Kinds of conditions; parameters that none of them use are frozen.
+        weight_dtype: How the matrices of the blocks are stored: in ``dtype``, or frozen in ``fp8``.
+        read: False for a rank that receives the weights from the first one.
+        loras: Further LoRAs that are merged.
+    """
+    transformer, weights = loading.stream_transformer(
         model.pretrained_model_root,
         model.transformer_version,
         expert=expert,
-        dtype=dtype,
+        read=read,
         device=device,
         random_weights_seed=weights_seed(model, expert),
-        loras=base_loras(model, expert),
+        loras=[*base_loras(model, expert), *loras],
     )
-    prepare(transformer.eval(), kinds)
-    return transformer
+    transformer.type(dtype)
+    prepare(transformer, kinds)
+    if weight_dtype == "fp8":
+        use_fp8(transformer)
+    return transformer, weights
 
 
 def empty_transformer(
@@ -202,7 +252,9 @@ def empty_transformer(
     dtype: torch.dtype,
     device: torch.device,
 ) -> nn.Module:
-    """Return the transformer with memory for its weights, which the caller sets."""
+    """Return the transformer with memory for its weights in ``dtype``, which the caller sets; it may
+    store them in fp8 afterwards (`fp8.store_all`).
+    """
     root, version = model.pretrained_model_root, model.transformer_version
     empty = loading.transformer_on_meta(root, version, expert)
     transformer = empty.type(dtype).to_empty(device=device)

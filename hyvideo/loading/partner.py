@@ -9,10 +9,8 @@ from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.distributed.sharded_tensors import fill_shards
-from hyvideo.loading.model_setup import base_loras, weights_seed
+from hyvideo.loading.model_setup import stream_expert
 from hyvideo.models import loading
-from hyvideo.models.family import family_of, prepare
-from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.guidance import OTHER_EXPERT
 from hyvideo.models.offload import offload_in_groups
 from hyvideo.pipelines.grpo_pipeline import DTYPES, Partner
@@ -32,20 +30,19 @@ def load_partner(
     expert = OTHER_EXPERT[config.trained_expert]
     is_streamed = "partner" in model.offload
     place = torch.device("cpu") if is_streamed else device
-    transformer, weights = loading.stream_transformer(
-        model.pretrained_model_root,
-        model.transformer_version,
-        expert=expert,
-        read=mesh.is_main,  # the other ranks receive the weights
-        device=place,
-        random_weights_seed=weights_seed(model, expert),
-        loras=base_loras(model, expert),
+    folder = loading.transformer_folder(
+        model.pretrained_model_root, model.transformer_version, expert
     )
-    transformer.type(DTYPES[model.dtype])
-    prepare(transformer, family_of(transformer).kinds(requests))
+    transformer, weights = stream_expert(
+        model,
+        expert,
+        loading.read_family(folder).kinds(requests),
+        dtype=DTYPES[model.dtype],
+        device=place,
+        weight_dtype=model.partner_weight_dtype,
+        read=mesh.is_main,  # the other ranks receive the weights
+    )
     transformer.requires_grad_(False)
-    if model.partner_weight_dtype == "fp8":
-        use_fp8(transformer)
     parallelize(
         transformer,
         mesh,

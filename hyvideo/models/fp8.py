@@ -65,3 +65,11 @@ def use_fp8(transformer: nn.Module) -> None:
     for name, module in transformer.named_modules():
         if isinstance(module, nn.Linear) and re.fullmatch(target_modules, name):
             module.__class__ = Fp8Linear
+
+
+def store_all(transformer: nn.Module) -> None:
+    """Store the matrices of the blocks of a loaded transformer in fp8, one by one."""
+    use_fp8(transformer)
+    for module in transformer.modules():
+        if isinstance(module, Fp8Linear):
+            module.store(module.weight.detach())

@@ -29,9 +29,11 @@ from hyvideo.models.family import (
     Family,
     component_of,
     family_of_config,
+    model_class,
     new_model,
     transformer_of_config,
 )
+from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, with_lora
 from hyvideo.models.versions import experts_of
@@ -142,7 +144,7 @@ def load_vae(
 
 def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None:
     """Copy the weights that ``save_pretrained`` wrote to `folder` into `transformer`, keeping its
-    dtype and device.
+    dtype and device, and matrices in fp8.
 
     Call it before sharding the transformer or adding adapters. If it is on the meta device, only
     headers are read. Raises ValueError if the shape of a tensor differs from the transformer's.
@@ -151,9 +153,17 @@ def load_transformer_weights(transformer: nn.Module, folder: str | Path) -> None
     component = component_of(transformer)
     _, is_original = read_arguments(component, source)
     targets = transformer.state_dict()
+    in_fp8 = {
+        f"{name}.weight": module
+        for name, module in transformer.named_modules()
+        if isinstance(module, Fp8Linear)
+    }
     read = not any(target.is_meta for target in targets.values())
     for name, tensor in _stream_state(component, source, targets, is_original, read=read):
-        targets[name].copy_(tensor)
+        if name in in_fp8 and read:
+            in_fp8[name].store(tensor.to(targets[name].device, targets[name].dtype))
+        else:
+            targets[name].copy_(tensor)
 
 
 def read_task(root: str | Path, version: str | None) -> str | None:
@@ -344,14 +354,12 @@ def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dic
     """Return the arguments in a diffusers config; absent keys take the class's defaults, as in
     ``from_config``.
     """
-    import diffusers
-
     arguments = _plain(config)
-    parameters = inspect.signature(getattr(diffusers, component.class_name)).parameters
+    parameters = inspect.signature(model_class(component)).parameters
     unknown = sorted(set(arguments) - set(parameters))
     if unknown:
         raise ValueError(
-            f"config keys {unknown} are not arguments of diffusers' {component.class_name}"
+            f"config keys {unknown} are not arguments of the class {component.class_name}"
         )
     return {name: parameter.default for name, parameter in parameters.items()} | arguments
 

@@ -7,6 +7,7 @@ norms and biases, which are added to the base weights before an adapter is made.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,10 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.models.family import Component, family_of
+from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.weights.weight_files import truncate
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+
+warnings.filterwarnings("ignore", message="TorchaoLoraLinear was instantiated")  # cannot merge
 
 
 @dataclass(frozen=True)
@@ -65,16 +69,24 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
 
     check_lora(transformer, lora)
     parameters = dict(transformer.named_parameters())
+    modules = dict(transformer.named_modules())
     with torch.no_grad():
         for name, difference in differences_of(lora).items():
-            change = scale * difference.tensor.float()
-            parameters[name].copy_(parameters[name].float() + change.to(parameters[name].device))
+            parameter = parameters[name]
+            change = scale * difference.tensor.float().to(parameter.device)
+            module_name, _, kind = name.rpartition(".")
+            if kind == "weight" and isinstance(modules[module_name], Fp8Linear):
+                changed = parameter.dequantize().float() + change
+                modules[module_name].store(changed.to(parameter.dtype))
+            else:
+                parameter.copy_(parameter.float() + change)
     pairs = pairs_of(lora)
     if pairs:
         _add_adapter(transformer, config_of(pairs))
         loaded = set_peft_model_state_dict(transformer, state_of(pairs))
         assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
-        transformer.set_adapters("default", weights=scale)
+        for layer in _adapted_layers(transformer):
+            layer.set_scale("default", scale)
     transformer.requires_grad_(False)
 
 
@@ -173,6 +185,11 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     family = family_of(transformer)
     unused = family.without_gradient(transformer)
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            "a LoRA trains linear layers, and this transformer has none, as a model of convolutions; "
+            "set lora_rank 0 to train all weights"
+        )
     names = [(name, name) for name in linear] + _with_original_names(linear, family.transformer)
     chosen: set[str] = set()
     for target in targets:
@@ -223,11 +240,20 @@ def add_trainable_lora(transformer: nn.Module, config: "LoraConfig") -> None:
 
 
 def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
-    transformer.add_adapter(config)
-    for module in transformer.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            # leave casting to autocast: peft would cast all tokens to float32
-            module.cast_input_dtype_enabled = False
+    """Add an adapter named default by peft itself, which needs no class of diffusers."""
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, transformer, "default")
+    transformer._hf_peft_config_loaded = True  # for methods of diffusers such as disable_adapters
+    for layer in _adapted_layers(transformer):
+        # leave casting to autocast: peft would cast all tokens to float32
+        layer.cast_input_dtype_enabled = False
+
+
+def _adapted_layers(transformer: nn.Module) -> list[nn.Module]:
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in transformer.modules() if isinstance(module, LoraLayer)]
 
 
 def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:

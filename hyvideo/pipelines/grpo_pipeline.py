@@ -8,7 +8,7 @@ import copy
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -189,12 +189,22 @@ class GRPOPipeline:
     ) -> Iterator[Step]:
         latents = noise.float()
         self.prepare_schedule(schedule)
-        for index in self.with_progress(range(len(schedule.transitions))):
-            velocity = self.velocity_at_steps(latents, schedule, [index] * len(latents), conditions)
-            new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
-            step = schedule.step(velocity, latents, index, new_noise)
-            latents = step.sample
-            yield step
+        current = None
+        # of offloaded experts, only that of the step is on the device
+        with ExitStack() as places:
+            for index in self.with_progress(range(len(schedule.transitions))):
+                transformer = self._transformer_at(self._times(schedule, [index]))
+                if transformer is not current:
+                    places.close()
+                    places.enter_context(on_device(transformer))
+                    current = transformer
+                velocity = self.velocity_at_steps(
+                    latents, schedule, [index] * len(latents), conditions
+                )
+                new_noise = step_noise(index) if schedule.transitions[index].is_stochastic else None
+                step = schedule.step(velocity, latents, index, new_noise)
+                latents = step.sample
+                yield step
 
     def replay(
         self,

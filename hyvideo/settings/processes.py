@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from importlib.metadata import version
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
 # Exit codes after which the same command would end the same way, or must not run again by itself:
@@ -57,15 +58,27 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def use_expandable_segments() -> None:
-    """Let torch's GPU allocator extend its segments, unless the user configured it.
+def configure_allocator() -> None:
+    """Let torch's GPU allocator extend its segments, and pin host memory of exactly the size of a
+    tensor, unless the user configured it.
 
-    Call before torch is imported. Not on WSL2, whose driver fails at the first allocation in such a
-    segment.
+    Call before torch is imported. WSL2's driver fails at the first allocation in an expandable
+    segment. By default, torch rounds pinned tensors up to powers of two, half as much again for the
+    matrices of Wan; only torch 2.13 and later can leave tensors above 1 MiB as they are.
     """
-    is_wsl = "microsoft" in platform.release().lower()
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and not is_wsl:
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    chosen = []
+    if "microsoft" not in platform.release().lower():
+        chosen.append("expandable_segments:True")
+    if pins_exact_sizes():
+        chosen.append("pinned_max_round_threshold_mb:1")
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ and chosen:
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", ",".join(chosen))
+
+
+def pins_exact_sizes() -> bool:
+    """Return whether the installed torch can pin memory without rounding its size up."""
+    major, minor = version("torch").split(".")[:2]
+    return (int(major), int(minor)) >= (2, 13)
 
 
 def share_compile_workers() -> None:

@@ -21,13 +21,11 @@ from hyvideo.distributed.sharded_tensors import copy_full, fill_shards, full_ten
 from hyvideo.loading import saved_policy
 from hyvideo.loading.model_setup import (
     adapter_config,
-    base_loras,
     read_initial_lora,
-    weights_seed,
+    stream_expert,
 )
 from hyvideo.models import loading
-from hyvideo.models.family import family_of, prepare
-from hyvideo.models.fp8 import use_fp8
+from hyvideo.models.family import family_of
 from hyvideo.models.lora import Lora, add_trainable_lora, current_lora, differences_of, pairs_of
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.settings.config import Config
@@ -83,24 +81,22 @@ class Policy:
         model = self.config.model
         distributed = self.config.distributed
         optimizer = self.config.optimizer
-        transformer, weights = loading.stream_transformer(
-            model.pretrained_model_root,
-            model.transformer_version,
-            read=self.mesh.is_main,  # the other ranks receive the weights
-            device=device,
-            expert=self.config.trained_expert,
-            random_weights_seed=weights_seed(model, self.config.trained_expert),
-            loras=[
-                *base_loras(model, self.config.trained_expert),
-                self.differences if self.is_lora else start or {},
-            ],
+        expert = self.config.trained_expert
+        folder = loading.transformer_folder(
+            model.pretrained_model_root, model.transformer_version, expert
         )
-        # Frozen weights need only the precision of the computation.
-        transformer.type(DTYPES[model.dtype if self.is_lora else "fp32"])
-        prepare(transformer, family_of(transformer).kinds(requests))
+        transformer, weights = stream_expert(
+            model,
+            expert,
+            loading.read_family(folder).kinds(requests),
+            # Frozen weights need only the precision of the computation.
+            dtype=DTYPES[model.dtype if self.is_lora else "fp32"],
+            device=device,
+            weight_dtype=model.base_weight_dtype,
+            read=self.mesh.is_main,  # the other ranks receive the weights
+            loras=[self.differences if self.is_lora else start or {}],
+        )
         if self.is_lora:
-            if model.base_weight_dtype == "fp8":
-                use_fp8(transformer)
             add_trainable_lora(transformer, adapter_config(transformer, optimizer, start))
         parallelize(
             transformer,

@@ -233,7 +233,7 @@ def load_models(
         partner=load_partner(config, mesh, device, used),
     )
     if "policy" in config.model.offload:
-        pipeline.frozen = FrozenWeights(policy.transformer)
+        pipeline.frozen = FrozenWeights(policy.transformer, device)
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and config.objective.has_ratio:
         progress.enter("load", "compiled blocks")

@@ -16,17 +16,19 @@ import sys
 from contextlib import nullcontext
 
 import torch
-from diffusers import HunyuanVideo15Transformer3DModel
+from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
+from torch import nn
 from transformers import Qwen2_5_VLTextModel
 
 from hyvideo.distributed.mesh import Mesh
-from hyvideo.generation.offloading import place
+from hyvideo.generation.offloading import move_away, place
 from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.offload import offload, offload_in_groups, on_device
-from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
+from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Partner, SamplerSettings
+from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.sections import DistributedSettings
 from tests.fake_cuda.checks import autoencoder, empty
 
@@ -92,13 +94,48 @@ def sample_and_decode(schedule, *, skips_blocks=False):
     return {"sampling": sampling, "tile": count.peak / 2**30}
 
 
+def sample_by_two_experts(schedule):
+    """Return the GiB of the weights of an expert of the width of A14B, and of the peak of sampling
+    with both offloaded, and the copies to the GPU.
+    """
+    experts = []
+    for _ in range(2):
+        with torch.device("meta"):
+            sizes = {"num_attention_heads": 40, "ffn_dim": 13_824, "num_layers": 2}
+            model = WanTransformer3DModel(**sizes).eval().requires_grad_(False)
+            prepare(model, ("text",))
+        device.on_device(model, torch.bfloat16, "cpu")
+        experts.append(model)
+    torch.Tensor.pin_memory = torch.Tensor.clone  # of rotary tables, which FakeTensors lack
+    text = Condition(empty(20, 4096))
+    with device.Count() as count:
+        for model in experts:
+            move_away(model, CUDA, "model")
+        sampling = SamplerSettings(Guidance(1), batched_forward=False)
+        vae = nn.Linear(1, 1, device=CUDA)  # for the pipeline's device
+        partner = Partner(experts[1], "low", 0.875)
+        pipeline = GRPOPipeline(
+            experts[0], vae, sampling=sampling, compute_dtype=torch.bfloat16, partner=partner
+        )
+        latents = empty(1, 16, 2, 8, 8, dtype=torch.float32)
+        count.clear()
+        for _ in pipeline._sample_steps(Conditions((text,)), latents, schedule, None):
+            pass
+    weights = sum(parameter.nbytes for parameter in experts[0].parameters())
+    return {"weights": weights / 2**30, "peak": count.peak / 2**30, "copies": dict(count.copies)}
+
+
 def main():
     schedule = device.prepare_process()
+    # with real timesteps, which decide the expert
+    steps_of_both = Schedule.ode(4, 5.0)
+    assert len(steps_of_both.timesteps) == len(steps_of_both.ends)
     device.let_modules_move()
     with device.fake_mode():
         found = {
             "encoding": encode(),
             "group": sample_and_decode(schedule),
+            "experts": sample_by_two_experts(steps_of_both),
             "cached": sample_and_decode(schedule, skips_blocks=True),
         }
     print(json.dumps(found))

@@ -98,3 +98,7 @@ def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
         "cached steps leave a block of 0.28 GiB that was copied ahead"
     )
     assert gib["group"]["tile"] < 18
+    # both experts are copied once, and one at a time
+    experts = gib["experts"]
+    assert experts["copies"]["pinned to device"] == 2 * 27
+    assert experts["peak"] < 1.5 * experts["weights"]

@@ -167,6 +167,7 @@ RECIPES = (
     ("1 L40S", "wan22_a14b_1gpu_i2v", ""),
     ("1 H100", "wan21_1gpu_nft", ""),
     ("1 H100", "wan22_a14b_1gpu_80gb", ""),
+    ("4 L40S", "wan21_4gpu_hpsv3", ""),
     ("8 H100", "wan21_8gpu_nft", ""),
     ("8 H100", "wan22_a14b_8gpu", ""),
     ("8 H100", "wan21_8gpu_guidance", ""),

@@ -9,18 +9,25 @@ from hyvideo.settings import processes
 
 
 @pytest.mark.parametrize(
-    "release, used",
+    "release, torch, used",
     [
-        ("6.6.87.2-microsoft-standard-WSL2", None),
-        ("6.8.0-45-generic", "expandable_segments:True"),
+        ("6.6.87.2-microsoft-standard-WSL2", "2.12.1", None),
+        ("6.6.87.2-microsoft-standard-WSL2", "2.13.0+cpu", "pinned_max_round_threshold_mb:1"),
+        ("6.8.0-45-generic", "2.9.0", "expandable_segments:True"),
+        (
+            "6.8.0-45-generic",
+            "2.13.0+cu130",
+            "expandable_segments:True,pinned_max_round_threshold_mb:1",
+        ),
     ],
 )
-def test_expandable_segments_are_not_used_on_wsl2(monkeypatch, release, used):
+def test_the_allocator_gets_only_what_the_driver_and_torch_know(monkeypatch, release, torch, used):
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.setenv(variable, "")
         monkeypatch.delenv(variable)
     monkeypatch.setattr(processes.platform, "release", lambda: release)
-    processes.use_expandable_segments()
+    monkeypatch.setattr(processes, "version", lambda package: torch)
+    processes.configure_allocator()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == used
 
 

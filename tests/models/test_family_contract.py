@@ -23,7 +23,7 @@ from hyvideo.models.lora import (
 from hyvideo.models.lora_files import read_lora
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.wan.transformer import rotary_tables as wan_rotary_tables
-from hyvideo.planning.flops import fake_tensors
+from hyvideo.planning.counting import fake_tensors
 from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
 from tests.examples.mochi import tiny as mochi

@@ -1,6 +1,7 @@
 """The plan of a run as text: what it computes, its memory, hours, disk and host memory."""
 
 from hyvideo.files.text import Row, align_columns, counted, lines_of, number
+from hyvideo.planning.chain import chain_rows
 from hyvideo.planning.disk import (
     checkpoint_bytes,
     disk_bytes,
@@ -102,6 +103,7 @@ def length_rows(run: PlannedRun) -> list[Row]:
             rows += _validation(run, length)
     if run.config.model.device != "cpu":
         rows.append(("checkpoints", _checkpoints(run, length)))
+        rows += chain_rows(run)
         rows.append(("host memory", _host_memory(run)))
         rows.append(("disk", _disk(run)))
     return rows

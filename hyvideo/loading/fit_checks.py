@@ -164,9 +164,10 @@ def latent_problems(root: Path, version: str | None, family: Family) -> list[str
     folder = loading.transformer_folder(root, version)
     vae_folder = loading.vae_folder(root)
     arguments = loading.read_arguments(loading.read_transformer(folder), folder)[0]
-    # diffusers' classes with the default None return as many channels as they get
-    channels = arguments.get("out_channels") or arguments["in_channels"]
+    # diffusers' classes with the default None return as many channels as they get; a class of the
+    # family's package may have neither argument
+    channels = arguments.get("out_channels") or arguments.get("in_channels")
     needed = family.latents(loading.read_arguments(family.vae, vae_folder)[0]).channels
-    if channels == needed:
+    if channels in (needed, None):
         return []
     return [f"{vae_folder.path} needs {needed} latent channels, but {folder.path} has {channels}"]

@@ -50,7 +50,7 @@ class ImageCondition:
 class Condition:
     """Inputs of the transformer that describe one video."""
 
-    text: Tensor  # (tokens, dim), hidden states of the text encoder
+    text: Tensor | None = None  # (tokens, dim), hidden states of the text encoder, if there is one
     glyph: Tensor | None = None  # (tokens, dim), quoted text, if the prompt has any
     # image features and first-frame latents; image-to-video only
     image: ImageCondition | None = None
@@ -74,7 +74,7 @@ class Condition:
 
     def to(self, device: torch.device | str) -> "Condition":
         return Condition(
-            to_device(self.text, device),
+            _to_device_or_none(self.text, device),
             _to_device_or_none(self.glyph, device),
             self.image and self.image.to(device),
         )

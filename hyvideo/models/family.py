@@ -23,8 +23,8 @@ from hyvideo.weights.names import LoraNames, Rename
 
 
 class Component(NamedTuple):
-    """A diffusers class, and the conversions between its tensors and settings and those of the
-    original.
+    """A class of diffusers or of the family's package, and the conversions between its tensors and
+    settings and those of the original.
     """
 
     class_name: str
@@ -33,6 +33,8 @@ class Component(NamedTuple):
     config_to_diffusers: Callable[[Mapping[str, Any]], dict[str, Any]]
     config_to_original: Callable[[Mapping[str, Any]], dict[str, Any]]
     finish: Callable[[nn.Module], None] = lambda model: None  # called on every new model
+    # the class, if diffusers has none of this name: a ModelMixin and ConfigMixin of diffusers
+    build: type[nn.Module] | None = None
 
 
 class License(NamedTuple):
@@ -205,15 +207,18 @@ def family_of(model: nn.Module | str) -> Family:
 
 
 def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a model of diffusers' class with diffusers' initialization."""
+    """Build a model of a component's class, with the initialization of this class."""
     model = model_class(component)(**arguments)
     component.finish(model)
     return model
 
 
 def model_class(component: Component) -> type[nn.Module]:
-    """Return diffusers' class of a component."""
+    """Return the class of a component, which is diffusers' unless the family brings its own."""
     import diffusers
+
+    if component.build is not None:
+        return component.build
 
     return getattr(diffusers, component.class_name)
 

@@ -29,6 +29,7 @@ from hyvideo.models.family import (
     Family,
     component_of,
     family_of_config,
+    model_class,
     new_model,
     transformer_of_config,
 )
@@ -353,14 +354,12 @@ def _diffusers_arguments(component: Component, config: Mapping[str, Any]) -> dic
     """Return the arguments in a diffusers config; absent keys take the class's defaults, as in
     ``from_config``.
     """
-    import diffusers
-
     arguments = _plain(config)
-    parameters = inspect.signature(getattr(diffusers, component.class_name)).parameters
+    parameters = inspect.signature(model_class(component)).parameters
     unknown = sorted(set(arguments) - set(parameters))
     if unknown:
         raise ValueError(
-            f"config keys {unknown} are not arguments of diffusers' {component.class_name}"
+            f"config keys {unknown} are not arguments of the class {component.class_name}"
         )
     return {name: parameter.default for name, parameter in parameters.items()} | arguments
 

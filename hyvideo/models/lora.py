@@ -85,7 +85,8 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
         _add_adapter(transformer, config_of(pairs))
         loaded = set_peft_model_state_dict(transformer, state_of(pairs))
         assert not loaded.unexpected_keys and not any("lora_" in key for key in loaded.missing_keys)
-        transformer.set_adapters("default", weights=scale)
+        for layer in _adapted_layers(transformer):
+            layer.set_scale("default", scale)
     transformer.requires_grad_(False)
 
 
@@ -184,6 +185,11 @@ def target_modules(transformer: nn.Module, targets: Sequence[str]) -> list[str]:
     family = family_of(transformer)
     unused = family.without_gradient(transformer)
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            "a LoRA trains linear layers, and this transformer has none, as a model of convolutions; "
+            "set lora_rank 0 to train all weights"
+        )
     names = [(name, name) for name in linear] + _with_original_names(linear, family.transformer)
     chosen: set[str] = set()
     for target in targets:
@@ -234,11 +240,20 @@ def add_trainable_lora(transformer: nn.Module, config: "LoraConfig") -> None:
 
 
 def _add_adapter(transformer: nn.Module, config: "LoraConfig") -> None:
-    transformer.add_adapter(config)
-    for module in transformer.modules():
-        if hasattr(module, "cast_input_dtype_enabled"):
-            # leave casting to autocast: peft would cast all tokens to float32
-            module.cast_input_dtype_enabled = False
+    """Add an adapter named default by peft itself, which needs no class of diffusers."""
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(config, transformer, "default")
+    transformer._hf_peft_config_loaded = True  # for methods of diffusers such as disable_adapters
+    for layer in _adapted_layers(transformer):
+        # leave casting to autocast: peft would cast all tokens to float32
+        layer.cast_input_dtype_enabled = False
+
+
+def _adapted_layers(transformer: nn.Module) -> list[nn.Module]:
+    from peft.tuners.lora import LoraLayer
+
+    return [module for module in transformer.modules() if isinstance(module, LoraLayer)]
 
 
 def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:

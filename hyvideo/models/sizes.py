@@ -112,7 +112,7 @@ class Sizes:
     attention_head_dim: int
     patch: tuple[int, int, int]  # frames, height and width of a token, in latents
     out_channels: int  # channels of the latents
-    text_width: int  # width of the text encoder's states
+    text_width: int  # width of the text encoder's states; 0 without one
     spatial_compression_ratio: int
     temporal_compression_ratio: int
     # whether the text encoder has the width of the released one, whose parameters are known
@@ -314,11 +314,12 @@ def _sizes(family: str, transformer: Mapping[str, Any], vae: Mapping[str, Any]) 
         latents = known.latents(full_vae)
         channels, temporal, spatial = latents[:3]
         released_width = _text_width(_settings_of_outside(family, {}, {})[0])
+    heads, head_dim = _heads(full)
     return Sizes(
         family=family,
         num_layers=full["num_layers"],
-        num_attention_heads=full["num_attention_heads"],
-        attention_head_dim=full["attention_head_dim"],
+        num_attention_heads=heads,
+        attention_head_dim=head_dim,
         patch=tuple(patch),
         out_channels=channels,
         text_width=_text_width(full),
@@ -345,7 +346,22 @@ def _settings_of_outside(family: str, transformer: Mapping, vae: Mapping) -> tup
         parameters = inspect.signature(model_class(each)).parameters.values()
         defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
         complete.append({"_class_name": each.class_name} | defaults | dict(settings))
+    _check_keys(complete[0])
     return *complete, known
+
+
+def _check_keys(config: Mapping[str, Any]) -> None:
+    """Raise ValueError if the transformer's class has no argument of a size that is read."""
+    width = ["num_attention_heads", "attention_head_dim"]
+    if "num_attention_heads" not in config:
+        width = ["hidden_size"]
+    missing = [key for key in ("num_layers", *width) if key not in config]
+    if missing:
+        raise ValueError(
+            f"{config['_class_name']} has no argument {' and no '.join(missing)}. It needs "
+            "num_layers, and num_attention_heads and attention_head_dim or, without attention, "
+            "hidden_size, the width of a token"
+        )
 
 
 def _patch(config: Mapping[str, Any]) -> tuple[int, ...]:
@@ -356,5 +372,15 @@ def _patch(config: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(size)
 
 
+def _heads(config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the number of attention heads and the width of a head; a model without attention has
+    one, which is as wide as a token.
+    """
+    if "num_attention_heads" in config:
+        return config["num_attention_heads"], config["attention_head_dim"]
+    return 1, config["hidden_size"]
+
+
 def _text_width(config: Mapping[str, Any]) -> int:
-    return config.get("text_embed_dim") or config["text_dim"]
+    """Return the width of the text encoder's states, 0 for a family without text."""
+    return config.get("text_embed_dim") or config.get("text_dim", 0)

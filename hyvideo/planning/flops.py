@@ -149,13 +149,15 @@ def _count_parameters(
             matrices.append(layer.weight.numel())
         else:
             modulations.append(_number(layer))
-    adapted = target_modules(model, lora_targets or [family.target_modules])
-    layers = [model.get_submodule(name) for name in adapted]
+    layers = []
+    if matrices or lora_targets:
+        adapted = target_modules(model, lora_targets or [family.target_modules])
+        layers = [model.get_submodule(name) for name in adapted]
     return Parameters(
         total=_number(model),
         block=_number(blocks[0]),
         matrices=sum(matrices),
-        largest_matrix=max(matrices),
+        largest_matrix=max(matrices, default=0),
         modulation=sum(modulations),
         num_modulations=len(modulations),
         per_lora_rank=sum(layer.in_features + layer.out_features for layer in layers),
@@ -183,7 +185,7 @@ def _forward_flops(
         latents = torch.empty(1, *shape)
         needs_image = family_named(family_name).task(model.config, {}) == "i2v"
         image = ImageCondition(None, torch.empty(*shape)) if needs_image else None
-        condition = Condition(torch.empty(*text), image=image)
+        condition = Condition(torch.empty(*text) if text[1] else None, image=image)
         timestep = torch.full((1,), 500.0)
         ends = timestep if model.is_flow_map else None
         # Only this implementation of attention consists of operators that the counter knows on a

@@ -59,7 +59,8 @@ class PlannedRun:
     @property
     def block_text_tokens(self) -> int:
         """Text tokens that pass through the blocks with the video's tokens."""
-        return self.text_tokens if self.architecture.memory.text_in_blocks else 0
+        has_text = self.architecture.text_width > 0
+        return self.text_tokens if has_text and self.architecture.memory.text_in_blocks else 0
 
     @property
     def caches_modulation(self) -> bool:

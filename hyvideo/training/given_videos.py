@@ -179,4 +179,6 @@ def fit_of(objective: LevelObjective, rollouts: RolloutBatch, row: int) -> dict[
     velocity, target = objective.velocity_and_target(rollouts, [row], noisiest)
     objective.cost.add(objective.num_forwards(rollouts, [row], noisiest))
     error = mean_square(velocity - target) / mean_square(target)
-    return {ZERO_ERROR: Limited(error.squeeze(), 1.0, UNTRAINED)}
+    sigma = rollouts.trained_steps[row, noisiest].item()
+    advice = f"measured at sigma {sigma:.3g}; {UNTRAINED}"
+    return {ZERO_ERROR: Limited(error.squeeze(), 1.0, advice)}

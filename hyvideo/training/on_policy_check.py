@@ -139,6 +139,7 @@ class OnPolicyCheck:
             return (log_probs - rollouts.trajectories.log_probs[rows, steps]).abs()
 
         rows = [rows[i] for i in log_ratios(rows).argsort().tolist()]  # the last row deviates most
+        step = int(rollouts.trained_steps[rows[-1], column])
         others = [row for row in self._sampled_with(rollouts, rows[-1]) if row != rows[-1]]
         with last_outputs(self.pipeline.transformer) as in_update:
             measured = log_ratios(rows).max().item()
@@ -147,8 +148,9 @@ class OnPolicyCheck:
         return "\n".join(
             [
                 f"iteration {iteration}: rollout and update compute different log-probabilities. On "
-                f"rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g}, above the "
-                f"tolerance of {tolerance:g}. The policy was not changed.",
+                f"rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g} at step "
+                f"{step + 1}, at sigma {rollouts.schedule.sigmas[step]:.3g}, above the tolerance of "
+                f"{tolerance:g}. The policy was not changed.",
                 _advice(shapes),
                 f"  first module that differs: {first_difference(in_rollout, in_update) or 'none'}",
             ]

@@ -1,5 +1,6 @@
 """Training with objective nft, and its checks of the old policy."""
 
+import re
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -218,8 +219,11 @@ def test_noise_levels_in_the_wrong_unit_stop_the_run(trainer, monkeypatch):
 
     monkeypatch.setattr(trainer.run.pipeline, "velocity", unscaled)
     anchor = trainer.run.objective.prepare(rollouts)
-    with pytest.raises(OffPolicyError, match="relative to that of a zero velocity"):
+    with pytest.raises(OffPolicyError, match="relative to that of a zero velocity") as error:
         trainer.run.update(rollouts, anchor, 1)
+    sigma = re.search(r"measured at sigma ([\d.]+);", str(error.value)).group(1)
+    noisiest = [f"{level:.3g}" for level in rollouts.trained_steps.amax(1).tolist()]
+    assert sigma in noisiest
 
 
 def test_an_untrained_model_passes_the_check_only_with_random_weights(trainer):

@@ -3,6 +3,7 @@ module that differs.
 """
 
 import dataclasses
+import re
 
 import pytest
 import torch
@@ -97,6 +98,9 @@ def test_an_injected_fault_is_found_and_the_first_module_named(
         "iteration 1: rollout and update compute different log-probabilities. On rank 0" in message
     )
     assert f"first module that differs: {module}" in message, message
+    step, sigma = re.search(r"at step (\d+), at sigma ([\d.]+),", message).groups()
+    sigmas = tiny_config.with_settings(**settings).sampling.schedule().sigmas
+    assert sigma == f"{sigmas[int(step) - 1]:.3g}"
 
 
 def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_config, mesh):

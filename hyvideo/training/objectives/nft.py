@@ -27,7 +27,8 @@ from hyvideo.training.rollout_batch import Pass, RolloutBatch, chunks, select
 ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a zero velocity,"
 UNTRAINED = (
     "timesteps or noise are wrong, or the model is not trained (then set random_weights or "
-    "gate_interval 0)"
+    "gate_interval 0), or, near sigma 1, its velocity follows from a predicted noise without a "
+    "smallest signal (docs/add_a_model.md)"
 )
 
 
@@ -259,7 +260,10 @@ class NFT(LevelObjective):
             error = mean_square(velocity - target) / zero_error
             # Guidance adds the distance between its branches.
             limit = max(1.0, self.config.policy_cfg_scale) ** 2
-            checked[ZERO_ERROR] = Limited(error, limit, UNTRAINED)
+            sigma = rollouts.trained_steps[row, noisiest].item()
+            checked[ZERO_ERROR] = Limited(
+                error, limit, f"measured at sigma {sigma:.3g}; {UNTRAINED}"
+            )
         return checked
 
     def _contrast(self, velocity: Tensor, target: Tensor) -> Tensor:

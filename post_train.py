@@ -131,7 +131,6 @@ def show(command: CommandLine) -> None:
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
-    from hyvideo.loading.machine import missing_requirements
     from hyvideo.planning.memory import memory
     from hyvideo.planning.plan import memory_table, plan_lines, planned_run, steps_table
     from hyvideo.planning.recommendation import recommendation
@@ -139,12 +138,15 @@ def show(command: CommandLine) -> None:
     print_plan(inputs, plan_lines(inputs, config.model.device, hardware))
     if config.objective.has_ratio:
         print(
-            "\n".join(["", *steps_table(config.sampling.schedule(), config.objective.window), ""])
+            "\n".join(["", *steps_table(config.sampling, config.objective.window), ""])
         )
     if command.gpu or command.gpu_memory:
         planned = planned_run(inputs, config.model.device, hardware)
         print("\n".join(["", *memory_table(memory(planned)), ""]))
         print("\n".join(recommendation(planned, command.words)))
+
+    sys.stdout.flush()  # what follows builds the models without weights, which takes seconds
+    from hyvideo.loading.machine import missing_requirements
 
     for line in lines_of(labelled("missing on this host", missing_requirements(inputs))):
         print(line)

@@ -7,7 +7,7 @@ from accelerate import init_empty_weights
 
 from hyvideo.models.family import component_of, family_of
 from hyvideo.models.hunyuan_video15.transformer import _image_channels
-from hyvideo.models.wan.transformer import padded_texts
+from hyvideo.models.wan.transformer import padded_texts, with_given_video
 
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths of HunyuanVideo-1.5
 
@@ -31,10 +31,12 @@ def stock_inputs(transformer, latents, timestep, conditions):
     """
     common = {"timestep": timestep, "return_dict": False}
     if family_of(transformer).name == "wan":
-        return common | {
-            "hidden_states": latents,
-            "encoder_hidden_states": padded_texts(conditions),
-        }
+        inputs = {"hidden_states": latents, "encoder_hidden_states": padded_texts(conditions)}
+        if transformer.config.image_dim:
+            inputs["hidden_states"] = with_given_video(conditions, latents)
+            features = [sample.image.embeds for sample in conditions]
+            inputs["encoder_hidden_states_image"] = torch.stack(features)
+        return common | inputs
     slots = TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS
     texts, config = [c.text for c in conditions], transformer.config
     glyphs = [

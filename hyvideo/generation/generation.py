@@ -21,7 +21,7 @@ from hyvideo.generation.video_sampler import Video, is_own
 from hyvideo.loading import model_setup, saved_policy
 from hyvideo.models import loading
 from hyvideo.models.fp8 import store_all
-from hyvideo.models.lora import Lora, add_lora, check_lora
+from hyvideo.models.lora import Lora, add_lora, fit_lora
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -96,7 +96,7 @@ class Source:
                 f"{rule}; merge both with scripts.export --merge, and pass the result as checkpoint"
             )
         if self.lora:
-            check_lora(
+            fit_lora(
                 loading.transformer_on_meta(root, version, model.trained_expert),
                 self.read_lora(model),
             )

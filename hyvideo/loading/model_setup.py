@@ -27,7 +27,7 @@ from hyvideo.models.decoding import Tiling, set_tiling
 from hyvideo.models.family import prepare
 from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
-from hyvideo.models.lora import Lora, check_lora, training_config
+from hyvideo.models.lora import Lora, fit_lora, training_config
 from hyvideo.models.offload import offload
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, experts_of, version_defaults
@@ -307,7 +307,7 @@ def check_adapter(model: ModelSettings, optimizer: OptimizerSettings) -> None:
         empty = loading.transformer_on_meta(
             model.pretrained_model_root, model.transformer_version, model.trained_expert
         )
-        check_lora(empty, start or {})
+        fit_lora(empty, start or {})
         if optimizer.lora_rank:
             adapter_config(empty, optimizer, start)
 
@@ -370,7 +370,7 @@ def base_loras(model: ModelSettings, expert: Expert | None) -> list[Lora]:
     )
     # `with_lora` ignores names that the model does not have
     root, version = model.pretrained_model_root, model.transformer_version
-    check_lora(loading.transformer_on_meta(root, version, expert), lora)
+    fit_lora(loading.transformer_on_meta(root, version, expert), lora)
     return [lora]
 
 

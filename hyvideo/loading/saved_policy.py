@@ -29,7 +29,7 @@ from hyvideo.checkpoints.state import sampled_name
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
 from hyvideo.models.guidance import Expert
-from hyvideo.models.lora import Lora, add_lora, check_lora, with_lora
+from hyvideo.models.lora import Lora, add_lora, fit_lora, with_lora
 from hyvideo.models.lora_files import check_expert, read_lora
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import LEAVES
@@ -74,7 +74,7 @@ def check_policy(
     check_trained_expert(folder, expert)
     transformer = loading.transformer_on_meta(root, version, expert)
     if is_lora(folder):
-        check_lora(transformer, read_saved_lora(folder / LORA, expert))
+        fit_lora(transformer, read_saved_lora(folder / LORA, expert))
     elif is_checkpoint(folder):
         check_shapes(folder, _by_stored_name(transformer, stored_shapes(folder)))
     else:
@@ -166,12 +166,12 @@ def load_merged(
     loras = [read_saved_lora(path, expert, ignore_expert=ignore_expert) for path in paths]
     if checkpoint is None or has_adapter_only:
         for adapter in loras:  # `with_lora` ignores names that the model does not have
-            check_lora(loading.transformer_on_meta(root, version, expert), adapter)
+            fit_lora(loading.transformer_on_meta(root, version, expert), adapter)
         loras = [*bases, *loras]
         return loading.load_transformer(root, version, expert=expert, dtype=dtype, loras=loras)
     transformer = load(checkpoint, torch.float32 if loras else dtype, expert)
     for adapter in loras:
-        check_lora(transformer, adapter)
+        fit_lora(transformer, adapter)
         weights = with_lora(transformer.state_dict().items(), adapter)
         transformer.load_state_dict(dict(weights), assign=True)
     return transformer.type(dtype)  # diffusers' to(dtype) would warn about float32 modules

@@ -67,7 +67,7 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
     """
     from peft import set_peft_model_state_dict
 
-    check_lora(transformer, lora)
+    fit_lora(transformer, lora)
     parameters = dict(transformer.named_parameters())
     modules = dict(transformer.named_modules())
     with torch.no_grad():
@@ -90,10 +90,14 @@ def add_lora(transformer: nn.Module, lora: Lora, *, scale: float = 1.0) -> None:
     transformer.requires_grad_(False)
 
 
-def check_lora(transformer: nn.Module, lora: Lora) -> None:
-    """Raise ValueError if modules, parameters or shapes of the LoRA do not match the transformer; it
-    may be on the meta device.
+def fit_lora(transformer: nn.Module, lora: Lora) -> None:
+    """Remove from a LoRA, with a warning, what it changes in modules that only other transformers of
+    the family have.
+
+    Raises ValueError if other modules, parameters or shapes do not match the transformer, which may
+    be on the meta device.
     """
+    _remove_absent(transformer, lora)
     modules = dict(transformer.named_modules())
     parameters = dict(transformer.named_parameters())
     problems = []
@@ -117,6 +121,26 @@ def check_lora(transformer: nn.Module, lora: Lora) -> None:
     if problems:
         rule = f"the LoRA does not fit the transformer, of family {family_of(transformer).name}:"
         raise ValueError("\n  ".join([rule, *truncate(problems)]))
+
+
+def _remove_absent(transformer: nn.Module, lora: Lora) -> None:
+    names = family_of(transformer).lora_names
+    if names is None:
+        return
+    modules = dict(transformer.named_modules())
+    absent = []
+    for name, change in list(lora.items()):
+        module = name if isinstance(change, LoraPair) else name.rpartition(".")[0]
+        if names.is_optional(module) and modules.get(module) is None:
+            absent.append(module)
+            del lora[name]
+    if absent:
+        left_out = sorted(set(absent))
+        warnings.warn(
+            f"{len(left_out)} modules of the LoRA that the model does not have are left out: "
+            f"{', '.join(truncate(left_out))}",
+            stacklevel=4,
+        )
 
 
 def current_lora(
@@ -157,7 +181,7 @@ def training_config(
         names = target_modules(transformer, targets or [family_of(transformer).target_modules])
         # A regular expression, because peft would match a list with longer names, too.
         return LoraConfig(r=rank, lora_alpha=alpha, target_modules="|".join(map(re.escape, names)))
-    check_lora(transformer, start)
+    fit_lora(transformer, start)
     pairs = pairs_of(start)
     found = {(pair.rank, pair.alpha) for pair in pairs.values()}
     if not pairs:

@@ -1,30 +1,24 @@
-"""Parameters and FLOPs, counted on models without weights.
+"""Parameters and FLOPs of the models, from the table ``counts.json``, or counted on models without
+weights if the table lacks them.
 
-Parameters are counted on the meta device. FLOPs are counted by torch's ``FlopCounterMode`` in the
-forward pass of this project on fake tensors, with one and with two blocks, and extrapolated to all
-blocks. Any family can be counted, because nothing here knows its layers.
+The numbers of products and of operations of attention are polynomials of the numbers of image and
+text tokens, so the table has their coefficients and is right for a video of any size. The table is
+computed by `counting`, which imports torch; this file does not.
 """
 
-import functools
+import hashlib
 import json
-import re
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
-
-from hyvideo.models.conditions import Condition, ImageCondition
-from hyvideo.models.family import Component, family_named, new_model
-from hyvideo.models.lora import target_modules
-from hyvideo.models.registry import package_name
+from hyvideo.files.files import read_json
 from hyvideo.models.sizes import Sizes
+
+TABLE = Path(__file__).with_name("counts.json")
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,12 @@ class Flops:
 
 def count_parameters(sizes: Sizes, lora_targets: tuple[str, ...] = ()) -> Parameters:
     """Return the parameters of a model, and of a LoRA on ``lora_targets`` or all matrices."""
-    return _count_parameters(sizes.family, _key(sizes.transformer), _key(sizes.vae), lora_targets)
+    known = _table()["parameters"].get(parameters_key(sizes, lora_targets))
+    if known:
+        return Parameters(**known)
+    from hyvideo.planning import counting
+
+    return counting.count_parameters(sizes, lora_targets)
 
 
 def count_flops(sizes: Sizes, size: tuple[int, int, int], text_tokens: int) -> Flops:
@@ -72,146 +71,55 @@ def count_flops(sizes: Sizes, size: tuple[int, int, int], text_tokens: int) -> F
 
 def flops_of_latents(sizes: Sizes, grid: tuple[int, int, int], text_tokens: int) -> Flops:
     """Return the FLOPs of a forward pass for latents (frames, height, width) and a prompt."""
-    shape = (sizes.out_channels, *grid)
-    text = (text_tokens, sizes.text_width)
-    transformer = _key(sizes.transformer)
-    one_layer = _forward_flops(sizes.family, transformer, shape, text, num_layers=1)
-    two_layers = _forward_flops(sizes.family, transformer, shape, text, num_layers=2)
-    others = sizes.num_layers - 1
-    return Flops(
-        products=one_layer.products + others * (two_layers.products - one_layer.products),
-        attention=one_layer.attention + others * (two_layers.attention - one_layer.attention),
-    )
+    known = _table()["forward"].get(forward_key(sizes))
+    if known:
+        tokens = math.prod(side // patch for side, patch in zip(grid, sizes.patch))
+        return Flops(
+            products=polynomial(known["products"], tokens, text_tokens),
+            attention=polynomial(known["attention"], tokens, text_tokens),
+        )
+    from hyvideo.planning import counting
+
+    return counting.flops_of_latents(sizes, grid, text_tokens)
 
 
 def count_decoding(sizes: Sizes) -> float:
     """Return the FLOPs of decoding per pixel and frame."""
-    return _decode_flops(
-        sizes.family,
-        _key(sizes.vae),
-        sizes.out_channels,
-        sizes.temporal_compression_ratio,
-        sizes.spatial_compression_ratio,
-    )
+    known = _table()["decoding"].get(decoding_key(sizes))
+    if known:
+        return known["per_pixel"]
+    from hyvideo.planning import counting
+
+    return counting.count_decoding(sizes)
 
 
-@contextmanager
-def fake_tensors(family_name: str) -> Iterator[None]:
-    """Context manager in which tensors have no memory, and after which no cached function of the
-    family keeps one: a forward pass with a fake rotary table would return memory that nobody wrote.
+def polynomial(coefficients: Sequence[int], image: int, text: int) -> int:
+    """Return the value for numbers of image and text tokens; coefficients of 1, image, text,
+    image^2, image text, text^2.
     """
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            yield
-    finally:
-        package = package_name(family_name)
-        for name, module in list(sys.modules.items()):
-            if name == package or name.startswith(f"{package}."):
-                for value in list(vars(module).values()):
-                    if hasattr(value, "cache_clear"):
-                        value.cache_clear()
+    terms = (1, image, text, image * image, image * text, text * text)
+    return sum(factor * term for factor, term in zip(coefficients, terms, strict=True))
 
 
-def _key(config: Mapping[str, Any]) -> str:
-    """Return the arguments of a model's class as a text, for `functools.cache`."""
-    return json.dumps(dict(config), sort_keys=True)
+@cache
+def _table() -> dict[str, dict[str, Any]]:
+    return read_json(TABLE, "counts")
 
 
-def _build(family_name: str, transformer: str, **changes: Any) -> nn.Module:
-    """Return the transformer with this project's forward pass, on the default device."""
-    config = json.loads(transformer) | changes
-    family = family_named(family_name)
-    model = _model(family.transformer_of(config["_class_name"]), config)
-    family.install(model)
-    return model.requires_grad_(False)
+def parameters_key(sizes: Sizes, lora_targets: Sequence[str]) -> str:
+    return _digest(sizes.family, sizes.transformer, sizes.vae, list(lora_targets))
 
 
-def _model(component: Component, config: Mapping[str, Any]) -> nn.Module:
-    arguments = {name: value for name, value in config.items() if not name.startswith("_")}
-    return new_model(component, arguments)
+def forward_key(sizes: Sizes) -> str:
+    return _digest(sizes.family, sizes.transformer, sizes.out_channels, sizes.text_width)
 
 
-@functools.cache
-def _count_parameters(
-    family_name: str, transformer: str, vae: str, lora_targets: tuple[str, ...]
-) -> Parameters:
-    family = family_named(family_name)
-    with torch.device("meta"):
-        model = _build(family_name, transformer)
-        vae_model = _model(family.vae, json.loads(vae))
-    blocks = model.get_submodule(family.blocks)
-    matrices = []
-    modulations = []
-    for name, layer in model.named_modules():
-        if not isinstance(layer, nn.Linear) or not name.startswith(family.blocks):
-            continue
-        if re.fullmatch(family.target_modules, name):
-            matrices.append(layer.weight.numel())
-        else:
-            modulations.append(_number(layer))
-    layers = []
-    if matrices or lora_targets:
-        adapted = target_modules(model, lora_targets or [family.target_modules])
-        layers = [model.get_submodule(name) for name in adapted]
-    return Parameters(
-        total=_number(model),
-        block=_number(blocks[0]),
-        matrices=sum(matrices),
-        largest_matrix=max(matrices, default=0),
-        modulation=sum(modulations),
-        num_modulations=len(modulations),
-        per_lora_rank=sum(layer.in_features + layer.out_features for layer in layers),
-        vae=_number(vae_model),
-        is_flow_map=model.is_flow_map,
-        num_blocks=len(blocks),
-    )
+def decoding_key(sizes: Sizes) -> str:
+    return _digest(sizes.family, sizes.vae, sizes.out_channels)
 
 
-def _number(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-@functools.cache
-def _forward_flops(
-    family_name: str,
-    transformer: str,
-    shape: tuple[int, ...],
-    text: tuple[int, int],
-    num_layers: int,
-) -> Flops:
-    """Return the FLOPs of a forward pass with ``num_layers`` blocks."""
-    with fake_tensors(family_name), torch.no_grad():
-        model = _build(family_name, transformer, num_layers=num_layers)
-        latents = torch.empty(1, *shape)
-        needs_image = family_named(family_name).task(model.config, {}) == "i2v"
-        image = ImageCondition(None, torch.empty(*shape)) if needs_image else None
-        condition = Condition(torch.empty(*text) if text[1] else None, image=image)
-        timestep = torch.full((1,), 500.0)
-        ends = timestep if model.is_flow_map else None
-        # Only this implementation of attention consists of operators that the counter knows on a
-        # CPU. It computes attention by batched products, which nothing else uses.
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            model(latents, timestep=timestep, conditions=[condition], ends=ends)
-    counts = counter.get_flop_counts()["Global"]
-    attention = counts.get(torch.ops.aten.bmm, 0)
-    return Flops(products=counter.get_total_flops() - attention, attention=attention)
-
-
-@functools.cache
-def _decode_flops(
-    family_name: str, vae: str, channels: int, frames_ratio: int, side_ratio: int
-) -> float:
-    """Return the FLOPs of decoding per pixel and frame, in a tile of 256 pixels: what a third latent
-    frame adds to two.
-    """
-    family = family_named(family_name)
-    side = 256 // side_ratio
-    counts = []
-    with fake_tensors(family_name), torch.no_grad():
-        model = _model(family.vae, json.loads(vae)).eval()
-        family.prepare_vae(model)
-        for latent_frames in (2, 3):
-            with FlopCounterMode(display=False) as counter:
-                model.decode(torch.empty(1, channels, latent_frames, side, side))
-            counts.append(counter.get_total_flops())
-    return (counts[1] - counts[0]) / (frames_ratio * (side * side_ratio) ** 2)
+def _digest(*values: str | int | Sequence[str] | Mapping[str, Any]) -> str:
+    """Return the key of a model in the table: 8 bytes of blake2b of the arguments of its classes."""
+    plain = [dict(value) if isinstance(value, Mapping) else value for value in values]
+    text = json.dumps(plain, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,5 +1,7 @@
 """The plan of a run as text: what it computes, its memory, hours, disk and host memory."""
 
+import statistics
+
 from hyvideo.files.text import Row, align_columns, counted, lines_of, number
 from hyvideo.planning.chain import chain_rows
 from hyvideo.planning.disk import (
@@ -20,8 +22,9 @@ from hyvideo.planning.memory import GIB, Memory, memory, resolve_auto
 from hyvideo.planning.persistent import pinned_bytes
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.schedulers.noise_window import parse_window
-from hyvideo.schedulers.schedule import Schedule
+from hyvideo.schedulers.transitions import sampler_of
 from hyvideo.settings.run_inputs import RunInputs
+from hyvideo.settings.sampling import Sampling
 
 MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 _HOUR = 3600.0  # seconds
@@ -109,21 +112,25 @@ def length_rows(run: PlannedRun) -> list[Row]:
     return rows
 
 
-def steps_table(schedule: Schedule, sde_window: str) -> list[str]:
+def steps_table(sampling: Sampling, sde_window: str) -> list[str]:
     """Return a line for each step of the rollouts: its level, the standard deviation of its noise,
     and its weight in the loss, so that a formula can be checked by eye. A window has its first
     place.
     """
-    window = parse_window(sde_window, len(schedule.stochastic_steps))
+    transitions = sampling.transitions()
+    noisy = [index for index, step in enumerate(transitions) if step.is_stochastic]
+    window = parse_window(sde_window, len(noisy))
     if window:
-        steps = window.steps(schedule.stochastic_steps, 1, lambda number_of_places: 0)
-        schedule = schedule.with_noise_only_at(steps)
+        noisy = window.steps(noisy, 1, lambda number_of_places: 0)
+    sampler = sampler_of(sampling.sampler, sampling.reference_conventions)
+    norms = {index: sampler.log_prob_grad_norm(transitions[index]) for index in noisy}
+    # as `balancing_factors`, without torch, which takes seconds to import
+    median = statistics.median_low(norms.values()) if norms else 0.0
     rows = [("step", "sigma", "noise std", "equalizer weight")]
-    weights = schedule.equalizer_weights.tolist()
-    for index, (sigma, step, weight) in enumerate(
-        zip(schedule.sigmas, schedule.transitions, weights), start=1
-    ):
-        rows.append((str(index), f"{sigma:.4f}", f"{step.std:.4f}", f"{weight:.4g}"))
+    for index, (sigma, step) in enumerate(zip(sampling.levels, transitions)):
+        std = step.std if index in norms else 0.0
+        weight = median / (norms[index] + 1e-8) if index in norms else 0.0
+        rows.append((str(index + 1), f"{sigma:.4f}", f"{std:.4f}", f"{weight:.4g}"))
     return align_columns(rows)
 
 

@@ -15,6 +15,7 @@ A table (``<family>/names.yaml``) has these keys:
     comfyui        as a model, with ComfyUI's names of modules
     lora
       modules      further names of modules in LoRA files
+      optional     modules, by diffusers' names, that only some of the family's transformers have; * is any rest
       foreign      modules of related models in LoRA files, which this family's models do not have
 """
 
@@ -91,6 +92,14 @@ class LoraNames:
             )
             for name, rest, is_diffusers, is_foreign in rows
         ]
+        self._optional = [
+            re.compile(_pattern(name, "", table["placeholders"]).pattern.replace(r"\*", ".*"))
+            for name in lora.get("optional", [])
+        ]
+
+    def is_optional(self, module: str) -> bool:
+        """Return whether only some of the family's transformers have a module of this name."""
+        return any(pattern.fullmatch(module) for pattern in self._optional)
 
     @staticmethod
     def _pattern(

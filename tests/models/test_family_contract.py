@@ -23,13 +23,14 @@ from hyvideo.models.lora import (
 from hyvideo.models.lora_files import read_lora
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.models.wan.transformer import rotary_tables as wan_rotary_tables
-from hyvideo.planning.flops import fake_tensors
+from hyvideo.planning.counting import fake_tensors
 from tests.distributed.launch import launch
 from tests.distributed.test_sequence_parallel import tiny_transformer
 from tests.examples.mochi import tiny as mochi
 from tests.models.test_lora import assert_same
 from tests.models.wan import test_anyflow as anyflow
 from tests.models.wan import test_first_frame as first_frame
+from tests.models.wan import test_picture_features as picture_features
 from tests.models.wan import tiny as wan
 from tests.models.wan.tiny import distance, loss_of
 from tests.registered import registered
@@ -69,6 +70,11 @@ VARIANTS = FAMILIES | {
     "wan with single latents as tokens": (
         lambda: wan.tiny(patch_size=(1, 1, 1)),
         wan.inputs,
+        stock_velocity,
+    ),
+    "wan with features of a picture": (
+        picture_features.tiny_with_features,
+        picture_features.with_features,
         stock_velocity,
     ),
     "anyflow that reads lengths": (

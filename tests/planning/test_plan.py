@@ -14,8 +14,8 @@ from hyvideo.planning.hours import forwards_per_rollout, iteration_seconds, whol
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.plan import length_rows, plan_lines, steps_table
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import RunInputs
 
 ROOT = Path(__file__).parents[2]
@@ -165,6 +165,8 @@ RECIPES = (
     ("1 RTX 4090", "wan22_a14b_1gpu_sft", ""),
     ("1 L40S", "wan22_a14b_1gpu_48gb", ""),
     ("1 L40S", "wan22_a14b_1gpu_i2v", ""),
+    ("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb", ""),
+    ("1 H100", "wan21_i2v_14b_1gpu_80gb", ""),
     ("1 H100", "wan21_1gpu_nft", ""),
     ("1 H100", "wan22_a14b_1gpu_80gb", ""),
     ("4 L40S", "wan21_4gpu_hpsv3", ""),
@@ -344,8 +346,9 @@ def test_the_table_of_networks_is_up_to_date(compare):
 
 
 def test_the_table_of_steps_has_the_noise_and_weights_of_the_window():
-    made = Schedule.build("sage_grpo", num_steps=4, shift=3.0, eta=0.7)
-    _, *lines = (line.split() for line in steps_table(made, "fixed:1:2"))
+    sampling = Config().with_settings(grpo_sampling_steps=4, shift=3.0, eta=0.7).sampling
+    made = sampling.schedule()
+    _, *lines = (line.split() for line in steps_table(sampling, "fixed:1:2"))
     in_window = made.with_noise_only_at([1, 2])
     assert [float(line[2]) for line in lines] == pytest.approx(
         [step.std for step in in_window.transitions], abs=1e-4

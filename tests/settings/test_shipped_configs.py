@@ -175,6 +175,7 @@ def test_a_wan_config_is_legal_and_fits_its_gpus(path, monkeypatch):
     root = config.model.pretrained_model_root
     assert config.model.transformer_version.removesuffix("_4step") in root
     sizes = {"a14b_1gpu_48gb": "L40S", "a14b_1gpu_i2v": "L40S", "wan21_4gpu_hpsv3": "L40S"}
+    sizes["wan21_i2v_14b_1gpu_80gb"] = "H100"
     sizes |= {"a14b_1gpu_80gb": "H100", "a14b_8gpu": "H100"}
     card = sizes.get(path.stem.removeprefix("wan22_"), "RTX 4090")
     architecture = released_sizes(config.model.transformer_version)

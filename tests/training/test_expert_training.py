@@ -332,7 +332,7 @@ def test_each_expert_is_trained_sampled_and_exported_with_its_own_base_lora(
     tensors["diffusion_model.blocks.0.cross_attn.norm_k_img.diff"] = torch.ones(4)
     tensors["diffusion_model.img_emb.proj.0.diff_b"] = torch.ones(4)
     save_file(tensors, file)
-    with pytest.warns(UserWarning, match="3 modules .* left out: .*img_emb"):
+    with pytest.warns(UserWarning, match="3 modules .* left out: .*image_embedder"):
         trainer = Trainer(config.with_settings(**settings), mesh, CPU, scorers={"test": Redness()})
     pipeline = trainer.run.pipeline
     for expert, transformer in (

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from hyvideo.models.attention import Layout, QueryKeyValue
 from hyvideo.models.attention_kernels import scaled_dot_product
 from hyvideo.models.norms import layer_norm, modulated_norm, rms_norm
+from hyvideo.models.wan.settings import TEXT_SLOTS
 
 
 class TwoTimes(NamedTuple):
@@ -59,7 +60,8 @@ def forward(
     """Return the tokens after the block. Shape: (batch, tokens, dim).
 
     Args:
-        context: Embedded texts, including padding. Shape: (batch, 512, dim).
+        context: Embedded texts, including padding, after the embedded picture of Wan2.1
+            image-to-video. Shape: (batch, 512 or 257 + 512, dim).
         time: Shift, scale and gate of self-attention, then of the feed-forward network, to which
             the block's table is added. Shape: (batch, 6, dim).
     """
@@ -90,12 +92,24 @@ def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
 
 
 def _cross_attention(attention: nn.Module, tokens: Tensor, context: Tensor) -> Tensor:
-    """Return cross-attention of this rank's tokens to the text, including its padding.
+    """Return cross-attention of this rank's tokens to the text, including its padding, plus that of
+    the same queries to the picture, whose tokens stand before the text.
 
     Shape: (batch, tokens, dim).
     """
-    by_head = (tensor.transpose(1, 2) for tensor in _projected(attention, tokens, context))
-    return attention.to_out[0](scaled_dot_product(*by_head).transpose(1, 2).flatten(2))
+    picture, text = context.tensor_split((context.shape[1] - TEXT_SLOTS,), dim=1)
+    query, key, value = (part.transpose(1, 2) for part in _projected(attention, tokens, text))
+    attended = scaled_dot_product(query, key, value)
+    if picture.shape[1]:
+        key, value = (
+            part.unflatten(2, (attention.heads, -1)).transpose(1, 2)
+            for part in (
+                rms_norm(attention.norm_added_k, attention.add_k_proj(picture)),
+                attention.add_v_proj(picture),
+            )
+        )
+        attended = attended + scaled_dot_product(query, key, value)
+    return attention.to_out[0](attended.transpose(1, 2).flatten(2))
 
 
 def _projected(attention: nn.Module, tokens: Tensor, context: Tensor) -> QueryKeyValue:

@@ -1,5 +1,6 @@
-"""Encoders of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout, and the
-VAE for a first frame.
+"""Encoders of Wan: UMT5-XXL, in ``text_encoder/`` and ``tokenizer/`` of diffusers' layout, the VAE
+for a first frame, and for Wan2.1 image-to-video also CLIP ViT-H, in ``image_encoder/`` and
+``image_processor/``.
 """
 
 from collections.abc import Mapping
@@ -7,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from hyvideo.data.images import fit, read_image, to_pixels
+from hyvideo.files.files import read_json
 from hyvideo.models.encoders import (
     PromptEncoder,
     class_problems,
@@ -25,6 +28,10 @@ from hyvideo.weights.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
 _LABEL = "text encoder (UMT5-XXL in diffusers' layout, as in Wan-AI/Wan2.1-T2V-1.3B-Diffusers)"
+_CLIP = "CLIPVisionModel"
+_CLIP_LABEL = (
+    "image encoder (CLIP in diffusers' layout, as in Wan-AI/Wan2.1-I2V-14B-480P-Diffusers)"
+)
 
 
 class TextEncoder(PromptEncoder):
@@ -83,17 +90,98 @@ def _load(root: Path, *, transformer: Mapping[str, Any], vae: nn.Module, **kwarg
     return lambda prompts, size: [{"states": states} for states in encode(prompts)]
 
 
-def _load_image(root: Path, *, transformer: Mapping[str, Any], vae: nn.Module, **kwargs: Any):
-    """Return the encoder of first frames, or of whole given videos if the transformer reads them."""
+class PictureFeatures:
+    """Encoder of a picture into the states of CLIP that Wan2.1 image-to-video attends to: those
+    after the last but one layer, of the class token and all patches.
+
+    ``preprocessor`` is the content of preprocessor_config.json. The picture is resized and cropped to
+    its center as in diffusers' pipeline; the original program squeezes the whole picture to a square.
+    """
+
+    def __init__(self, preprocessor: Mapping[str, Any], model: nn.Module):
+        from transformers import CLIPImageProcessorPil  # needs no torchvision
+
+        self.processor = CLIPImageProcessorPil.from_dict(dict(preprocessor))
+        self.model = model
+
+    @torch.no_grad()
+    def __call__(self, picture: Image.Image) -> Tensor:
+        """Return the states on the CPU. Shape: (tokens, dim)."""
+        pixels = self.processor(images=picture, return_tensors="pt").pixel_values
+        pixels = pixels.to(self.model.device, self.model.dtype)
+        return self.model(pixels, output_hidden_states=True).hidden_states[-2][0].cpu()
+
+
+def load_clip(root: Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> PictureFeatures:
+    """Load CLIP's vision model, frozen, and its preprocessor_config.json.
+
+    Raises ValueError if a file is missing or does not fit.
+    """
+    folder = Folder(root / "image_encoder", _CLIP_LABEL)
+    preprocessor = read_json(_preprocessor_file(root), _CLIP_LABEL)
+    model = load_model(_CLIP, folder, dtype=dtype, rename=_rename_clip, **kwargs)
+    return PictureFeatures(preprocessor, model)
+
+
+def _rename_clip(name: str) -> str:
+    return name.removeprefix("vision_model.")
+
+
+def _load_image(
+    root: Path,
+    *,
+    transformer: Mapping[str, Any],
+    vae: nn.Module,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    random_weights_seed: int | None,
+    **kwargs: Any,
+):
+    """Return the encoder of first frames, or of whole given videos if the transformer reads them,
+    with the features of the first frame if it reads those.
+    """
+    features = None
+    if transformer["image_dim"]:
+        features = load_clip(
+            root, dtype=dtype, device=device, random_weights_seed=random_weights_seed
+        )
 
     def encode(paths: list[str], size: tuple[int, int, int]) -> list[dict[str, Tensor]]:
         frames, height, width = size
-        images = (to_pixels(fit(read_image(path), height, width)) for path in paths)
-        if reads_given_video(transformer):
-            return [{"latents": given_latents(vae, image, frames)} for image in images]
-        return [{"latents": given_latents(vae, image)[:, 0]} for image in images]
+        encoded = []
+        for path in paths:
+            picture = fit(read_image(path), height, width)
+            if reads_given_video(transformer):
+                part = {"latents": given_latents(vae, to_pixels(picture), frames)}
+            else:
+                part = {"latents": given_latents(vae, to_pixels(picture))[:, 0]}
+            if features:
+                part["embeds"] = features(picture)
+            encoded.append(part)
+        return encoded
 
     return encode
+
+
+def _image_problems(root: Path, weights_needed: bool = True) -> list[str]:
+    """Return the problems of CLIP, if the transformer reads its features; the VAE is checked in any
+    case.
+    """
+    configs = [
+        read_json(path, "transformer") for path in (root / "transformer").rglob("config.json")
+    ]
+    if not any(config.get("image_dim") for config in configs):
+        return []
+    _preprocessor_file(root)
+    folder = Folder(root / "image_encoder", _CLIP_LABEL)
+    return class_problems(_CLIP, folder, weights_needed, rename=_rename_clip)
+
+
+def _preprocessor_file(root: Path) -> Path:
+    path = root / "image_processor" / "preprocessor_config.json"
+    if not path.is_file():
+        raise ValueError(f"{_CLIP_LABEL}: file not found: {path}; download the folder")
+    return path
 
 
 def _problems(root: Path, weights_needed: bool = True) -> list[str]:
@@ -121,9 +209,9 @@ PARTS = (
     Part(
         "image",
         lambda request: request.image,
-        (),
+        ("image_encoder", "image_processor"),
         load=_load_image,
-        problems=lambda root, weights_needed=True: [],  # the VAE is checked in any case
+        problems=_image_problems,
         is_file=True,
     ),
 )

@@ -60,6 +60,17 @@ def vae_settings(version: str) -> dict[str, Any]:
     return settings | residual | three
 
 
+# 257 states, as of the released model
+_CLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 224,
+    "patch_size": 14,
+}
+
+
 def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -> None:
     """Write a tiny checkpoint of a version.
 
@@ -77,6 +88,7 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
         is_anyflow=known.is_flow_map,
         boundary=known.boundary,
         reads_given_video=known.task == "i2v",
+        reads_features=known.task == "i2v" and version.startswith("wan2.1"),
     )
 
 
@@ -107,13 +119,14 @@ def write_checkpoint(
     is_anyflow: bool = False,
     boundary: float | None = None,
     reads_given_video: bool = False,
+    reads_features: bool = False,
 ) -> None:
     """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights
     in float32.
 
     The tokenizer has a token for each of ``words``, which begin with "▁", and for each character.
     ``is_anyflow`` writes the transformer, scheduler and index of AnyFlow, ``boundary`` two experts,
-    ``reads_given_video`` the pipeline of image-to-video.
+    ``reads_given_video`` the pipeline of image-to-video, and ``reads_features`` also CLIP.
     """
     import diffusers
     from transformers import UMT5Config, UMT5EncoderModel
@@ -129,6 +142,9 @@ def write_checkpoint(
         "in_channels": in_channels,
         "out_channels": channels,
     }
+    if reads_features:
+        width = transformer["num_attention_heads"] * transformer["attention_head_dim"]
+        settings |= {"image_dim": _CLIP["hidden_size"], "added_kv_proj_dim": width}
     model = getattr(diffusers, class_name)(**settings)
     umt5 = UMT5Config(
         vocab_size=len(tokenizer),
@@ -169,9 +185,23 @@ def write_checkpoint(
     }
     if boundary is not None:
         index |= {"transformer_2": index["transformer"], "boundary_ratio": boundary}
-    if reads_given_video:
+    if reads_features:
+        _write_clip(root, seed + 4)
+        index |= {
+            "image_encoder": ["transformers", "CLIPVisionModel"],
+            "image_processor": ["transformers", "CLIPImageProcessor"],
+        }
+    elif reads_given_video:
         index |= {"image_encoder": [None, None], "image_processor": [None, None]}
     (root / "model_index.json").write_text(json.dumps(index, indent=2))
+
+
+def _write_clip(root: Path, seed: int) -> None:
+    """Write CLIP's vision model with random weights, and its image processor."""
+    from transformers import CLIPImageProcessorPil, CLIPVisionConfig, CLIPVisionModel
+
+    drawn(CLIPVisionModel(CLIPVisionConfig(**_CLIP)), seed).save_pretrained(root / "image_encoder")
+    CLIPImageProcessorPil().save_pretrained(root / "image_processor")
 
 
 def _tokenizer(words: Iterable[str], characters: str):

@@ -1,8 +1,9 @@
 """Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence
 parallelism.
 
-Image-to-video of Wan2.2 A14B reads the given video beside the noisy one: its latents and a mask of
-the given frames, in channels of their own.
+Image-to-video of Wan2.1 and of Wan2.2 A14B reads the given video beside the noisy one: its latents
+and a mask of the given frames, in channels of their own. That of Wan2.1 also attends to features of
+the first frame, of a CLIP model.
 
 Another model that makes videos from a first frame (TI2V-5B) reads its latents without noise, at timestep
 0, in place of the first latent frame. The velocity of that frame leads exactly to these latents and
@@ -27,6 +28,7 @@ from torch.func import functional_call
 from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
+from hyvideo.models.norms import layer_norm
 from hyvideo.models.wan.block import TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
@@ -38,12 +40,23 @@ def finish(transformer: nn.Module) -> None:
     Raises ValueError for an unsupported model.
     """
     config = transformer.config
-    fits = config.in_channels == config.out_channels or reads_given_video(config)
-    if config.image_dim or config.added_kv_proj_dim or not fits:
+    if config.pos_embed_seq_len:
         raise ValueError(
-            "image-to-video models of Wan2.1 are not supported, got "
-            f"image_dim={config.image_dim}, in_channels={config.in_channels} and "
-            f"out_channels={config.out_channels}. Use Wan2.2 or a text-to-video model"
+            "models for a first and a last frame (FLF2V) are not supported, got "
+            f"pos_embed_seq_len={config.pos_embed_seq_len}. Use Wan2.1 or Wan2.2 image-to-video"
+        )
+    if reads_given_video(config):
+        fits = bool(config.image_dim) == bool(config.added_kv_proj_dim)
+    else:
+        is_plain = not config.image_dim and not config.added_kv_proj_dim
+        fits = is_plain and config.in_channels == config.out_channels
+    if not fits:
+        raise ValueError(
+            "the input of a transformer of Wan must have its output channels, or for "
+            "image-to-video also 4 of a mask and those of the given video, where image_dim and "
+            f"added_kv_proj_dim come together, got in_channels={config.in_channels}, "
+            f"out_channels={config.out_channels}, image_dim={config.image_dim} and "
+            f"added_kv_proj_dim={config.added_kv_proj_dim}"
         )
     del transformer.rope
 
@@ -91,6 +104,10 @@ def forward(
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
     context = self.condition_embedder.text_embedder(padded_texts(conditions))
+    if self.config.image_dim:
+        features = torch.stack([sample.image.embeds for sample in conditions]).to(context.dtype)
+        picture = _embedded_picture(self.condition_embedder.image_embedder, features)
+        context = torch.cat((picture, context), dim=1)
     time, block_time = _time_embedding(self, timestep, ends)
     frames = None
     noisy = latents
@@ -127,6 +144,11 @@ def forward(
     if frames is None:
         return velocity
     return frames.with_velocity(velocity, noisy, timestep)
+
+
+def _embedded_picture(embedder: nn.Module, features: Tensor) -> Tensor:
+    """Return the tokens of a picture's features. Shape: (batch, 257, image dim) to (batch, 257, dim)."""
+    return layer_norm(embedder.norm2, embedder.ff(layer_norm(embedder.norm1, features)))
 
 
 def _projected(model: nn.Module, tokens: Tensor, time: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from hyvideo.models.lora import (
     LoraPair,
     add_lora,
-    check_lora,
     differences_of,
+    fit_lora,
     pairs_of,
     target_modules,
 )
@@ -215,7 +215,7 @@ def test_a_difference_that_does_not_fit_is_an_error(tmp_path, change, message):
     changed = {f"diffusion_model.{name}": tensor for name, tensor in change.items()}
     save_file(tensors | changed, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=message):
-        check_lora(tiny(), read_lora(tmp_path / "other.safetensors"))
+        fit_lora(tiny(), read_lora(tmp_path / "other.safetensors"))
 
 
 @pytest.mark.parametrize(

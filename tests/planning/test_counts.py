@@ -1,0 +1,83 @@
+"""The table of FLOPs and parameters equals what is counted, and plans need no torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from hyvideo.planning import counting, flops
+from tests.forked import ROOT
+
+MODELS = counting.listed_models()
+QUICK = ("480p_i2v_step_distilled", "wan2.2_ti2v_5b", "miniature")
+
+
+def by_key(key):
+    return {key(sizes): name for name, (sizes, _) in reversed(MODELS.items())}.values()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in by_key(flops.forward_key)
+    ],
+)
+@pytest.mark.parametrize("tokens, text", [((5, 6, 10), 77)])
+def test_the_table_has_the_counted_flops_of_other_sizes(name, tokens, text):
+    sizes, _ = MODELS[name]
+    grid = tuple(side * patch for side, patch in zip(tokens, sizes.patch))
+    assert flops.forward_key(sizes) in flops._table()["forward"]
+    assert flops.flops_of_latents(sizes, grid, text) == counting.flops_of_latents(sizes, grid, text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in MODELS],
+)
+def test_the_table_has_the_counted_parameters(name):
+    sizes, targets = MODELS[name]
+    assert flops.parameters_key(sizes, targets) in flops._table()["parameters"]
+    assert flops.count_parameters(sizes, targets) == counting.count_parameters(sizes, targets)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", by_key(flops.decoding_key))
+def test_the_table_has_the_counted_decoding(name):
+    sizes, _ = MODELS[name]
+    assert flops.count_decoding(sizes) == counting.count_decoding(sizes)
+
+
+PROGRAM = """
+import builtins, json, sys
+sys.argv = ["post_train.py", *sys.argv[1:], "--print_config"]
+before, show = [], print
+def recorded(*values, **options):
+    before.append("torch" in sys.modules)
+    show(*values, **options)
+builtins.print = recorded
+import post_train
+post_train.main()
+builtins.print = show
+json.dump(before, sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--config", "configs/miniature.yaml", "--sample_n_frames", "17"],
+        ["--config", "configs/wan21_1gpu_nft.yaml", "--gpu", "RTX 4090"],
+    ],
+    ids=["miniature", "of a card"],
+)
+def test_a_plan_is_printed_before_torch_is_imported(words):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words], cwd=ROOT, capture_output=True, text=True
+    )
+    before = json.loads(done.stderr.splitlines()[-1])
+    plan, _, missing = done.stdout.partition("missing on this host")
+    lines_after = len(missing.splitlines())
+    assert len(before) > 3 and "updates per iteration" in plan
+    assert not any(before[: len(before) - lines_after])

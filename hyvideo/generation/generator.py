@@ -6,6 +6,7 @@ A video is complete once its JSON file is there, which is written last. Complete
 same settings are skipped, so that a repeated command continues where an earlier one ended.
 """
 
+import math
 import shutil
 import sys
 import time
@@ -175,7 +176,9 @@ class Generator:
         if mesh.is_main:
             for line in lines_of(generation_notes(self.config.model, self.sampling)):
                 print(line, file=sys.stderr)
-        self.offloading = self.settings.offloading or automatic(self.device)
+        frames, height, width = max(self.sizes, key=math.prod)
+        largest = replace(self.sampling, frames=frames, height=height, width=width)
+        self.offloading = self.settings.offloading or automatic(self.device, self.config, largest)
         self.config = self.config.with_settings(
             offload=[] if self.offloading == "none" else ["vae"]
         )

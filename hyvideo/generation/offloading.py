@@ -8,17 +8,26 @@ from torch import nn
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.models.offload import offload, offload_in_groups, total_bytes
+from hyvideo.models.sizes import read_architecture
+from hyvideo.planning.generation import automatic_way
+from hyvideo.planning.memory import GIB
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.config import Config
 from hyvideo.settings.offloading import Offloading
+from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import DistributedSettings
 
-# bytes of GPU memory, as in the original; also in the help of generate.py and in docs/generate.md
-GROUPS_BELOW = 60 * 2**30
 
-
-def automatic(device: torch.device) -> Offloading:
-    """Return group offloading for GPUs below ``GROUPS_BELOW``, none for larger ones and for a CPU."""
-    is_small = device.type == "cuda" and total_bytes(device) < GROUPS_BELOW
-    return "group" if is_small else "none"
+def automatic(device: torch.device, config: Config, sampling: Sampling) -> Offloading:
+    """Return the way of offloading for videos of a config on a device: none on a CPU, else that of
+    `automatic_way`.
+    """
+    if device.type == "cpu":
+        return "none"
+    model = config.model
+    architecture = read_architecture(model.pretrained_model_root, model.transformer_version)
+    run = PlannedRun(config, 1, architecture).sampled_as(sampling, batch_size=1)
+    return automatic_way(run, total_bytes(device) / GIB)
 
 
 def place(

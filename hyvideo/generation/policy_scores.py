@@ -78,7 +78,7 @@ class Evaluator:
             torch.set_num_threads(config.model.num_threads)
         self.config = config
         self.device = choose_device(config.model.device)
-        self.offloading = automatic(self.device)
+        self.offloading = automatic(self.device, config, config.validation_sampling)
         # the settings of the run, with models off the GPU where generate.py has them
         self.placed = config
         if self.offloading != "none":

@@ -174,10 +174,8 @@ def print_memory(options: argparse.Namespace) -> None:
     """Print the memory of each way of offloading for a video of this size."""
     settings = generation_settings(options, has_images=bool(options.image_path))
     height, width = size_of(options, settings, options.image_path)
-    config = settings.config.with_settings(
-        height=height, width=width, sample_n_frames=settings.sampling.frames
-    )
-    print("\n".join(memory_lines(config, options.print_memory)))
+    sampling = replace(settings.sampling, height=height, width=width)
+    print("\n".join(memory_lines(settings.config, sampling, options.print_memory)))
 
 
 def write_page(options: argparse.Namespace, folder: Path, videos: list) -> None:

@@ -6,9 +6,6 @@ import math
 
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 
-# Matrices of a block of Wan in pinned memory, whose sizes torch rounds up to powers of two.
-_ROUNDED = 1.53
-
 
 def trained_parameters(run: PlannedRun) -> int:
     """Return the number of trained parameters: of the LoRA, or all."""
@@ -31,7 +28,7 @@ def parameter_bytes(run: PlannedRun) -> float:
 def frozen_bytes(run: PlannedRun) -> float:
     """Return the bytes of the weights under a LoRA on a rank."""
     on_cpu = run.parameters.modulation if run.caches_modulation else 0
-    stored = _stored_bytes(run, run.parameters.total - on_cpu, run.settings.base_weight_dtype)
+    stored = stored_bytes(run, run.parameters.total - on_cpu, run.settings.base_weight_dtype)
     return stored / run.num_shards
 
 
@@ -43,13 +40,13 @@ def partner_bytes(run: PlannedRun) -> float:
         return 0.0
     model = run.parameters
     if "partner" not in run.settings.offload:
-        return _stored_bytes(run, model.total, run.settings.partner_weight_dtype) / run.num_shards
-    whole = _stored_bytes(run, model.total, run.settings.partner_weight_dtype)
+        return stored_bytes(run, model.total, run.settings.partner_weight_dtype) / run.num_shards
+    whole = stored_bytes(run, model.total, run.settings.partner_weight_dtype)
     root = model.root * run.compute_bytes
     return root + 2 * (whole - root) / model.num_blocks
 
 
-def _stored_bytes(run: PlannedRun, parameters: int, weight_dtype: str) -> float:
+def stored_bytes(run: PlannedRun, parameters: int, weight_dtype: str) -> float:
     """Return the bytes of frozen weights. In fp8, a weight of the blocks' matrices has one byte, and
     a row of them a float32 scale.
     """
@@ -103,8 +100,7 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     settings = run.settings
     has_fp8_partner = run.config.trained_expert and settings.partner_weight_dtype == "fp8"
     if has_fp8_partner or settings.lora_rank and settings.base_weight_dtype == "fp8":
-        # the largest matrix: two float32 copies and one in bf16
-        return 10 * model.largest_matrix
+        return dequantization_bytes(run)
     if not settings.enable_fsdp:
         needs_cast = run.compute_bytes < run.master_bytes and not settings.lora_rank
         return model.total * run.compute_bytes if needs_cast else 0.0
@@ -115,28 +111,28 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
     return total
 
 
+def dequantization_bytes(run: PlannedRun) -> float:
+    """Return the bytes of dequantizing the largest matrix: two float32 copies and one in bf16."""
+    return 10 * run.parameters.largest_matrix
+
+
 def pinned_bytes(run: PlannedRun) -> dict[str, float]:
     """Return the bytes of pinned CPU memory on a rank by item: what the GPU uses without storing
     it.
-
-    torch rounds the size of each tensor up to a power of two. This matters for the modulation
-    layers, whose matrices of width 2048 become 4/3 times as large; most other matrices are powers
-    of two.
     """
+    settings = run.settings
+    total = run.parameters.total
     found: dict[str, float] = {}
-    if "anchor" in run.settings.offload and run.config.objective.needs_anchor:
+    if "anchor" in settings.offload and run.config.objective.needs_anchor:
         found["anchor"] = trained_bytes(run)
-    if "anchor" in run.settings.offload and run.settings.ema_decay:
+    if "anchor" in settings.offload and settings.ema_decay:
         found["EMA"] = trained_bytes(run)
     if run.caches_modulation:
-        model = run.parameters
-        each = model.modulation * run.compute_bytes / model.num_modulations
-        found["modulation layers"] = model.num_modulations * 2 ** math.ceil(math.log2(each))
-    total = run.parameters.total
-    if "partner" in run.settings.offload and run.config.trained_expert:
-        found["partner"] = _ROUNDED * _stored_bytes(run, total, run.settings.partner_weight_dtype)
-    if "policy" in run.settings.offload:
-        found["policy"] = _ROUNDED * _stored_bytes(run, total, run.settings.base_weight_dtype)
+        found["modulation layers"] = run.parameters.modulation * run.compute_bytes
+    if "partner" in settings.offload and run.config.trained_expert:
+        found["partner"] = stored_bytes(run, total, settings.partner_weight_dtype)
+    if "policy" in settings.offload:
+        found["policy"] = stored_bytes(run, total, settings.base_weight_dtype)
     return found
 
 

@@ -3,6 +3,7 @@
 import statistics
 
 from hyvideo.files.text import Row, align_columns, counted, lines_of, number
+from hyvideo.planning.chain import chain_rows
 from hyvideo.planning.disk import (
     checkpoint_bytes,
     disk_bytes,
@@ -105,6 +106,7 @@ def length_rows(run: PlannedRun) -> list[Row]:
             rows += _validation(run, length)
     if run.config.model.device != "cpu":
         rows.append(("checkpoints", _checkpoints(run, length)))
+        rows += chain_rows(run)
         rows.append(("host memory", _host_memory(run)))
         rows.append(("disk", _disk(run)))
     return rows

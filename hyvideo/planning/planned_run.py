@@ -16,6 +16,7 @@ from hyvideo.planning.scorers import scorer_bytes
 from hyvideo.settings.config import Config
 from hyvideo.settings.iteration_plan import Plan, make_plan
 from hyvideo.settings.objectives import LIKE
+from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ValidationSettings
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -119,11 +120,15 @@ class PlannedRun:
         """The validation as a run that samples its videos as rollouts; None without validation."""
         if not self.config.data.valid_video_csv:
             return None
-        sampling = self.config.validation_sampling
+        batch_size = self.config.validation.validation_batch_size
+        return self.sampled_as(self.config.validation_sampling, batch_size=batch_size)
+
+    def sampled_as(self, sampling: Sampling, *, batch_size: int) -> "PlannedRun":
+        """Return a run that samples batches of videos in this way as its rollouts."""
         objective = self.config.objective.name
         if self.config.objective.videos_from:  # one with rollouts
             objective = LIKE[self.config.objective.trains].name
-        # Validation adds no noise, and a window of the rollouts' steps may not fit its steps.
+        # Sampling adds no noise, and a window of the rollouts' steps may not fit its steps.
         without_window = {"sde_window": ""} if self.config.objective.window else {}
         return self.with_settings(
             objective=objective,
@@ -138,7 +143,7 @@ class PlannedRun:
             low_noise_cfg_scale=sampling.low_noise_guidance_scale,
             validation_cfg_scale=None,
             validation_low_noise_cfg_scale=None,
-            batch_size=self.config.validation.validation_batch_size,
+            batch_size=batch_size,
             **without_window,
         )
 

@@ -4,17 +4,20 @@ each stage.
 
 import json
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import generate
-from hyvideo.generation.offloading import automatic
+from hyvideo.generation import offloading
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
+from hyvideo.models.sizes import released_sizes
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning import generation as planner
+from hyvideo.settings.config import Config
 from tests import tiny_checkpoint
 from tests.fake_cuda.counting import counted
 from tests.planning.test_generation import VIDEO
@@ -80,11 +83,28 @@ def test_offloading_changes_neither_latents_nor_videos(tmp_path, monkeypatch, fa
     assert not torch.equal(*latents["none"])
 
 
-@pytest.mark.parametrize("gigabytes, used", [(48, "group"), (80, "none"), (0, "none")])
-def test_small_gpus_offload_in_groups_by_default(monkeypatch, gigabytes, used):
+@pytest.mark.parametrize(
+    "version, weight_dtype, gigabytes, used",
+    [
+        ("480p_t2v", "bf16", 48, "group"),
+        ("480p_t2v", "bf16", 80, "none"),
+        ("wan2.2_t2v_a14b", "bf16", 24, "group"),
+        ("wan2.2_t2v_a14b", "bf16", 62, "model"),  # both experts have 53 GiB
+        ("wan2.2_t2v_a14b", "fp8", 62, "none"),
+        ("wan2.2_t2v_a14b", "bf16", 140, "none"),
+    ],
+)
+def test_the_gpu_decides_how_models_are_offloaded(
+    monkeypatch, version, weight_dtype, gigabytes, used
+):
     memory = SimpleNamespace(total_memory=gigabytes * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    assert automatic(torch.device("cuda" if gigabytes else "cpu")) == used
+    monkeypatch.setattr(offloading, "read_architecture", lambda root, name: released_sizes(name))
+    settings = {"base_weight_dtype": weight_dtype, "partner_weight_dtype": weight_dtype}
+    config = Config().with_settings(transformer_version=version, **settings).resolved()
+    sampling = replace(config.sampling, frames=81, height=720, width=1280)
+    assert offloading.automatic(torch.device("cuda"), config, sampling) == used
+    assert offloading.automatic(torch.device("cpu"), config, sampling) == "none"
 
 
 @pytest.mark.slow

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 import generate
 from hyvideo.models.sizes import released_sizes
-from hyvideo.planning.generation import WAYS, generation_memory
+from hyvideo.planning.generation import PROCESS_GIB, WAYS, generation_memory, host_gib
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.config import Config
 
@@ -52,3 +54,25 @@ def test_generate_prints_the_memory_of_each_way_of_offloading(capsys, monkeypatc
     generate.run(generate.parse([*words, "--print_memory", "4090"]))
     printed = capsys.readouterr().out.splitlines()
     assert [line.split(", ")[-1] for line in printed] == ["too large", "fits", "fits"]
+
+
+def test_both_experts_and_the_host_are_counted():
+    """Twice 14.29 B parameters in bf16 are 53.2 GiB; in fp8, 13.5 GiB each."""
+    version = Config().with_settings(transformer_version="wan2.2_t2v_a14b").resolved()
+    run = PlannedRun(version, 1, released_sizes("wan2.2_t2v_a14b"))
+
+    def weights(run, way):
+        return generation_memory(run, way).phases["sample"]["transformer"] / 2**30
+
+    assert weights(run, PLAIN) == pytest.approx(53.2, rel=0.01)
+    assert weights(run, STAGES) == pytest.approx(26.6, rel=0.01)
+    assert 1 < weights(run, GROUPS) < 2
+    for way in (STAGES, GROUPS):
+        assert host_gib(run, way) == pytest.approx(53.2 + 0.2 + PROCESS_GIB, rel=0.02)
+    assert host_gib(run, PLAIN) == PROCESS_GIB
+    stored = run.with_settings(base_weight_dtype="fp8", partner_weight_dtype="fp8")
+    assert weights(stored, PLAIN) == pytest.approx(27.0, rel=0.02)
+    assert host_gib(stored, GROUPS) == pytest.approx(27.0 + 0.2 + PROCESS_GIB, rel=0.02)
+    one = run.with_settings(partner_weight_dtype="fp8")
+    assert weights(one, STAGES) == weights(run, STAGES)
+    assert weights(one, PLAIN) == pytest.approx(26.6 + 13.5, rel=0.02)

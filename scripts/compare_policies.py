@@ -29,10 +29,12 @@ from hyvideo.checks.rules import check_sampling, with_local_weights
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.text import quote
 from hyvideo.settings.command_line import parse
+from hyvideo.settings.processes import configure_allocator
 
 
 @exit_on_error("compare_policies.py")
 def main(argv: list[str] | None = None) -> None:
+    configure_allocator()
     parser = Parser(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(

@@ -137,9 +137,7 @@ def show(command: CommandLine) -> None:
 
     print_plan(inputs, plan_lines(inputs, config.model.device, hardware))
     if config.objective.has_ratio:
-        print(
-            "\n".join(["", *steps_table(config.sampling, config.objective.window), ""])
-        )
+        print("\n".join(["", *steps_table(config.sampling, config.objective.window), ""]))
     if command.gpu or command.gpu_memory:
         planned = planned_run(inputs, config.model.device, hardware)
         print("\n".join(["", *memory_table(memory(planned)), ""]))

@@ -18,6 +18,7 @@ CARDS = {
     "wan21_4gpu_hpsv3": "L40S",
     "wan22_a14b_1gpu_80gb": "H100",
     "wan22_a14b_8gpu": "H100",
+    "wan21_i2v_14b_1gpu_80gb": "H100",
 }
 CONFIGS = sorted(path for path in (ROOT / "configs").glob("*.yaml") if "gpu" in path.stem)
 

@@ -104,13 +104,14 @@ def folder(tmp_path_factory):
 
 def gradient_of(trainer, collected, rows_per_pass):
     """Return the gradient of the mean loss, from passes of some rows."""
-    objective, policy = trainer.run.objective, trainer.run.policy
+    update, policy = trainer.run.update, trainer.run.policy
+    terms_of = (update.reward_term or update.objective).terms
     rollouts = collected.rollouts
     policy.optimizers.zero_grad()
     for rows in chunks(range(len(rollouts)), rows_per_pass):
-        for column in rollouts.columns:
-            terms = objective.terms(rollouts, collected.reference, rows, column, kl_coefficient=0.1)
-            assert terms.metrics.keys() == set(objective.metrics)
+        for column in rollouts.all_columns:
+            terms = terms_of(rollouts, collected.reference, rows, column, kl_coefficient=0.1)
+            assert terms.metrics.keys() == set(update.metrics)
             assert all(value.isfinite().all() for value in (terms.loss, terms.kl))
             # the policy is still that of the rollouts
             torch.testing.assert_close(
@@ -129,7 +130,7 @@ def test_the_gradient_of_an_iteration_does_not_depend_on_the_rows_of_a_pass(name
     collected = collect(trainer.run, trainer.iteration)
     rollouts = collected.rollouts
     assert len(rollouts) == trainer.run.inputs.plan.rollouts == len(rollouts.advantages)
-    assert len(rollouts.columns) == rollouts.trained_steps.shape[1] > 0
+    assert len(rollouts.all_columns) == rollouts.trained_steps.shape[1] > 0
     assert rollouts.advantages.isfinite().all()
     of_pairs, of_all = (gradient_of(trainer, collected, rows) for rows in (2, len(rollouts)))
     assert of_all.norm() > 0

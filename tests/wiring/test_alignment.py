@@ -125,8 +125,8 @@ def scored_videos(trainer, monkeypatch, layout):
     """Return the labels of each video of the validation by row, over all ranks of a layout."""
     world_size, sp_size, batch_size, _ = layout
     validation, found = trainer.validation, {}
-    record = trainer.config.with_settings(validation_batch_size=batch_size).record
-    monkeypatch.setattr(validation, "settings", record)
+    settings = trainer.config.with_settings(validation_batch_size=batch_size).validation
+    monkeypatch.setattr(validation, "settings", settings)
     for mesh in ranks(layout):
         monkeypatch.setattr(validation, "mesh", mesh)
         for videos in validation.videos(validation.rows()):
@@ -154,7 +154,7 @@ def test_scores_with_gradient_have_the_weights_of_their_own_scorer(tiny_config, 
     trainer = Trainer(config, mesh, CPU, scorers={"a": Contrast(), "b": Contrast()})
     levels = torch.randint(0, 256, (2, *config.sampling.size[:1], 3, 16, 16)).float()
     prompts = ["a red circle moves up", "a blue circle moves down"]
-    found = trainer.run.objective.reward_gradient.reward_of_levels(
+    found = trainer.run.update.reward_term.gradient.reward_of_levels(
         levels.clone().requires_grad_(), prompts
     )
     rewards = trainer.run.rewards.scorer.measure([*levels.byte()], prompts, fps=8)

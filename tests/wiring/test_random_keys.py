@@ -54,8 +54,8 @@ OF_A_REQUEST_WITH_A_SEED = {
     "validation noise": [{0, 1}],  # repeat
     "validation step noise": [{0, 1}, VALIDATION_STEPS],
 }
-# Streams of trials and fixed projections, which have no seed of a run.
-WITHOUT_SEED = {"compile probe", "tile", "frechet features"}
+# Streams of trials, of fixed projections and of the training of rewards, which have no seed of a run.
+WITHOUT_SEED = {"compile probe", "tile", "frechet features", "pairs"}
 
 GRPO = {
     "batch_size": 12,

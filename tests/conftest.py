@@ -49,7 +49,7 @@ LONGEST = (
     "fake_cuda/test_phases.py",
     "test_post_train.py",
     "rewards/videoalign/test_scorer.py",
-    "studies/test_reward_training.py",
+    "ratings/test_reward_training.py",
     "generation/test_shared_generation.py",
     "schedulers/samplers/test_tables.py",
     "scripts/test_launchers.py",

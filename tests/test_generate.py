@@ -28,7 +28,7 @@ from hyvideo.generation.step_cache import StepCaching
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.loading.video_latents import write_latents
 from hyvideo.models import loading
-from hyvideo.models.loading import load_transformer
+from hyvideo.models.loading import load_transformer, stream_transformer
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
@@ -242,8 +242,8 @@ def test_a_checkpoint_and_a_lora_change_the_video(make, root, tmp_path, monkeypa
     read = []
     monkeypatch.setattr(
         loading,
-        "load_transformer",
-        lambda *args, **rest: read.append(args) or load_transformer(*args, **rest),
+        "stream_transformer",
+        lambda *args, **rest: read.append(args) or stream_transformer(*args, **rest),
     )
     for name, extra in (
         ("tuned", ["--checkpoint_path", tmp_path / "checkpoint"]),

@@ -234,7 +234,7 @@ print("closed")
 def test_a_scorer_that_hangs_keeps_neither_the_run_nor_its_end_waiting():
     code = HANGS.replace(
         "import torch",
-        "import torch\nfrom hyvideo.data import custom_code\ncustom_code.EXIT_SECONDS = 0.5",
+        "import torch\nfrom hyvideo.files import custom_code\ncustom_code.EXIT_SECONDS = 0.5",
     )
     start = time.monotonic()
     ended = subprocess.run(

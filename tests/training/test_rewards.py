@@ -420,7 +420,7 @@ def test_a_custom_reward_from_the_docs_trains_and_its_scores_are_recorded(
     (example,) = re.findall(r"```python\n(def brightness.*?)```", page, re.S)
     (as_class,) = re.findall(r"```python\n(from \S+ import Scorer\n.*?)```", page, re.S)
     example += as_class
-    (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model .*)\n", page)
+    (flags,) = re.findall(r"post_train.py .*\\\n +(--reward_model my_rewards.py.*)\n", page)
     (tmp_path / "my_rewards.py").write_text(example)
     (tmp_path / "shades.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)

@@ -15,7 +15,7 @@ from scripts.audit.statements import Audit, CannotCheck
 
 TOPIC = "What leaves the run"
 CODEC = 0.15  # of the spread of the rewards, by which the codec may change one, and further
-LEAST = 0.02  # where videos hardly differ
+LEAST = 0.05  # where videos hardly differ; the codec changed one of a barely trained run by 0.044
 PIXELS = 2.0  # mean difference of videos in levels of 255, by which batches may change one
 
 

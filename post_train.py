@@ -103,7 +103,7 @@ def show(command: CommandLine) -> None:
 
     Raises ValueError only for invalid settings.
     """
-    import yaml  # not at the top: without packages, hyvideo.data says which command finds them
+    import yaml  # not at the top: without packages, hyvideo says which command finds them
 
     config = command.config
     started = processes.world_size()

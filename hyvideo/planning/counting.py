@@ -9,14 +9,15 @@ blocks. Any family can be counted, because nothing here knows its layers.
 
 import functools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from fractions import Fraction
 from typing import Any
 
+import sympy  # needed by torch
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,7 +41,7 @@ from hyvideo.planning.flops import (
 )
 from hyvideo.settings.command_line import load_config
 
-# (latents, text tokens) from which the six coefficients of a polynomial follow
+# (image tokens by axis, text tokens) from which the six coefficients of a polynomial follow
 POINTS = (
     ((1, 2, 2), 1),
     ((1, 2, 2), 2),
@@ -119,33 +120,19 @@ def _polynomials(sizes: Sizes) -> dict[str, list[int]]:
     """Return the coefficients of `flops.polynomial` for products and attention."""
     rows, products, attention = [], [], []
     for grid, text in POINTS:
-        grid = tuple(side * patch for side, patch in zip(grid, sizes.patch))
-        image = 1
-        for side, patch in zip(grid, sizes.patch):
-            image *= side // patch
+        image = math.prod(grid)
         rows.append([1, image, text, image * image, image * text, text * text])
-        found = flops_of_latents(sizes, grid, text)
+        latents = tuple(side * patch for side, patch in zip(grid, sizes.patch))
+        found = flops_of_latents(sizes, latents, text)
         products.append(found.products)
         attention.append(found.attention)
     return {"products": _solved(rows, products), "attention": _solved(rows, attention)}
 
 
 def _solved(rows: list[list[int]], values: list[int]) -> list[int]:
-    """Return the whole numbers x with ``rows x = values``, by elimination without rounding."""
-    system = [[Fraction(entry) for entry in (*row, value)] for row, value in zip(rows, values)]
-    size = len(system)
-    for column in range(size):
-        pivot = next(index for index in range(column, size) if system[index][column])
-        system[column], system[pivot] = system[pivot], system[column]
-        system[column] = [entry / system[column][column] for entry in system[column]]
-        for index in range(size):
-            factor = system[index][column]
-            if index != column and factor:
-                system[index] = [
-                    entry - factor * own for entry, own in zip(system[index], system[column])
-                ]
-    solution = [row[-1] for row in system]
-    assert all(value.denominator == 1 for value in solution), "FLOPs are no polynomial of tokens"
+    """Return the whole numbers x with ``rows x = values``."""
+    solution = list(sympy.Matrix(rows).LUsolve(sympy.Matrix(values)))
+    assert all(value.is_integer for value in solution), "FLOPs are no polynomial of tokens"
     return [int(value) for value in solution]
 
 

@@ -80,22 +80,24 @@ class GivenVideos:
         return self.encoder(requests, self.config.sampling.size).to(self.pipeline.device)
 
     def collect(
-        self, prompts: Prompts, conditions: Conditions, *, is_scored: bool = False
+        self, prompts: Prompts, conditions: Conditions
     ) -> tuple[RolloutBatch, PendingRewards]:
-        """Return the videos of an iteration, and no pending rewards. Advantages tell winners (1)
-        from losers (-1), and weights are relative to the mean of all examples.
+        """Return the videos of an iteration, and no pending rewards. Of rated pairs, advantages
+        tell winners (1) from losers (-1). Weights are relative to the mean of all examples.
         """
-        assert not is_scored, "given videos have no rewards"
         self.progress.check()
         examples = self._examples_of(prompts.iteration, prompts.indices)
         with self.progress.timed("videos", f"{len(examples)} videos"):
             rollouts = self._batch(prompts, examples, conditions, self.plan.num_trained_steps)
+        labels = [0.0] * len(examples)
+        if self.config.objective.group_size == 2:
+            labels = [1.0 if index.member == 0 else -1.0 for index in prompts.indices]
         mean = fmean(example.weight for example in self.examples.train)
         weights = [example.weight / mean for example in examples]
         device = self.pipeline.device
         return replace(
             rollouts,
-            advantages=torch.tensor(_labels_of(examples, prompts.indices), device=device),
+            advantages=torch.tensor(labels, device=device),
             weights=to_device(torch.tensor(weights), device),
         ), PendingRewards()
 
@@ -148,16 +150,6 @@ class GivenVideos:
             conditions = self.encode(prompts.requests)
             videos = self._batch(prompts, chosen, conditions, self.objective.held_out_levels)
             yield HeldOutBatch(groups, videos)
-
-
-def _labels_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[float]:
-    """Return 1 for the winner and -1 for the loser of a rated pair, 0 for a video that is rated
-    alone.
-    """
-    return [
-        0.0 if len(example.videos) == 1 else 1.0 - 2.0 * index.member
-        for example, index in zip(examples, indices, strict=True)
-    ]
 
 
 def _videos_of(examples: Sequence[Example], indices: Sequence[RolloutIndex]) -> list[Path]:

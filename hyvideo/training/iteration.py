@@ -75,7 +75,7 @@ def sample(run: Run, iteration: int) -> tuple[RolloutBatch, PendingRewards]:
     prompts = run.source.choose(iteration)
     with run.progress.timed("conditions", f"{len(prompts.requests)} prompts"):
         conditions = run.source.encode(prompts.requests)
-    return run.source.collect(prompts, conditions, is_scored=run.scores_rollouts)
+    return run.source.collect(prompts, conditions)
 
 
 def _prepare(run: Run, rollouts: RolloutBatch) -> Any:

@@ -50,6 +50,7 @@ class Rollouts:
         self.rewards = rewards
         self.requests = inputs.requests
         self.plan = inputs.plan
+        self.is_scored = self.config.objective.scores_rollouts
         self.has_reward_column = self.config.objective.reward_weight > 0
         self.schedule = self.config.sampling.schedule()  # regardless of an SDE window
         self.order = PromptOrder(len(self.requests), self.plan.groups, self.config.data.seed)
@@ -69,17 +70,17 @@ class Rollouts:
         return self.encoder(requests, self.config.sampling.size).to(self.pipeline.device)
 
     def collect(
-        self, prompts: Prompts, conditions: Conditions, *, is_scored: bool
+        self, prompts: Prompts, conditions: Conditions
     ) -> tuple[RolloutBatch, PendingRewards]:
-        """Sample an iteration; return its rollouts and, if ``is_scored``, this rank's videos and
-        pending rewards, else advantages 0.
+        """Sample an iteration; return its rollouts and, if the objective needs rewards, this rank's
+        videos and pending rewards, else advantages 0.
         """
         iteration, indices, requests = prompts
         schedule = self.schedule_of(iteration)
         trained = self._trained_steps(schedule, iteration, indices)
         texts = [request.prompt for request in requests]
         batches = self._batches(iteration, schedule, indices, conditions, trained)
-        trajectories, pending = self._score_each(batches, texts, is_scored=is_scored)
+        trajectories, pending = self._score_each(batches, texts)
         # without noise levels, the KL is measured at the reward step
         columns = self.plan.num_trained_steps or trained.shape[1]
         anchor_columns = self.noise.anchor_columns(iteration, columns, self.plan.num_anchor_steps)
@@ -94,7 +95,7 @@ class Rollouts:
             anchor_columns=anchor_columns,
             iteration=iteration,
         )
-        if not is_scored:
+        if not self.is_scored:
             zeros = torch.zeros(len(indices), device=self.pipeline.device)
             rollouts = rollouts.with_rewards({}, zeros)
         return rollouts, pending
@@ -183,8 +184,6 @@ class Rollouts:
         self,
         batches: Iterable[tuple[list[int], Trajectories]],
         prompts: list[str],
-        *,
-        is_scored: bool,
     ) -> tuple[Trajectories, PendingRewards]:
         """Decode batches and submit them for scoring, each at once, or all at the end
         (``offload reward``).
@@ -197,7 +196,7 @@ class Rollouts:
         for rows, trajectories in batches:
             parts.append(trajectories)
             share = self.mesh.rank_share(rows)
-            if not share or not is_scored:
+            if not share or not self.is_scored:
                 continue
             with self.progress.timed("decode", f"batch {len(parts)}/{num_batches}"):
                 latents = select(trajectories.final, [row - rows[0] for row in share])
@@ -210,7 +209,7 @@ class Rollouts:
             if "reward" not in self.config.model.offload:
                 pending.batches.append(scorer.submit(*unscored, fps=fps))
                 unscored = []
-        if self.pipeline.frozen and is_scored:
+        if self.pipeline.frozen and self.is_scored:
             self.pipeline.frozen.leave()  # all batches are sampled, and scorers need the memory
         if unscored:
             pending.batches.append(scorer.submit(*unscored, fps=fps))

@@ -9,6 +9,7 @@ blocks. Any family can be counted, because nothing here knows its layers.
 
 import functools
 import json
+import math
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ from hyvideo.planning.flops import (
 )
 from hyvideo.settings.command_line import load_config
 
-# (latents, text tokens) from which the six coefficients of a polynomial follow
+# (patches, text tokens) from which the six coefficients of a polynomial follow
 POINTS = (
     ((1, 2, 2), 1),
     ((1, 2, 2), 2),
@@ -118,11 +119,9 @@ def table_of(models: Mapping[str, tuple[Sizes, tuple[str, ...]]]) -> dict[str, d
 def _polynomials(sizes: Sizes) -> dict[str, list[int]]:
     """Return the coefficients of `flops.polynomial` for products and attention."""
     rows, products, attention = [], [], []
-    for grid, text in POINTS:
-        grid = tuple(side * patch for side, patch in zip(grid, sizes.patch))
-        image = 1
-        for side, patch in zip(grid, sizes.patch):
-            image *= side // patch
+    for patches, text in POINTS:
+        grid = tuple(side * patch for side, patch in zip(patches, sizes.patch))
+        image = math.prod(patches)
         rows.append([1, image, text, image * image, image * text, text * text])
         found = flops_of_latents(sizes, grid, text)
         products.append(found.products)

@@ -14,6 +14,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from hyvideo.data.videos import read_video
+from hyvideo.files.yaml_files import read_yaml
 
 COLUMNS = 6
 SIDE = 144  # pixels of an image in the picture
@@ -46,6 +47,7 @@ def validations(run: Path) -> list[dict]:
     """Return a row for each validation of a run: percentages of its images by the number of quasars
     in them, reward, realism, diversity, and the types of videos that the hacking monitor warns of.
     """
+    seed = read_yaml(run / "config.yaml")["seed"]
     rows = []
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         metrics = json.loads(line)
@@ -57,7 +59,7 @@ def validations(run: Path) -> list[dict]:
         shares = {str(number): round(100 * counts[number] / len(scores)) for number in range(5)}
         more = sum(count for number, count in counts.items() if number > 4)
         rows.append(
-            {"run": run.name, "iteration": iteration}
+            {"run": run.name, "iteration": iteration, "seed": seed}
             | shares
             | {
                 "more": round(100 * more / len(scores)),

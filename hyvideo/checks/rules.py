@@ -1,7 +1,8 @@
 """Rules between settings: functions that yield a sentence for every violation (setting, value, fix).
 
-What a single value may be is its type (`sections`, `objectives`). The rules of processes, rewards
-and objectives are in `layout`, `reward_settings` and `objective_rules`. Imports no torch.
+What a single value may be is its type (`settings.sections`, `settings.objectives`). The rules of
+processes and objectives are in `layout` and `objective_rules`, and those of rewards in
+`settings.reward_settings`. Imports no torch.
 """
 
 from pathlib import Path

@@ -22,6 +22,10 @@ OUTCOMES = {"first": 0, "second": 1, "tie": TIE, "both_bad": TIE}
 HELD_OUT = 0.15  # share of the prompts whose pairs are not trained on
 
 
+def _named_file(table: Table, cell: str) -> str:
+    return cell
+
+
 @dataclass(frozen=True)
 class Form:
     """Columns of rated pairs, as a project or a data set writes them."""
@@ -34,7 +38,7 @@ class Form:
     # answer -> index of the preferred video, a tie, or None: the answer is left out
     outcomes: Mapping[str, int | None]
     # (table, cell) -> file that the cell of a video means
-    file_of: Callable[[Table, str], str] = lambda table, cell: cell
+    file_of: Callable[[Table, str], str] = _named_file
 
 
 def _videodpo_file(table: Table, cell: str) -> str:

@@ -74,11 +74,15 @@ class GenerationSettings:
         """Return what the JSON file of a video has of the settings: everything needed to reproduce
         the video.
         """
-        model = self.config.model
-        sampling = self.sampling
-        source = self.source
+        return (
+            self._record_of_prompt(video)
+            | self._record_of_policy()
+            | self._record_of_sampling(video)
+        )
+
+    def _record_of_prompt(self, video: Video) -> dict:
         request = video.request
-        prompt = {
+        return {
             "prompt": request.prompt,
             "original_prompt": request.original_prompt,
             "image": request.image,
@@ -86,15 +90,19 @@ class GenerationSettings:
             "seed": request.seed_or(self.seed),
             "number": video.number,
         }
-        policy = {
+
+    def _record_of_policy(self) -> dict:
+        model = self.config.model
+        source = self.source
+        return {
             "model": model.pretrained_model_root,
             "version": model.transformer_version,
             "expert": model.trained_expert,
             "base_lora": model.base_lora_path or None,
             "low_noise_base_lora": model.low_noise_base_lora_path or None,
-            "checkpoint": None,
-            "lora": None,
-            "lora_scale": None,
+            "checkpoint": str(source.checkpoint) if source.checkpoint else None,
+            "lora": str(source.lora) if source.lora else None,
+            "lora_scale": source.lora_scale if source.lora else None,
             "policy_hash": source.policy_hash,
             "dtype": model.dtype,
             "base_weight_dtype": model.base_weight_dtype,
@@ -103,20 +111,21 @@ class GenerationSettings:
             "use_sageattn": model.attention_kernel == "sage",
             "enable_torch_compile": self.config.distributed.enable_compile == "true",
         }
-        if source.checkpoint:
-            policy["checkpoint"] = str(source.checkpoint)
-        if source.lora:
-            policy |= {"lora": str(source.lora), "lora_scale": source.lora_scale}
-        sampled = {
+
+    def _record_of_sampling(self, video: Video) -> dict:
+        sampling = self.sampling
+        is_stochastic = sampling.sampler != ODE
+        has_experts = sampling.boundary is not None
+        return {
             "steps": sampling.steps,
             "shift": sampling.shift,
             "sigmas": sampling.sigmas,
             "guidance_scale": sampling.guidance_scale,
-            "low_noise_guidance_scale": None,
+            "low_noise_guidance_scale": sampling.low_noise_guidance_scale if has_experts else None,
             "guidance_interval": sampling.guidance_interval,
-            "negative_prompt": None,
-            "sde_type": None,
-            "eta": 0.0,
+            "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
+            "sde_type": sampling.sampler if is_stochastic else None,
+            "eta": sampling.eta if is_stochastic else 0.0,
             "frames": sampling.frames,
             "height": video.height,
             "width": video.width,
@@ -124,13 +133,6 @@ class GenerationSettings:
             "initial_noise": self.initial_noise,
             "step_caching": asdict(self.caching) if self.caching else None,
         }
-        if sampling.boundary is not None:
-            sampled["low_noise_guidance_scale"] = sampling.low_noise_guidance_scale
-        if sampling.is_guided:
-            sampled["negative_prompt"] = sampling.negative_prompt
-        if sampling.sampler != ODE:
-            sampled |= {"sde_type": sampling.sampler, "eta": sampling.eta}
-        return prompt | policy | sampled
 
 
 class Generator:

@@ -154,30 +154,27 @@ def load_pipeline(
     requests = sampling.negative_requests if sampling else config.negative_requests
     negative = negative_condition(requests, encoder, device)
     own = config.trained_expert
+
+    def load(expert: Expert | None, weight_dtype: str) -> nn.Module:
+        return loaded_transformer(
+            config.model,
+            expert,
+            kinds,
+            dtype=weights_dtype,
+            device=weights_device,
+            weight_dtype=weight_dtype,
+        )
+
     if is_overwritten:
         transformer = empty_transformer(
             config.model, own, kinds, dtype=weights_dtype, device=weights_device
         )
     else:
-        transformer = loaded_transformer(
-            config.model,
-            own,
-            kinds,
-            dtype=weights_dtype,
-            device=weights_device,
-            weight_dtype=config.model.base_weight_dtype,
-        )
+        transformer = load(own, config.model.base_weight_dtype)
     partner = None
     if own is not None:
         other = OTHER_EXPERT[own]
-        second = loaded_transformer(
-            config.model,
-            other,
-            kinds,
-            dtype=weights_dtype,
-            device=weights_device,
-            weight_dtype=config.model.partner_weight_dtype,
-        )
+        second = load(other, config.model.partner_weight_dtype)
         partner = Partner(second, other, config.version.boundary)
     config = config.resolve_auto(on_gpu=device.type == "cuda")
     return make_pipeline(

@@ -168,7 +168,7 @@ class Config(BaseModel):
         """Return a copy with the version's defaults, kl_strategy none if kl_weight is 0, and weights of
         the dimensions of custom scorers.
 
-        If a scorer cannot be imported, `rules` reports it.
+        If a scorer cannot be imported, `checks.rules` reports it.
 
         Training, generation and planning all resolve here, so a setting that is None has the same
         value in each.

@@ -82,9 +82,9 @@ def read_entry(setting: str, given: object) -> RewardEntry:
     try:
         if isinstance(given, dict):
             return RewardEntry.model_validate(given)
-        return (
-            RewardEntry.model_validate_json(given) if is_entry(given) else RewardEntry(name=given)
-        )
+        if is_entry(given):
+            return RewardEntry.model_validate_json(given)
+        return RewardEntry(name=given)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))

@@ -11,6 +11,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hyvideo.files.files import ROOT
@@ -25,8 +26,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "defaults by version": settings_tables.defaults_by_version,
     },
     "docs/monitoring.md": {
-        f"metrics: {name}": lambda metrics=metrics: table_of(metrics)
-        for name, metrics in GROUPS.items()
+        f"metrics: {name}": partial(table_of, metrics) for name, metrics in GROUPS.items()
     },
 }
 

@@ -12,6 +12,7 @@ from PIL import Image
 from hyvideo.rewards import tiny
 from hyvideo.rewards.hpsv3 import HPSv3Scorer
 from hyvideo.rewards.hpsv3 import scorer as scorer_module
+from tests.cuda.qwen2_vl import enlarge
 from tests.cuda.speed import peak_gib, seconds_of
 from tests.cuda.workload import DEVICE, IS_TINY
 from tests.forked import ROOT
@@ -19,37 +20,18 @@ from tests.forked import ROOT
 pytestmark = pytest.mark.cuda
 GOLDEN = ROOT / "tests" / "golden" / "hpsv3"
 SIZE = (9, 64, 64) if IS_TINY else (81, 480, 832)
-SPECIAL_TOKENS = (
-    "vocab_size",
-    "image_token_id",
-    "video_token_id",
-    "vision_start_token_id",
-    "vision_end_token_id",
-)
 
 
 @pytest.fixture(scope="module")
 def scorer(gpu, tmp_path_factory):
     """A scorer with the released sizes except the vocabulary: its tokenizer is the miniature's."""
-    from transformers import Qwen2VLConfig, Qwen2VLModel
-
     folder = tmp_path_factory.mktemp("rewards") / "hpsv3"
     tiny.write("hpsv3", folder)
     if IS_TINY:
         return HPSv3Scorer(folder, device=DEVICE)
-    path = folder / "config.json"
-    known = json.loads(path.read_text())
-    config = json.loads((GOLDEN / "qwen2_vl_7b.json").read_text())
-    config |= {name: known[name] for name in SPECIAL_TOKENS}
-    path.write_text(json.dumps(config))
-    with torch.device("meta"):
-        model = Qwen2VLModel(Qwen2VLConfig.from_dict(config))
-    weights = {
-        name: 0.02 * torch.randn(tensor.shape, device=DEVICE, dtype=torch.bfloat16)
-        for name, tensor in model.state_dict().items()
-    }
+    width, weights = enlarge(folder / "config.json", GOLDEN / "qwen2_vl_7b.json")
     head = torch.nn.Sequential(
-        torch.nn.Linear(config["hidden_size"], 1024),
+        torch.nn.Linear(width, 1024),
         torch.nn.ReLU(),
         torch.nn.Linear(1024, 2),
     )

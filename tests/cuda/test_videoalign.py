@@ -2,7 +2,6 @@
 a recipe.
 """
 
-import json
 from pathlib import Path
 
 import pytest
@@ -12,42 +11,24 @@ from hyvideo.rewards import tiny
 from hyvideo.rewards.videoalign import scorer as scorer_module
 from hyvideo.rewards.videoalign.checkpoint import VideoAlignWeights
 from hyvideo.rewards.videoalign.scorer import VideoAlignScorer
+from tests.cuda.qwen2_vl import enlarge
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import peak_gib, seconds_of
 from tests.cuda.workload import DEVICE, IS_TINY
 
 pytestmark = pytest.mark.cuda
 RELEASED = Path(scorer_module.__file__).with_name("qwen2_vl_2b.json")
-SPECIAL_TOKENS = (
-    "vocab_size",
-    "image_token_id",
-    "video_token_id",
-    "vision_start_token_id",
-    "vision_end_token_id",
-)
 
 
 @pytest.fixture(scope="module")
 def scorer(gpu, tmp_path_factory):
     """A scorer with the released sizes except the vocabulary: its tokenizer is the miniature's."""
-    from transformers import Qwen2VLConfig, Qwen2VLModel
-
     folder = tmp_path_factory.mktemp("rewards") / "videoalign"
     tiny.write("videoalign", folder)
     if IS_TINY:
         return VideoAlignScorer(folder, device=DEVICE)
-    path = folder / "base" / "config.json"
-    known = json.loads(path.read_text())
-    config = json.loads(RELEASED.read_text()) | {name: known[name] for name in SPECIAL_TOKENS}
-    path.write_text(json.dumps(config))
-    with torch.device("meta"):
-        model = Qwen2VLModel(Qwen2VLConfig.from_dict(config))
-    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
-    weights = {
-        name: 0.02 * torch.randn(shape, device=DEVICE, dtype=torch.bfloat16)
-        for name, shape in shapes.items()
-    }
-    head = torch.randn(1, config["hidden_size"])
+    width, weights = enlarge(folder / "base" / "config.json", RELEASED)
+    head = torch.randn(1, width)
     with pytest.MonkeyPatch.context() as patch:  # 4.4 GB that need not be written to a file
         patch.setattr(
             scorer_module, "read_weights", lambda checkpoint: VideoAlignWeights(weights, head)

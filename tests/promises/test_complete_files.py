@@ -2,7 +2,7 @@
 continues.
 
 Full disks and errors: tests/test_generate.py, tests/generation/test_evaluate.py,
-tests/training/test_export.py and tests/studies/test_reward_training.py.
+tests/training/test_export.py and tests/ratings/test_reward_training.py.
 """
 
 import signal

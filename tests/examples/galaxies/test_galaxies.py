@@ -76,14 +76,14 @@ def test_each_config_trains_a_network_of_random_weights(config, root, tmp_path, 
     reward = tmp_path / "reward.py"
     reward.write_text(code)
     flags = ["--reward_model", f"{reward}:light", f"{FOLDER}/rewards.py:Lenses"]
-    flags += ["--reward_weights", '{"light": 1}']
+    flags += ["--reward_weights", '{"light": 1}', "--seed", "5"]
     out = tmp_path / "run"
     assert run(monkeypatch, *small(root, out, config), *flags) == 0
     lines = read_metrics(out / "metrics.jsonl")
     assert [line["iteration"] for line in lines] == [1, 2]
     assert all(line["grad/norm"] > 0 for line in lines)
     rows = results.validations(out)
-    assert [row["iteration"] for row in rows] == [0, 2]
+    assert [(row["iteration"], row["seed"]) for row in rows] == [(0, 5), (2, 5)]
     for row in rows:
         shares = sum(row[key] for key in ("0", "1", "2", "3", "4", "more"))
         assert shares == pytest.approx(100, abs=3)  # rounded

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from hyvideo.models.guidance import Expert
     from hyvideo.models.lora import Lora
 
+IN_DIFFUSERS = "in diffusers: "  # before the line that loads a model there
+
 
 def main() -> None:
     parser = Parser(__doc__)
@@ -225,7 +227,7 @@ def lora_lines(file: Path, form: str, lora: "Lora", expert: "Expert | None") -> 
     transformer = "transformer_2" if expert == "low" else "transformer"
     second = ", load_into_transformer_2=True" if expert == "low" else ""
     family = family_of_lora(lora)
-    pipeline = getattr(diffusers, family.pipelines["t2v"]) if family else None
+    pipeline = getattr(diffusers, family.pipelines.get("t2v", ""), None) if family else None
     out = file.parent
     if form == "peft":
         return [f'in peft: PeftModel.from_pretrained(pipeline.{transformer}, "{out}")']
@@ -302,7 +304,7 @@ def export_model(
         lines += export_transformer(
             root, version, options, run_settings, out, expert=expert, **changes
         )
-    if options.form == "diffusers":
+    if options.form == "diffusers" and lines[0].startswith(IN_DIFFUSERS):
         names = [f"{folder.name}={folder.name}" for folder in sorted(out.iterdir())]
         lines.append(
             f"              pipeline = DiffusionPipeline.from_pretrained(MODEL, {', '.join(names)})"
@@ -322,6 +324,8 @@ def export_transformer(
     lora: Path | None = None,
 ) -> list[str]:
     """Write one transformer into the folder ``out``, and return how other programs load it."""
+    import diffusers
+
     from hyvideo.loading.model_setup import base_loras
     from hyvideo.loading.saved_policy import load_merged
     from hyvideo.models.family import component_of, family_of
@@ -363,9 +367,14 @@ def export_transformer(
         return original_model_lines(options.out / folder, options.form, transformer)
     folder = TRANSFORMERS[expert][0]
     transformer.save_pretrained(out / folder)
+    name = component_of(transformer).class_name
+    if not hasattr(diffusers, name):  # a class of a family outside of it
+        return [
+            f"in this project: use {options.out / folder} in place of the base model's {folder}"
+        ]
     return [
-        f"in diffusers: {folder} = {component_of(transformer).class_name}.from_pretrained("
-        f'"{options.out}", subfolder="{folder}", torch_dtype={dtype})'
+        f'{IN_DIFFUSERS}{folder} = {name}.from_pretrained("{options.out}", subfolder="{folder}", '
+        f"torch_dtype={dtype})"
     ]
 
 

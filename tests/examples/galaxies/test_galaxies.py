@@ -23,6 +23,7 @@ from hyvideo.models.family import family_of, install
 from hyvideo.models.lora import add_lora, add_trainable_lora, current_lora, training_config
 from hyvideo.models.sizes import read_architecture, read_sizes
 from hyvideo.records.metrics_file import read_metrics
+from scripts import export
 from tests.registered import registered
 
 FOLDER = "examples/galaxies"
@@ -70,7 +71,9 @@ def small(root, out, config):
 
 @pytest.mark.system
 @pytest.mark.parametrize("config", ["sage", "nft", "lora"])
-def test_each_config_trains_a_network_of_random_weights(config, root, tmp_path, monkeypatch):
+def test_each_config_trains_a_network_of_random_weights(
+    config, root, tmp_path, monkeypatch, capsys
+):
     # random weights draw no quasar, so that all images have the same reward as lenses
     code = "def light(videos, prompts, fps):\n    return [video.float().mean().item() for video in videos]"
     reward = tmp_path / "reward.py"
@@ -94,6 +97,16 @@ def test_each_config_trains_a_network_of_random_weights(config, root, tmp_path, 
     flags += ["--checkpoint_path", checkpoint, "--num_inference_steps", 2]
     monkeypatch.setattr(sys, "argv", ["generate.py", *map(str, flags)])
     assert generate.main() == 0
+    exported = tmp_path / "exported"
+    flags = ["--checkpoint_path", checkpoint, "--output_dir", exported]
+    if config == "lora":
+        flags += ["--merge"]
+    monkeypatch.setattr(sys, "argv", ["export.py", *map(str, flags)])
+    capsys.readouterr()
+    export.main()
+    text = capsys.readouterr().out
+    assert f"in this project: use {exported / 'transformer'}" in text
+    assert "in diffusers" not in text and (exported / "transformer/config.json").is_file()
 
 
 @pytest.mark.system

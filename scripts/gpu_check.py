@@ -13,12 +13,12 @@ Results are tables that can be shared.
 
 Each part takes at most five minutes on a GPU with 140 GB, without weights and network. A part has lanes. A lane is a
 process with a time limit that runs tests of tests/cuda with the allocator settings of a run. Lanes run side by side if
-the memory of the GPU suffices, and alone if they measure. On a GPU with less memory, `correct` takes longer.
+the memory of the GPU suffices, and alone if they measure. A smaller GPU takes longer, and its limits are longer.
 gpu.json and gpu.md in --output_dir are written whenever a test has measured something, also if a time limit or SIGTERM
 ends the check, and gpu.log has the output of the lanes. hardware.yaml has the measured rates for the plan of a run
 (GPU_HARDWARE_FILE). gpu.md begins with measured beside expected numbers. The exit code is 1 if a lane failed, but not
 because of a speed or of a memory outside of the expected range.
-docs/before_you_rent.md#check-a-gpu explains the results.
+docs/cost.md#check-a-gpu explains the results.
 """
 
 import argparse
@@ -35,7 +35,7 @@ import yaml
 
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.files import make_folder, publish
-from hyvideo.planning.hardware import hardware_of_device
+from hyvideo.planning.hardware import hardware_of, hardware_of_device
 from hyvideo.settings.processes import configure_allocator
 from tests import forked
 from tests.cuda.lanes import Lane, run_lanes
@@ -77,14 +77,14 @@ def main(argv: list[str] | None = None) -> int:
     with exit_on_error("gpu_check.py"):
         lanes = chosen_lanes(options)
         make_folder(out)
-        room = memory_gib(options.device)
+        room, slowness = gpu_of(options.device)
     # a used GPU cannot be forked
     python = forked.python() if options.device == "cpu" else sys.executable
     configure_allocator()
     numbers = [] if options.tiny or options.device == "cpu" else NUMBERS
     with tempfile.TemporaryDirectory(prefix="gpu_check-") as work:
         results = run_lanes(
-            lanes,
+            {name: lane._replace(seconds=slowness * lane.seconds) for name, lane in lanes.items()},
             out,
             Path(work),
             room=room,
@@ -120,13 +120,14 @@ def chosen_lanes(options: argparse.Namespace) -> dict[str, Lane]:
     return {name: lane for name, lane in lanes.items() if name in (options.only or lanes)}
 
 
-def memory_gib(device: str) -> float:
-    """Return the memory of the GPU in GiB, which lanes share; on a CPU, tiny models always fit.
+def gpu_of(device: str) -> tuple[float, float]:
+    """Return the memory of the GPU in GiB, which the lanes share, and by how much it is slower than
+    an H200, for their time limits. On a CPU, tiny models always fit.
 
     Raises ValueError if there is no GPU.
     """
     if device == "cpu":
-        return math.inf
+        return math.inf, 1.0
     import torch
 
     from hyvideo.loading.gpu_driver import driver_problem
@@ -138,7 +139,11 @@ def memory_gib(device: str) -> float:
             "--device cuda needs a GPU that torch can use, and none was found; "
             "--tiny --device cpu rehearses the check"
         )
-    return torch.cuda.get_device_properties(0).total_memory / 2**30
+    found = torch.cuda.get_device_properties(0)
+    gib = found.total_memory / 2**30
+    expected = hardware_of("H200").rate
+    rate = hardware_of_device(found.name, gib).rate or expected  # of an unknown GPU
+    return gib, max(1.0, expected / rate)
 
 
 def variables(options: argparse.Namespace, python: str) -> dict[str, str]:

@@ -10,7 +10,14 @@ from hyvideo.files.text import lines_of
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
-from hyvideo.planning.hours import forwards_per_rollout, iteration_seconds, whole_run
+from hyvideo.planning.hours import (
+    decode_seconds,
+    forward_seconds,
+    forwards_per_rollout,
+    iteration_seconds,
+    stage_seconds,
+    whole_run,
+)
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.plan import length_rows, plan_lines, steps_table
 from hyvideo.planning.planned_run import PlannedRun
@@ -147,6 +154,33 @@ def test_memory_tables_of_the_documentation_are_up_to_date(compare):
         "cost.md",
         [(gpus, *(peak(gpus, sp_size) for sp_size in (1, 2, 4, 8))) for gpus in (8, 16, 64)],
     )
+
+
+def test_the_plan_beside_the_stopwatch_of_visual_rl_is_up_to_date(compare):
+    """The stages of visual-rl follow from its report (docs/cost.md): 44 minutes, and 134 for an
+    earlier recipe.
+    """
+    config = load_config(ROOT / "configs/wan21_4gpu_hpsv3.yaml")
+    sizes = released_sizes(config.model.transformer_version)
+    planned = stage_seconds(PlannedRun(config, 4, sizes, hardware=hardware_of("L40S")))
+    scoring = 24 * 8.4  # seconds of a video
+    update = 96 * 60 / 10  # ten steps before, now one
+    sampling = (1 - 0.27) * ((134 - 96) * 60 - scoring)
+    whole = 44 * 60
+    rows = (
+        ("sampling and decoding", sampling, planned["rollout"] + planned["decode"]),
+        ("scoring", scoring, planned["reward"]),
+        ("update", update, planned["update"]),
+        ("the rest", whole - sampling - scoring - update, planned["anchor"]),
+        ("sum", whole, sum(planned.values())),
+    )
+    compare("cost.md", [(name, f"{theirs:,.0f}", f"{ours:,.0f}") for name, theirs, ours in rows])
+
+    one = config.with_settings(lora_rank=0)
+    run = PlannedRun(one, 1, sizes, hardware=hardware_of("RTX 5090"))
+    video = 20 * 2 * forward_seconds(run) + decode_seconds(run)
+    page = (ROOT / "docs/cost.md").read_text()
+    assert f"The plan for the transformer and the VAE is {video:.1f} seconds." in page
 
 
 HALF = "--sde_window fixed:0:10"

@@ -103,8 +103,8 @@ def test_the_gpu_decides_how_models_are_offloaded(
     settings = {"base_weight_dtype": weight_dtype, "partner_weight_dtype": weight_dtype}
     config = Config().with_settings(transformer_version=version, **settings).resolved()
     sampling = replace(config.sampling, frames=81, height=720, width=1280)
-    assert offloading.automatic(torch.device("cuda"), config, sampling) == used
-    assert offloading.automatic(torch.device("cpu"), config, sampling) == "none"
+    assert offloading.automatic_offloading(torch.device("cuda"), config, sampling) == used
+    assert offloading.automatic_offloading(torch.device("cpu"), config, sampling) == "none"
 
 
 @pytest.mark.slow

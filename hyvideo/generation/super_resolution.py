@@ -26,12 +26,12 @@ from hyvideo.files.files import read_json
 from hyvideo.generation.offloading import split_and_compile
 from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
 from hyvideo.loading import fit_checks
-from hyvideo.loading.model_setup import home_of, place_transformers, weights_seed
+from hyvideo.loading.model_setup import place_transformers, weights_seed
 from hyvideo.models import loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Family, family_named, install
-from hyvideo.models.offload import on_device, put
+from hyvideo.models.offload import loaded_on, on_device, put
 from hyvideo.models.placement import Placements
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import UNSUPPORTED, version_defaults
@@ -154,7 +154,7 @@ class Refiner:
             root,
             model.name,
             dtype=DTYPES[self.settings.dtype],
-            device=home_of(placements.policy, device),
+            device=loaded_on(placements.policy, device),
             random_weights_seed=seed,
         )
         install(transformer)

@@ -28,7 +28,7 @@ from hyvideo.models.family import prepare
 from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Lora, fit_lora, training_config
-from hyvideo.models.offload import put
+from hyvideo.models.offload import loaded_on, put
 from hyvideo.models.placement import ON_DEVICE, Placement, Placements
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, experts_of, version_defaults
@@ -165,7 +165,7 @@ def load_pipeline(
             kinds,
             dtype=weights_dtype,
             device=device,
-            kept_on=home_of(placement, device),
+            kept_on=loaded_on(placement, device),
             weight_dtype=weight_dtype,
         )
 
@@ -175,7 +175,7 @@ def load_pipeline(
             own,
             kinds,
             dtype=weights_dtype,
-            device=home_of(placements.policy, device),
+            device=loaded_on(placements.policy, device),
         )
     else:
         transformer = load(own, config.model.base_weight_dtype, placements.policy)
@@ -214,11 +214,6 @@ def loaded_transformer(
     )
     fill_shards(transformer, weights, device=device, kept_on=kept_on, is_alone=True)
     return transformer
-
-
-def home_of(placement: Placement, device: torch.device) -> torch.device:
-    """Return where the weights of a model are before `put` places it."""
-    return device if placement == Placement.GPU else torch.device("cpu")
 
 
 def place_transformers(

@@ -9,10 +9,10 @@ from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.parallelize import parallelize
 from hyvideo.distributed.sharded_tensors import fill_shards
-from hyvideo.loading.model_setup import home_of, stream_expert
+from hyvideo.loading.model_setup import stream_expert
 from hyvideo.models import loading
 from hyvideo.models.guidance import OTHER_EXPERT
-from hyvideo.models.offload import put
+from hyvideo.models.offload import loaded_on, put
 from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import DTYPES, Partner
 from hyvideo.settings.config import Config
@@ -54,7 +54,7 @@ def load_partner(
         compute_dtype=DTYPES[model.dtype],
     )
     with raise_on_all_ranks(mesh):
-        kept_on = home_of(placement, device)
+        kept_on = loaded_on(placement, device)
         fill_shards(transformer, weights, device=device, kept_on=kept_on)
     put(transformer, placement, device)
     return Partner(transformer, expert, config.version.boundary)

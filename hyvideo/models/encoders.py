@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyvideo.files.files import read_json
 from hyvideo.files.text import quote
-from hyvideo.models.offload import device_of, on_device, put
+from hyvideo.models.offload import device_of, loaded_on, on_device, put
 from hyvideo.models.placement import Placement
 from hyvideo.weights import weight_files
 from hyvideo.weights.weight_files import Folder, Weights, shapes_of, with_label
@@ -72,7 +72,7 @@ def load_model(
 
     ``device`` is where it computes. The rotary frequencies are rounded to ``rotary_dtype``.
     """
-    place = device if placement == Placement.GPU else "cpu"
+    place = loaded_on(placement, torch.device(device))
     if random_weights_seed is None:
         model = _pretrained(class_name, folder, dtype, place, rename)
     else:

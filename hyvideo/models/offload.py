@@ -43,6 +43,11 @@ def put(
     module.offloaded = Offloaded(FrozenWeights(others, device, pinned=pinned), streamed)
 
 
+def loaded_on(placement: Placement, device: torch.device) -> torch.device:
+    """Return where the weights of a model are loaded to, before `put`."""
+    return device if placement == Placement.GPU else torch.device("cpu")
+
+
 @contextmanager
 def on_device(module: nn.Module) -> Iterator[None]:
     """Keep a module on its device within the context, if it is offloaded.
@@ -226,6 +231,10 @@ class PackedBlock:
             for part in block.modules()
             for name, _ in part.named_parameters(recurse=False)
         ]
+        trained = [name for name, weight in block.named_parameters() if weight.requires_grad]
+        assert not trained, (
+            f"only frozen blocks are streamed, but these weights are trained: {trained}"
+        )
         sizes = [
             [_aligned(part.nbytes) for part in _parts_of(getattr(module, name))]
             for module, name in self._places

@@ -78,27 +78,33 @@ def generation_memory(run: PlannedRun, way: Offloading, *, has_scorers: bool = F
     if "fp8" in (settings.base_weight_dtype, settings.partner_weight_dtype):
         activation["working weights"] = states.dequantization_bytes(run)
     loaded = experts(run, placements)
-    idle = {
+    held = {
         "transformer": sum(weights.on_gpu(place, is_used=False) for weights, place in loaded),
         "VAE": vae.on_gpu(placements.vae, is_used=False),
         "reward models": scorers.on_gpu(placements.scorers, is_used=False),
     }
     phases = {
         # before the transformer is loaded
-        "encode": idle
+        "encode": held
         | {"transformer": 0.0, "encoders": states.encoder_bytes(run, in_groups=in_groups)},
-        "sample": idle | {"transformer": taking_turns(loaded)} | activation,
-        "decode": idle | {"VAE": vae.total, "decoding": states.decoding_bytes(run)},
+        "sample": held | {"transformer": taking_turns(loaded)} | activation,
+        "decode": held | {"VAE": vae.total, "decoding": states.decoding_bytes(run)},
     }
     if run.has_images:
         phases["encode"]["VAE"] = vae.total
     if has_scorers:  # held-out ones are away otherwise
-        phases["score"] = idle | {
+        phases["score"] = held | {
             "reward models": scorers.total,
             "held-out reward models": scorer_bytes(reward, reward.held_out_reward_model),
             "scoring": scoring_bytes([*reward.reward_model, *reward.held_out_reward_model]),
         }
-    return Memory(phases, CONTEXT_GIB)
+    return Memory(
+        {
+            phase: {item: size for item, size in items.items() if size}
+            for phase, items in phases.items()
+        },
+        CONTEXT_GIB,
+    )
 
 
 def host_gib(run: PlannedRun, way: Offloading, *, has_scorers: bool = False) -> float:

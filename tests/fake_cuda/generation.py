@@ -48,6 +48,7 @@ LANGUAGE_MODEL = {
 def encode():
     with torch.device("meta"):
         model = Qwen2_5_VLTextModel(Qwen2_5_VLTextModel.config_class(**LANGUAGE_MODEL)).eval()
+        model.requires_grad_(False)
     device.on_device(model, torch.float16, "cpu")
     with device.Count() as count, torch.no_grad():
         put(model, Placement.BLOCKS, CUDA, pinned=False)

@@ -130,7 +130,6 @@ def main():
     # with real timesteps, which decide the expert
     steps_of_both = Schedule.ode(4, 5.0)
     assert len(steps_of_both.timesteps) == len(steps_of_both.ends)
-    device.let_modules_move()
     with device.fake_mode():
         found = {
             "encoding": encode(),

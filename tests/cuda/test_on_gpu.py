@@ -15,7 +15,7 @@ from hyvideo.models.family import install
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.offload import on_device, put
+from hyvideo.models.offload import put
 from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.rewards.scoring import AsyncScorer
@@ -25,7 +25,6 @@ from hyvideo.trainer import Trainer
 from hyvideo.training.anchor import WeightCopy
 from hyvideo.weights.weight_files import draw_tensor
 from tests.cuda.speed import relative_difference
-from tests.models.test_offload import Model
 
 pytestmark = pytest.mark.cuda
 CPU = torch.device("cpu")
@@ -159,24 +158,6 @@ def test_an_offloaded_vae_decodes_the_same_video(gpu):
     for _ in range(2):
         assert all(map(torch.equal, pipeline.decode(latents), expected))
         assert vae.device == CPU and pipeline.device.type == gpu.type
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_streamed_blocks_compute_the_same(gpu, compiled):
-    model = Model()
-    streamed = copy.deepcopy(model)
-    resident = model.to(gpu)
-    if compiled:
-        for block in (*resident.blocks, *streamed.blocks):
-            block.forward = torch.compile(block.forward, dynamic=True)
-    put(streamed, Placement.BLOCKS, gpu)
-    tokens = torch.linspace(-1, 1, 6, device=gpu).reshape(2, 3)
-    with on_device(streamed):
-        for _ in range(3):  # the copies of the next pass begin while the last block computes
-            assert torch.equal(streamed(tokens), resident(tokens))
-    if gpu.type == "cuda":
-        assert all(weight.is_pinned() for weight in streamed.blocks[0][2].parameters())
 
 
 def test_an_iteration_matches_the_cpu(gpu, tiny_config, mesh):

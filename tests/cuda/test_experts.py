@@ -1,0 +1,84 @@
+"""Blocks of the width of Wan2.2 A14B in fp8: streamed from the CPU as the frozen partner of a policy,
+and away from the GPU as a policy while the scorer works. Both give the same numbers.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from hyvideo.models.family import family_named, prepare
+from hyvideo.models.fp8 import Fp8Linear, store_all, use_fp8
+from hyvideo.models.lora import add_trainable_lora, training_config
+from hyvideo.models.offload import FrozenWeights, offload_in_groups
+from tests.cuda.full_width import A14B_TRANSFORMER
+from tests.cuda.recipes import recipe
+from tests.cuda.speed import Workload, forward, peak_gib, sample, seconds_of, train
+from tests.cuda.workload import DEVICE, IS_TINY, TINY_WAN, arrange
+
+pytestmark = pytest.mark.cuda
+SIZES = TINY_WAN | {"num_layers": 3} if IS_TINY else A14B_TRANSFORMER | {"num_layers": 5}
+RECIPES = ["wan22_a14b_1gpu_24gb", "wan22_a14b_1gpu_48gb"]
+
+
+@pytest.fixture(scope="module")
+def experts(gpu):
+    return Workload(gpu, sizes=SIZES, grid=(2, 4, 4), family=family_named("wan"))
+
+
+def of_recipe(experts, name):
+    """Return the workload at the video size of a recipe."""
+    each = recipe(name)
+    return experts if IS_TINY else replace(experts, grid=each.grid(each.config.sampling.size))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_streamed_blocks(experts, record, name):
+    """Records the seconds of a forward pass with the blocks on the GPU and with their copies."""
+    work = of_recipe(experts, name)
+    model = work.transformer().requires_grad_(False)
+    prepare(model, {"text"})
+    store_all(model)
+    inputs = work.inputs(model)["ours"]
+    expected = sample(model, inputs)
+    record({"on the GPU, s": seconds_of(lambda: sample(model, inputs), DEVICE)})
+    model = offload_in_groups(model, DEVICE, overlap=DEVICE.type == "cuda")
+    found = [sample(model, inputs)]  # the first pass finds the order of the blocks
+    record({"streamed, s": seconds_of(lambda: found.append(sample(model, inputs)), DEVICE)})
+    record({"peak GiB": peak_gib(lambda: found.append(sample(model, inputs)), DEVICE)})
+    assert expected.isfinite().all() and expected.abs().max() > 0
+    assert all(torch.equal(each, expected) for each in found)
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_frozen_weights_leave_and_come_back(experts, record, compiled):
+    """Records what they leave on the GPU, the seconds of their return, and those of training before
+    and after it.
+    """
+    work = of_recipe(experts, RECIPES[0])
+    model = work.transformer()
+    prepare(model, {"text"})
+    use_fp8(model)
+    add_trainable_lora(model, training_config(model, rank=16, alpha=32.0))
+    for module in model.modules():  # after the adapter, as in a run
+        if isinstance(module, Fp8Linear):
+            module.store(module.weight.detach())
+    arrange(model, recompute="full", compile=compiled)
+    inputs = work.inputs(model)["ours"]
+    sampled = sample(model, inputs)
+    assert torch.equal(sampled, forward(model, inputs).detach())
+    train(model, inputs)
+    record({"training, s": seconds_of(lambda: train(model, inputs), DEVICE)})
+    frozen = FrozenWeights(model, DEVICE)
+    for turn in ("once", "twice"):
+        record({f"GiB on the GPU, {turn}": allocated_gib()})
+        frozen.leave()
+        record({f"GiB left, {turn}": allocated_gib()})
+        record({f"return {turn}, s": seconds_of(frozen.come_back, DEVICE)})
+        assert torch.equal(sample(model, inputs), sampled)
+    record({"training again, s": seconds_of(lambda: train(model, inputs), DEVICE)})
+    assert torch.equal(sample(model, inputs), sampled)
+
+
+def allocated_gib():
+    return torch.cuda.memory_allocated(DEVICE) / 2**30 if DEVICE.type == "cuda" else 0.0

@@ -18,6 +18,7 @@ from pathlib import Path
 from hyvideo.files.files import ROOT
 from hyvideo.records.metric_table import GROUPS, table_of
 from scripts.pages import (
+    galaxies_table,
     plan_tables,
     result_tables,
     sampler_tables,
@@ -69,6 +70,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "versions": plan_tables.wan_versions,
         "experts": result_tables.experts,
     },
+    "examples/galaxies/README.md": {"results": galaxies_table.results},
 }
 
 

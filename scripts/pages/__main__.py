@@ -30,7 +30,10 @@ SCHEMA_NAME = "configs/settings.schema.json"
 SCHEMA = ROOT / SCHEMA_NAME
 # by page and name of the part
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"GPUs": plan_tables.readme_rows},
+    "README.md": {
+        "GPUs": plan_tables.readme_rows,
+        "what training buys": result_tables.what_training_buys,
+    },
     "docs/cost.md": {
         "recipes": plan_tables.costs,
         "stopwatch": plan_tables.beside_a_stopwatch,

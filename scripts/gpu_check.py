@@ -22,6 +22,7 @@ docs/cost.md#check-a-gpu explains the results.
 """
 
 import argparse
+import json
 import math
 import os
 import re
@@ -36,7 +37,7 @@ import yaml
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.files import make_folder, publish
 from hyvideo.planning.hardware import hardware_of, hardware_of_device
-from hyvideo.settings.processes import configure_allocator
+from hyvideo.settings.processes import configure_allocator, num_cores
 from tests import forked
 from tests.cuda.lanes import Lane, run_lanes
 from tests.cuda.results import Number, summary
@@ -82,22 +83,27 @@ def main(argv: list[str] | None = None) -> int:
     python = forked.python() if options.device == "cpu" else sys.executable
     configure_allocator()
     numbers = [] if options.tiny or options.device == "cpu" else NUMBERS
-    with tempfile.TemporaryDirectory(prefix="gpu_check-") as work:
-        results = run_lanes(
-            {name: lane._replace(seconds=slowness * lane.seconds) for name, lane in lanes.items()},
-            out,
-            Path(work),
-            room=room,
-            title=f"gpu_check {' '.join(options.parts)}{' --tiny' * options.tiny} on {options.device}",
-            numbers=numbers,
-            python=python,
-            environment=variables(options, python),
-            on_row=lambda lane, row: print(f"{lane}: {row}", flush=True),
-        )
-    for result in results:
-        print(f"lane {result['lane']}: {result['reason'] or 'passed'}, {result['seconds']:.0f} s")
-    print("\n".join(summary(results, numbers)))
-    write_hardware(results, out / HARDWARE)
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpu_check-") as work:
+            run_lanes(
+                lanes,
+                out,
+                Path(work),
+                room=room,
+                slowness=slowness,
+                title=f"gpu_check {' '.join(options.parts)}{' --tiny' * options.tiny} on {options.device}",
+                numbers=numbers,
+                python=python,
+                environment=variables(options, python),
+                on_row=lambda lane, row: print(f"{lane}: {row}", flush=True),
+            )
+    finally:  # also after a signal
+        results = json.loads((out / "gpu.json").read_text())
+        for result in results:
+            end = result["reason"] or "passed"
+            print(f"lane {result['lane']}: {end}, {result['seconds']:.0f} s")
+        print("\n".join(summary(results, numbers)))
+        write_hardware(results, out / HARDWARE)
     return 0 if all(result["ok"] for result in results) else 1
 
 
@@ -158,7 +164,7 @@ def variables(options: argparse.Namespace, python: str) -> dict[str, str]:
     if options.pretrained_model_root:
         found["CHECK_MODEL_PATH"] = options.pretrained_model_root
     # Lanes that run side by side share the cores.
-    threads = str(max(1, len(os.sched_getaffinity(0)) // 4))
+    threads = str(max(1, num_cores() // 4))
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         found[name] = os.environ.get(name, threads)
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hyvideo.files.text import shorten
+from hyvideo.settings.processes import num_cores
 from tests.cuda import results, rows
 
 _POLL_S = 0.5
@@ -36,13 +37,21 @@ class RunningLane:
     """A lane whose process has been started, and its result so far.
 
     Args:
+        seconds: Time limit.
         folder: Folder of its rows and its log.
     """
 
     def __init__(
-        self, name: str, lane: Lane, *, python: str, environment: Mapping[str, str], folder: Path
+        self,
+        name: str,
+        lane: Lane,
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        seconds: float,
+        folder: Path,
     ):
-        self.name, self.lane = name, lane
+        self.name, self.lane, self.limit = name, lane, seconds
         self.rows, self.log = folder / f"{name}.jsonl", folder / f"{name}.log"
         self.rows.touch()
         self.start = time.monotonic()
@@ -75,8 +84,8 @@ class RunningLane:
         code = self.process.poll()
         if code is not None:
             self._finish(self._reason(code))
-        elif seconds > self.lane.seconds:
-            self._finish(f"not finished within {self.lane.seconds:.3g} s")
+        elif seconds > self.limit:
+            self._finish(f"not finished within {self.limit:.3g} s")
         before = sum(row["ok"] is not None for row in self.result["rows"])
         self.result["rows"] = rows.read(self.rows)
         self.result["seconds"] = round(seconds, 1)
@@ -114,6 +123,7 @@ def run_lanes(
     work: Path,
     *,
     room: float,
+    slowness: float,
     title: str,
     numbers: Sequence[results.Number],
     python: str,
@@ -128,6 +138,7 @@ def run_lanes(
     Args:
         work: Folder for the files of the running lanes.
         room: GiB of the GPU. A lane starts when it fits beside the running ones.
+        slowness: Factor of the time limits.
         numbers: What the summary of gpu.md compares.
         python: Interpreter of the lanes.
         environment: Variables of all lanes.
@@ -143,7 +154,12 @@ def run_lanes(
                 if fits(lane, [each.lane for each in running], room):
                     del waiting[name]
                     begun = RunningLane(
-                        name, lane, python=python, environment=environment, folder=work
+                        name,
+                        lane,
+                        python=python,
+                        environment=environment,
+                        seconds=slowness * lane.seconds,
+                        folder=work,
                     )
                     started.append(begun)
                     running.append(begun)
@@ -172,11 +188,7 @@ def fits(lane: Lane, running: Sequence[Lane], room: float) -> bool:
     if not running:
         return True
     needed = [each.gib for each in (lane, *running)]
-    return None not in needed and sum(needed) <= room and len(running) < _num_cores()
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return None not in needed and sum(needed) <= room and len(running) < num_cores()
 
 
 def write_log(file: Path, started: Sequence[RunningLane]) -> None:

@@ -2,15 +2,14 @@
 and away from the GPU as a policy while the scorer works. Both give the same numbers.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from hyvideo.models.family import family_named, prepare
 from hyvideo.models.fp8 import Fp8Linear, store_all, use_fp8
 from hyvideo.models.lora import add_trainable_lora, training_config
-from hyvideo.models.offload import FrozenWeights, offload_in_groups
+from hyvideo.models.offload import come_back, leave, on_device, put
+from hyvideo.models.placement import Placement
 from tests.cuda.full_width import A14B_TRANSFORMER
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import Workload, forward, peak_gib, sample, seconds_of, train
@@ -18,44 +17,49 @@ from tests.cuda.workload import DEVICE, IS_TINY, TINY_WAN, arrange
 
 pytestmark = pytest.mark.cuda
 SIZES = TINY_WAN | {"num_layers": 3} if IS_TINY else A14B_TRANSFORMER | {"num_layers": 5}
-RECIPES = ["wan22_a14b_1gpu_24gb", "wan22_a14b_1gpu_48gb"]
+COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 
 
-@pytest.fixture(scope="module")
-def experts(gpu):
-    return Workload(gpu, sizes=SIZES, grid=(2, 4, 4), family=family_named("wan"))
-
-
-def of_recipe(experts, name):
-    """Return the workload at the video size of a recipe."""
+def workload(device, name):
+    """Return the size of a recipe's videos, with few blocks."""
     each = recipe(name)
-    return experts if IS_TINY else replace(experts, grid=each.grid(each.config.sampling.size))
+    grid = (2, 4, 4) if IS_TINY else each.grid(each.config.sampling.size)
+    return Workload(device, sizes=SIZES, grid=grid, family=family_named("wan"))
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_streamed_blocks(experts, record, name):
+@COMPILED
+@pytest.mark.parametrize("name", ["wan22_a14b_1gpu_24gb", "wan22_a14b_1gpu_48gb"])
+def test_streamed_blocks(gpu, record, name, compiled):
     """Records the seconds of a forward pass with the blocks on the GPU and with their copies."""
-    work = of_recipe(experts, name)
+    work = workload(gpu, name)
     model = work.transformer().requires_grad_(False)
     prepare(model, {"text"})
-    store_all(model)
+    store_all(model, DEVICE)
+    arrange(model, recompute="none", compile=compiled, is_hooked=True)
     inputs = work.inputs(model)["ours"]
     expected = sample(model, inputs)
     record({"on the GPU, s": seconds_of(lambda: sample(model, inputs), DEVICE)})
-    model = offload_in_groups(model, DEVICE, overlap=DEVICE.type == "cuda")
-    found = [sample(model, inputs)]  # the first pass finds the order of the blocks
-    record({"streamed, s": seconds_of(lambda: found.append(sample(model, inputs)), DEVICE)})
-    record({"peak GiB": peak_gib(lambda: found.append(sample(model, inputs)), DEVICE)})
+    put(model, Placement.BLOCKS, DEVICE)
+    found = []
+
+    def stream():
+        found.append(sample(model, inputs))
+
+    for turn in ("once", "twice"):
+        with on_device(model):
+            stream()
+            record({f"streamed {turn}, s": seconds_of(stream, DEVICE)})
+            record({f"peak GiB, {turn}": peak_gib(stream, DEVICE)})
     assert expected.isfinite().all() and expected.abs().max() > 0
     assert all(torch.equal(each, expected) for each in found)
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-def test_frozen_weights_leave_and_come_back(experts, record, compiled):
+@COMPILED
+def test_frozen_weights_leave_and_come_back(gpu, record, compiled):
     """Records what they leave on the GPU, the seconds of their return, and those of training before
     and after it.
     """
-    work = of_recipe(experts, RECIPES[0])
+    work = workload(gpu, "wan22_a14b_1gpu_24gb")
     model = work.transformer()
     prepare(model, {"text"})
     use_fp8(model)
@@ -69,13 +73,14 @@ def test_frozen_weights_leave_and_come_back(experts, record, compiled):
     assert torch.equal(sampled, forward(model, inputs).detach())
     train(model, inputs)
     record({"training, s": seconds_of(lambda: train(model, inputs), DEVICE)})
-    frozen = FrozenWeights(model, DEVICE)
+    record({"GiB on the GPU": allocated_gib()})
+    put(model, Placement.CPU, DEVICE)
     for turn in ("once", "twice"):
-        record({f"GiB on the GPU, {turn}": allocated_gib()})
-        frozen.leave()
         record({f"GiB left, {turn}": allocated_gib()})
-        record({f"return {turn}, s": seconds_of(frozen.come_back, DEVICE)})
+        record({f"return {turn}, s": seconds_of(lambda: come_back(model), DEVICE)})
         assert torch.equal(sample(model, inputs), sampled)
+        leave(model)
+    come_back(model)
     record({"training again, s": seconds_of(lambda: train(model, inputs), DEVICE)})
     assert torch.equal(sample(model, inputs), sampled)
 

@@ -94,7 +94,7 @@ def test_a_part_ends_within_five_minutes_and_quick_is_two_of_them():
 
 
 def test_lanes_start_beside_others_if_they_fit(monkeypatch):
-    monkeypatch.setattr("tests.cuda.lanes._num_cores", lambda: 3)
+    monkeypatch.setattr("tests.cuda.lanes.num_cores", lambda: 3)
     small, large, alone = (Lane([], 1, 1, gib) for gib in (20.0, 50.0, None))
     assert fits(large, [], 24)  # nothing else runs; the GPU may be smaller than estimated
     assert fits(small, [large], 70) and not fits(small, [large], 69)
@@ -125,6 +125,7 @@ def test_two_lanes_run_at_the_same_time(tmp_path):
         tmp_path / "out",
         tmp_path,
         room=2,
+        slowness=1,
         title="two lanes",
         numbers=[],
         python=sys.executable,

@@ -11,8 +11,10 @@ does not depend on the weights, so that no sampler, log-probability or loss need
 
 Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the
 model's training. Padding tokens are all equal, so the layers compute one of them and attention
-repeats its key and value. Rotary tables are computed on demand: as buffers, they would be lost on the meta
-device and rounded when the model is cast.
+repeats its key and value.
+
+Rotary tables are computed on demand: as buffers, they would be lost on the meta device and rounded
+when the model is cast.
 """
 
 import functools

@@ -83,7 +83,7 @@ class Evaluator:
         self.placed = config
         if self.offloading != "none":
             self.placed = config.with_settings(offload=["vae", "reward"])
-        self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
+        self.requests: list[Request] = make_and_read_requests([], config.data.valid_video_csv)
         self.size = config.validation_sampling.size
 
     @cached_property

@@ -1,5 +1,5 @@
 """Make the videos of a public benchmark for several policies, under the names that its official tool
-reads (docs/benchmarks.md).
+reads (docs/appendix.md#benchmarks).
 
     python -m scripts.benchmark_videos --layout vbench --prompts VBench_full_info.json --output_dir outputs/vbench \\
         --policies base base@6 tuned=outputs/run --config configs/hunyuanvideo15_480p_8gpu.yaml

@@ -19,7 +19,7 @@ process with a time limit and the allocator settings of a run. gpu.json and gpu.
 are written whenever a check has measured something; gpu.log is the output of all checks. gpu.md
 begins with measured beside expected numbers. The exit code is 1 if a check failed, but not because
 of a speed or of a memory outside of the expected range.
-docs/before_you_rent.md#check-a-gpu explains the results.
+docs/cost.md#check-a-gpu explains the results.
 """
 
 import argparse

@@ -6,7 +6,7 @@ better ones.
 Each step is a command that it prints: generate.py, scripts.evaluate, post_train.py. With --rate true,
 you keep or drop each video in a browser (scripts.rate) in place of the scores. The same command again
 continues after an interruption. The training validates the model before and after on
-valid_video_csv. docs/improve.md has results and costs.
+valid_video_csv. docs/ratings.md#train-on-videos has results and costs.
 """
 
 import sys

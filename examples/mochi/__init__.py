@@ -2,7 +2,7 @@
 
     python post_train.py --family examples/mochi --transformer_version mochi1 --pretrained_model_root FOLDER
 
-docs/add_a_model.md explains each file.
+docs/extend.md#add-a-model explains each file.
 """
 
 CLASS_NAMES = ("MochiTransformer3DModel", "AutoencoderKLMochi")

@@ -3,7 +3,7 @@ per package.
 
 A family is a package in ``hyvideo/models`` or outside the repository (`registry`). Its
 ``__init__`` lists ``CLASS_NAMES``, the ``_class_name`` values in its models' config.json; its
-``family.py`` defines ``FAMILY``. A model's class determines its family. docs/add_a_model.md shows how to write one.
+``family.py`` defines ``FAMILY``. A model's class determines its family. docs/extend.md shows how to write one.
 """
 
 import types

@@ -2,7 +2,7 @@
 ``family`` names.
 
 A family is a package whose ``__init__`` has ``CLASS_NAMES``, the class names in config.json that
-select it. docs/add_a_model.md lists its files. Nothing here imports torch, unless there is a family
+select it. docs/extend.md#add-a-model lists its files. Nothing here imports torch, unless there is a family
 from outside.
 """
 
@@ -15,7 +15,7 @@ from hyvideo.files.custom_code import load_module
 from hyvideo.files.text import quote
 from hyvideo.models.versions import FAMILIES, VERSIONS_FILE, add_versions
 
-_HELP = "docs/add_a_model.md describes the files of a family"
+_HELP = "docs/extend.md#add-a-model describes the files of a family"
 _FOLDERS = {name: Path(__file__).parent / name for name in FAMILIES}
 _MODULES = {name: f"hyvideo.models.{name}" for name in FAMILIES}
 

@@ -241,7 +241,7 @@ SAMPLERS = {
     "dance_precise": Sampler("DanceGRPO, precise", dance_precise_transition),
     "anchored": Sampler("Anchored", anchored_transition, max_eta=1.0),
 }
-# With `reference_conventions` (docs/reproduce.md).
+# With `reference_conventions` (docs/appendix.md).
 REFERENCE_SAMPLERS = SAMPLERS | {
     "flow_grpo": replace(SAMPLERS["flow_grpo"], has_kl_per_sigma=True),
     "cps": replace(SAMPLERS["cps"], step=reference_cps_transition, has_gaussian_norm=True),

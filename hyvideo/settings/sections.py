@@ -157,7 +157,7 @@ class ModelSettings(Section):
     )
     family: str = learning(
         "",
-        "Folder of a model family outside the repository (docs/add_a_model.md).",
+        "Folder of a model family outside the repository (docs/extend.md#add-a-model).",
     )
     expert: Expert = learning(
         "high",
@@ -332,7 +332,7 @@ class RolloutSettings(Section):
     reference_conventions: bool = learning(
         False,
         "Follow the public reference where its anchor KL, equalizer, KL warm-up or last step of "
-        "CPS differs from the equations (docs/reproduce.md).",
+        "CPS differs from the equations (docs/appendix.md).",
     )
     use_same_noise: bool = learning(False, "Share the initial noise in a group.")
     decode_batch_size: int = machine(1, "Videos that the VAE decodes together.", ge=1)

@@ -347,7 +347,7 @@ def _print_without_signal(iteration: int, *, skipped: int, with_kl_alone: int) -
     """
     reason = (
         "because the rewards of each group are equal; see advantage/zero_groups in "
-        "docs/troubleshooting.md"
+        "docs/monitoring.md#troubleshooting"
     )
     if skipped:
         print(

@@ -134,7 +134,7 @@ def test_a_lora_is_converted_and_merged_into_the_weights(run, root, tmp_path):
 
 
 def test_the_call_in_the_docs_applies_the_lora_of_a_checkpoint(root, tmp_path, monkeypatch):
-    text = (Path(__file__).parents[2] / "docs/export.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/generate.md").read_text()
     (call,) = re.findall(r"`pipeline\.transformer\.(load_lora_adapter\(.+\))`", text)
     lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.randn(2, 32), torch.randn(32, 2), 4.0)}
     save_lora(lora, tmp_path / "outputs/run/checkpoints/000030/lora")

@@ -28,7 +28,7 @@ ZERO_ERROR = "the velocity error on re-noised rollouts, relative to that of a ze
 UNTRAINED = (
     "timesteps or noise are wrong, or the model is not trained (then set random_weights or "
     "gate_interval 0), or, near sigma 1, its velocity follows from a predicted noise without a "
-    "smallest signal (docs/add_a_model.md)"
+    "smallest signal (docs/extend.md#add-a-model)"
 )
 
 

@@ -14,7 +14,7 @@ from tests.test_docs import TEXTS
 
 DATA = ROOT / "docs/data"
 # that show a table of the file
-PAGES = {"improve.csv": "docs/improve.md", "experts.csv": "docs/train_wan_a14b.md"}
+PAGES = {"improve.csv": "docs/ratings.md", "experts.csv": "docs/train_wan.md"}
 
 
 @pytest.fixture

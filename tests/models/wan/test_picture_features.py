@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 from hyvideo.data.prompts import Request
 from hyvideo.loading.fit_checks import check_checkpoint
+from hyvideo.loading.model_setup import check_checkpoint as check_run
 from hyvideo.loading.model_setup import load_encoder, load_pipeline
 from hyvideo.models.conditions import Condition, ImageCondition
 from hyvideo.models.family import install, new_model
@@ -277,6 +278,27 @@ def test_a_missing_or_cut_image_encoder_is_named_before_anything_is_loaded(roots
 def test_other_models_with_features_are_refused(change):
     with pytest.raises(ValueError, match=next(iter(change))):
         tiny_with_features(**change)
+
+
+@pytest.mark.parametrize(
+    "task, images, message",
+    [
+        (
+            "flf2v",
+            ("first.png",),
+            "ref_image_path and ref_last_image_path in every row, got 1 of 2",
+        ),
+        ("flf2v", (), "needs ref_image_path and ref_last_image_path in every row, got 1 of 2"),
+        ("i2v", (), "needs ref_image_path in every row, got 1 of 2"),
+        ("i2v", ("first.png", "last.png"), "got a last frame for 1 prompts"),
+    ],
+)
+def test_rows_with_too_few_or_too_many_frames_are_refused(roots, task, images, message):
+    rows = [request_of(task), Request("other", *(str(GOLDEN / name) for name in images))]
+    config = config_of(roots[task], task)
+    assert check_run(config, {"prompts_csv": rows[:1]}, [SIZE]) == {"text", "image"}
+    with pytest.raises(ValueError, match=message):
+        check_run(config, {"prompts_csv": rows}, [SIZE])
 
 
 # --- LoRA -----------------------------------------------------------------------------------------

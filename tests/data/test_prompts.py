@@ -131,6 +131,7 @@ def test_a_row_may_name_a_last_frame_beside_the_first(write, tmp_path):
     assert (first.image, first.last_image, first.images) == (one, None, (one,))
     hashes = [both, first, replace(both, image=two, last_image=one), replace(both, last_image=one)]
     assert len({hash_requests([request]) for request in hashes}) == 4
+    (tmp_path / "copy").mkdir()
     write_requests(tmp_path / "copy" / "prompts.csv", [both, first])
     assert read_requests(tmp_path / "copy" / "prompts.csv") == [both, first]
 

@@ -18,7 +18,7 @@ class Context(NamedTuple):
     """What the tokens of a video attend to, embedded."""
 
     text: Tensor  # (batch, rows, dim); all rows from the last one to the 512th are equal
-    picture: Tensor | None  # (batch, 257, dim), for Wan2.1 image-to-video
+    pictures: Tensor | None  # one or two: (batch, pictures x 257, dim), for Wan2.1 image-to-video
 
 
 class TwoTimes(NamedTuple):
@@ -98,7 +98,7 @@ def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
 
 def _cross_attention(attention: nn.Module, tokens: Tensor, context: Context) -> Tensor:
     """Return cross-attention of this rank's tokens to the text, including its padding, plus that of
-    the same queries to the picture.
+    the same queries to the pictures.
 
     Shape: (batch, tokens, dim).
     """
@@ -107,12 +107,12 @@ def _cross_attention(attention: nn.Module, tokens: Tensor, context: Context) -> 
         part.transpose(1, 2) for part in (query, _with_padding(key), _with_padding(value))
     )
     attended = scaled_dot_product(query, key, value)
-    if context.picture is not None:
+    if context.pictures is not None:
         key, value = (
             part.unflatten(2, (attention.heads, -1)).transpose(1, 2)
             for part in (
-                rms_norm(attention.norm_added_k, attention.add_k_proj(context.picture)),
-                attention.add_v_proj(context.picture),
+                rms_norm(attention.norm_added_k, attention.add_k_proj(context.pictures)),
+                attention.add_v_proj(context.pictures),
             )
         )
         attended = attended + scaled_dot_product(query, key, value)

@@ -164,6 +164,7 @@ def main(argv: list[str] | None = None) -> None:
             family=family_named(sizes.family),
         )
         tokens = f"{sizes.image_tokens(*options.size):,}"
+        print(f"{version}: {tokens} tokens, num_layers {options.num_layers}", flush=True)
         for name, comparison in compare(work, options.num_pairs).items():
             rows.append((version, tokens, name, *comparison.row()))
     print("\n".join(align_columns(rows)))

@@ -22,6 +22,7 @@ from hyvideo.loading import model_setup, saved_policy
 from hyvideo.models import loading
 from hyvideo.models.fp8 import store_all
 from hyvideo.models.lora import Lora, add_lora, fit_lora
+from hyvideo.models.placement import ON_DEVICE, Placements
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
@@ -115,11 +116,12 @@ class Source:
         vae: nn.Module,
         kinds: frozenset[str],
         *,
-        weights_device: torch.device | None = None,
+        placements: Placements = ON_DEVICE,
         sampling: Sampling | None = None,
     ) -> GRPOPipeline:
         """Load the pipeline of the policy, whose frozen matrices are stored as the config says; it
-        samples as rollouts are unless ``sampling`` is given.
+        samples as rollouts are unless ``sampling`` is given. The caller then calls
+        `place_transformers`.
         """
         is_overwritten = self.checkpoint is not None and not is_lora(self.checkpoint)
         pipeline = model_setup.load_pipeline(
@@ -130,13 +132,13 @@ class Source:
             is_overwritten=is_overwritten,
             encoder=encoder,
             vae=vae,
-            weights_device=weights_device,
+            placements=placements,
             sampling=sampling,
         )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint, config.trained_expert)
             if is_overwritten and config.model.base_weight_dtype == "fp8":
-                store_all(pipeline.transformer)
+                store_all(pipeline.transformer, device)
             partner = pipeline.partner
             if partner and saved_policy.has_expert(self.checkpoint, partner.expert):
                 saved_policy.load_into(partner.transformer, self.checkpoint, partner.expert)
@@ -145,15 +147,17 @@ class Source:
         return pipeline
 
 
-def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str]) -> list[Request]:
-    """Return requests for prompts that share an image, then requests of CSV files.
+def make_and_read_requests(
+    prompts: list[str], csvs: list[str], image: str | None = None, last_image: str | None = None
+) -> list[Request]:
+    """Return requests for prompts that share given frames, then requests of CSV files.
 
     Raises ValueError for invalid input.
     """
     for number, prompt in enumerate(prompts, start=1):
         if not prompt.strip():
             raise ValueError(f"number {number} of --prompt is blank")
-    requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
+    requests = [Request(prompt, image, last_image) for prompt in prompts] + read_requests(*csvs)
     check_images(requests)
     return requests
 

@@ -27,7 +27,7 @@ from hyvideo.files.files import PARTIAL, make_folder, remove_partial
 from hyvideo.files.text import lines_of
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.generation import Source
-from hyvideo.generation.offloading import automatic, place, weights_device
+from hyvideo.generation.offloading import automatic_offloading, split_and_compile
 from hyvideo.generation.step_cache import StepCaching, step_cache
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
@@ -37,6 +37,7 @@ from hyvideo.loading.gpu_driver import check_allocator
 from hyvideo.loading.input_digests import digest_models
 from hyvideo.loading.machine import check_compiler
 from hyvideo.models.conditions import Conditions
+from hyvideo.models.placement import Offloading, Placements
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -45,7 +46,6 @@ from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
 from hyvideo.settings.identity import base_loras_of
-from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
 from hyvideo.settings.sampling import ODE, Sampling
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
@@ -87,6 +87,8 @@ class GenerationSettings:
             "original_prompt": request.original_prompt,
             "image": request.image,
             "image_hash": digest_file(request.image) if request.image else None,
+            "last_image": request.last_image,
+            "last_image_hash": digest_file(request.last_image) if request.last_image else None,
             "seed": request.seed_or(self.seed),
             "number": video.number,
         }
@@ -180,10 +182,10 @@ class Generator:
                 print(line, file=sys.stderr)
         frames, height, width = max(self.sizes, key=math.prod)
         largest = replace(self.sampling, frames=frames, height=height, width=width)
-        self.offloading = self.settings.offloading or automatic(self.device, self.config, largest)
-        self.config = self.config.with_settings(
-            offload=[] if self.offloading == "none" else ["vae"]
+        self.offloading = self.settings.offloading or automatic_offloading(
+            self.device, self.config, largest, has_scorers=self.settings.best_of > 1
         )
+        self.placements = Placements.of_sampling(self.offloading)
         model = self.config.model
         base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
@@ -238,7 +240,7 @@ class Generator:
                 self.settings.best_of,
                 self.videos,  # all processes try the same prompt
                 self.device,
-                offload=self.offloading != "none",
+                self.placements.scorers,
             )
         watchdog = Watchdog(self.mesh, self.config.distributed.report_after, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
@@ -264,8 +266,7 @@ class Generator:
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
         config = self.config
-        in_groups = self.offloading == "group"
-        self.encoder, vae = model_setup.load_encoder(config, self.device, group_offload=in_groups)
+        self.encoder, vae = model_setup.load_encoder(config, self.device, self.placements)
         for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
             on_stage("encoding", video.number)
             self._conditions(video)
@@ -280,11 +281,12 @@ class Generator:
             self.encoder,
             vae,
             self.kinds,
-            weights_device=weights_device(self.device, self.offloading),
+            placements=self.placements,
             sampling=self.sampling,
         )
         for transformer in self.pipeline.transformers:
-            place(transformer, self.mesh, self.device, config.distributed, self.offloading)
+            split_and_compile(transformer, self.mesh, config.distributed)
+        model_setup.place_transformers(self.pipeline, self.placements, self.device)
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
@@ -338,7 +340,7 @@ class Generator:
             if self.settings.save_pre_sr_video:
                 self.sampler.write(self.pipeline, base.latents, video.before_sr)
         self.sampler.on_stage("loading of super-resolution", 0)
-        self.refiner.load(self.pipeline, self.offloading, self.mesh)
+        self.refiner.load(self.pipeline, self.placements, self.mesh)
         for video in stage_bar(STAGE, "video", is_shown=self.mesh.is_main)(videos):
             self.sampler.on_stage(STAGE, video.number)
             base = self._base(video)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hyvideo.files.files import read_json
 from hyvideo.files.text import describe_error
+from hyvideo.models.config_file import read_config
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import (
     Component,
@@ -98,7 +99,8 @@ def stream_transformer(
     """Return the transformer on the meta device and an iterator over its named weights, for filling
     shards.
 
-    Weights from files are on the CPU; random weights of a large model are generated on ``device``.
+    Weights from files are on the CPU; LoRAs are added, and random weights of a large model generated,
+    on ``device``.
     The iterator raises ValueError as `load_transformer` does: before the first weight, or after the
     last one if the values in a file are damaged.
 
@@ -117,7 +119,7 @@ def stream_transformer(
     place = device if read else "meta"
     model, weights = _stream(component, folder, random_weights_seed, place)
     for lora in loras:
-        weights = with_lora(weights, lora)
+        weights = with_lora(weights, lora, place)
     return model, weights
 
 
@@ -275,7 +277,7 @@ def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any]
     original's names.
     """
     path = folder.path / "config.json"
-    config = read_json(path, folder.label)
+    config = read_config(folder.path, folder.label)
     try:
         if config.get("_class_name") != component.class_name:
             return component.config_to_diffusers(config), True

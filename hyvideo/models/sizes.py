@@ -20,6 +20,7 @@ import yaml
 
 from hyvideo.files.files import read_json
 from hyvideo.files.text import nearest
+from hyvideo.models.config_file import read_config
 from hyvideo.models.registry import class_problem, folder_of, is_built_in, module_of, packages
 from hyvideo.models.versions import FAMILIES, RELEASED, UNSUPPORTED, version_defaults
 
@@ -42,7 +43,7 @@ class BlockMemory:
     text_in_blocks: bool = True  # text tokens pass through the blocks, beside the video's
     caches_modulation: bool = False  # under a LoRA, see `Family.cache_modulation`
     encoders: float = 0.0  # parameters; 0 if unknown
-    encoders_in_groups: float = 0.0  # with group offloading: the embedding and a layer
+    encoders_in_groups: float = 0.0  # in blocks: the embedding and two layers
     float32_encoders: float = 0.0  # parameters that stay in float32
     image_encoder: float = 0.0
 
@@ -174,7 +175,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
     path = _config_file(root, version)
     if path:
         try:
-            config = read_json(path, "transformer")
+            config = read_config(path.parent, "transformer")
             vae_config = read_json(vae, "VAE") if vae.is_file() else {}
             return read_sizes(_family(config, version), config, vae_config)
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:

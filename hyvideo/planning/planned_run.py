@@ -113,7 +113,7 @@ class PlannedRun:
     @property
     def has_images(self) -> bool:
         """Return whether the version encodes reference images, also with the VAE."""
-        return "i2v" in self.settings.transformer_version
+        return any(word in self.settings.transformer_version for word in ("i2v", "flf2v"))
 
     @cached_property
     def validation(self) -> "PlannedRun | None":
@@ -232,6 +232,18 @@ class PlannedRun:
         if self.config.objective.videos_from:
             return 0.0
         return self.plan.sampled_branches * self.settings.grpo_sampling_steps
+
+    @property
+    def partner_forwards(self) -> float:
+        """Forward passes per rollout, all branches, that the frozen expert of a model of two makes."""
+        if self.config.objective.videos_from or self.config.trained_expert is None:
+            return 0.0
+        sampling = self.config.sampling
+        return sum(
+            branches
+            for level, branches in zip(sampling.levels, sampling.branches())
+            if not self.config.trains(level)
+        )
 
     @property
     def forwards_without_gradient(self) -> float:

@@ -19,10 +19,10 @@ from hyvideo.data.prompts import Request, read_requests
 from hyvideo.data.videos import ClipForm, read_clip, read_header, write_video
 from hyvideo.files.files import ROOT, folder_problem, make_folder, publish, read_json
 from hyvideo.files.http_guard import listen, make_server
+from hyvideo.files.steps import changed, run
 from hyvideo.files.text import quote
 from hyvideo.ratings import keeping, rating
 from hyvideo.ratings.analysis import Judgement, judgements, pairs_csv, read_key
-from hyvideo.ratings.steps import changed, run
 from hyvideo.ratings.study import design, make_study, two_sides
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.command_line import load_config

@@ -77,7 +77,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
-    from hyvideo.validation.held_out import RewardHacking
+    from hyvideo.validation.reward_hacking import RewardHacking
 
     if trainer.mesh.is_main:
         print_start(command, inputs, trainer)

@@ -33,8 +33,9 @@ from hyvideo.loading.machine import resolve_auto
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import write_config
-from hyvideo.records.stage_timer import StageTimer, write_timeline
+from hyvideo.records.run_config import write_config
+from hyvideo.records.stage_timer import StageTimer
+from hyvideo.records.timeline import write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Scorer
@@ -48,7 +49,7 @@ from hyvideo.training.progress import Progress
 from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.run_setup import build_run
 from hyvideo.training.run_state import check_changes
-from hyvideo.validation import held_out
+from hyvideo.validation import reward_hacking
 from hyvideo.validation.validation import Validation
 
 
@@ -245,10 +246,8 @@ class Trainer:
         with self.progress.signals, writer or nullcontext():
             try:
                 self._train_until(self.config.optimizer.max_steps, writer)
-            except (
-                NotOwner,
-                held_out.RewardHacking,
-            ):  # the first must not write, the second has saved
+            # the first must not write, the second has saved
+            except (NotOwner, reward_hacking.RewardHacking):
                 raise
             except BaseException as error:  # also sys.exit in code of a scorer
                 self._save_after(error)
@@ -311,7 +310,7 @@ class Trainer:
             self.run.state.checkpoints.wait()
             failed = self.run.state.checkpoints.last_failed
             saved = None if failed else folder
-            held_out.stop(self.validation.verdict, self.output_dir, saved, self.mesh)
+            reward_hacking.stop(self.validation.verdict, self.output_dir, saved, self.mesh)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after an error that all ranks raise together; after any

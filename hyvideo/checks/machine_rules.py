@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyvideo.data.examples import check_videos
 from hyvideo.data.prompts import Request, check_images
+from hyvideo.data.video_files import ClipForm
 from hyvideo.files.files import (
     file_problem,
     find_path,
@@ -130,8 +131,6 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 def check_pairs(inputs: RunInputs) -> None:
     """Raise ValueError for pairs without a preference, and for videos that do not fit the run."""
     check_images(inputs.videos.all_requests)
-    from hyvideo.data.videos import ClipForm  # imports torch
-
     data = inputs.config.data
     check_videos(inputs.videos.all, ClipForm(*inputs.config.sampling.size, data.fps, data.fit))
 

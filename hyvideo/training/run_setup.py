@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import ClipForm
+from hyvideo.data.video_files import ClipForm
 from hyvideo.distributed.collectives import (
     agree,
     all_objects,

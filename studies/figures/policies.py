@@ -19,7 +19,8 @@ from hyvideo.distributed.collectives import barrier
 from hyvideo.files.run_folder import Lease
 from hyvideo.files.text import quote
 from hyvideo.generation.generation import Source, list_videos, make_and_read_requests
-from hyvideo.generation.generator import GenerationSettings, Generator
+from hyvideo.generation.generator import Generator
+from hyvideo.generation.settings import GenerationSettings
 from hyvideo.loading.model_setup import choose_device
 from hyvideo.models.lora_files import LORA_FILES
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames

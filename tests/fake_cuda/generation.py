@@ -22,7 +22,8 @@ from transformers import Qwen2_5_VLTextModel
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.offloading import move_away, place
-from hyvideo.generation.step_cache import StepCaching, step_cache
+from hyvideo.generation.step_cache import step_cache
+from hyvideo.generation.step_caching import StepCaching
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance

@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from hyvideo.records.run_files import write_config
+from hyvideo.records.run_config import write_config
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SHARED
 from hyvideo.settings.identity import changed_settings

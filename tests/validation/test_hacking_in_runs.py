@@ -20,14 +20,13 @@ from hyvideo.settings.sections import ValidationSettings
 from hyvideo.trainer import Trainer
 from hyvideo.validation.held_out import (
     Dispersion,
-    RewardHacking,
     ValidationStats,
     Verdict,
-    after_validation,
     read_history,
     read_validation,
     write_validation,
 )
+from hyvideo.validation.reward_hacking import RewardHacking, after_validation
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 

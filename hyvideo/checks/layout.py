@@ -25,7 +25,8 @@ def layout_problems(config: Config, world_size: int, file: str = "") -> Problems
     ways = [f"start it with `torchrun --nproc_per_node={number} post_train.py ...`"]
     if number > 8 and number % 8 == 0:
         ways = [f"start it on {number // 8} nodes of 8 GPUs (docs/reliability.md#several-machines)"]
-    batch = fitting_batch(config.rollout, world_size // config.distributed.sp_size)
+    replicas = world_size // config.distributed.sp_size
+    batch = fitting_batch(config.rollout, replicas, config.objective.updates)
     if batch and not list(division_problems(config.with_settings(batch_size=batch), world_size)):
         ways.append(f"set batch_size {batch}")
     reason = problems[0].partition(";")[0]
@@ -87,11 +88,12 @@ def batch_problems(rollout: RolloutSettings, replicas: int, num_updates: int) ->
     """
     batch = rollout.batch_size
     group = rollout.num_generations
+    fitting = fitting_batch(rollout, replicas, num_updates)
     if (batch * replicas) % group:
         yield (
             f"a batch must consist of whole groups: batch_size {batch} x replicas {replicas} = "
             f"{batch * replicas} is not a multiple of num_generations {group}; use batch_size "
-            f"{fitting_batch(rollout, replicas)}, or change num_generations"
+            f"{fitting}, or change num_generations"
         )
     elif batch % group and group % batch:
         yield (
@@ -104,18 +106,21 @@ def batch_problems(rollout: RolloutSettings, replicas: int, num_updates: int) ->
         if groups % num_updates:
             yield (
                 f"num_updates_per_rollout must divide the {groups} groups of an iteration, because "
-                f"every update trains equally many whole groups, got {num_updates}; possible "
-                f"values: {_divisors(groups)}"
+                f"every update trains equally many whole groups, got {num_updates}; use batch_size "
+                f"{fitting}, or one of these num_updates_per_rollout: {_divisors(groups)}"
             )
 
 
-def fitting_batch(rollout: RolloutSettings, replicas: int) -> int | None:
-    """Return the next larger batch_size with whole, evenly distributed groups; None without a
-    replica.
+def fitting_batch(rollout: RolloutSettings, replicas: int, num_updates: int) -> int | None:
+    """Return the next larger batch_size with whole, evenly distributed groups and equally many of
+    them in each update; None without a replica.
     """
     group = rollout.num_generations
     for batch in itertools.count(rollout.batch_size) if replicas else ():
-        if (batch * replicas) % group == 0 and (batch % group == 0 or group % batch == 0):
+        is_even = batch % group == 0 or group % batch == 0
+        samples = batch * replicas
+        groups = samples * rollout.gradient_accumulation_steps // group
+        if is_even and samples % group == 0 and groups % num_updates == 0:
             return batch
     return None
 
@@ -124,9 +129,14 @@ def planned_world_size(config: Config, file: str = "") -> int:
     """Return the number of processes that the batches of a run need.
 
     The number in the name of the file comes first, such as 64 in ``configs/..._64gpu.yaml``; then
-    1, sp_size, 8 and the numbers between them. Returns 1 if none of them fits.
+    1 and sp_size, and, if the settings are for several processes, 8 and the numbers below it.
+    Returns 1 if none of them fits.
     """
-    for number in (*_gpus_of_name(file), 1, config.distributed.sp_size, 8, *range(2, 8)):
+    numbers = [*_gpus_of_name(file), 1, config.distributed.sp_size]
+    has_part_of_group = config.rollout.batch_size < config.rollout.num_generations
+    if has_part_of_group or config.distributed.sp_size > 1 or config.distributed.dp_replicate > 1:
+        numbers += [8, *range(2, 8)]
+    for number in numbers:
         if not list(division_problems(config, number)):
             return number
     return 1

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
+from hyvideo.files.text import quote
 from hyvideo.models.attention import WholeSequence
 from hyvideo.models.registry import class_problem, module_of, packages
 from hyvideo.models.versions import FAMILIES, Task
@@ -214,12 +215,20 @@ def new_model(component: Component, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def model_class(component: Component) -> type[nn.Module]:
-    """Return the class of a component, which is diffusers' unless the family brings its own."""
+    """Return the class of a component, which is diffusers' unless the family brings its own.
+
+    Raises ValueError if diffusers does not have it.
+    """
     import diffusers
 
     if component.build is not None:
         return component.build
-
+    if not hasattr(diffusers, component.class_name):
+        raise ValueError(
+            f"diffusers {diffusers.__version__} has no class {component.class_name}; pass your own "
+            "class to the component in family.py, Component(..., build=CLASS), or install a version "
+            "of diffusers that has it"
+        )
     return getattr(diffusers, component.class_name)
 
 
@@ -257,7 +266,14 @@ def transformer_of_config(config: Mapping[str, Any], family: Family | None = Non
 
 
 def family_named(name: str) -> Family:
-    return module_of(name, "family").FAMILY
+    """Return the family of a package. Raises ValueError if it has another name than the package."""
+    family = module_of(name, "family").FAMILY
+    if family.name != name:
+        raise ValueError(
+            f"the name of a FAMILY must be that of its folder, {quote(name)}, got "
+            f"{quote(family.name)}; change it in family.py"
+        )
+    return family
 
 
 def families() -> list[Family]:

@@ -144,7 +144,7 @@ def clips_to_rate(plan: RatingPlan, folder: Path) -> list[Clip]:
 
     Raises ValueError for a video that cannot be brought to this form.
     """
-    clips = find_clips(videos_of(plan, folder), plan.requests)
+    clips = find_clips(videos_of(plan, folder), plan.requests, setting="--prompts_csv")
     if not plan.videos or not plan.config:
         return clips
     config = load_config(plan.config)

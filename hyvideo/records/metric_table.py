@@ -350,7 +350,7 @@ TRUST_REGION = (
     ),
     Metric(
         "grad/spike",
-        "`grad/norm` divided by the median of the last 50 updates",
+        "`grad/norm` divided by the median of the last 50 updates; 1 in the first five",
         "0.5 to 2",
         is_peak=True,
     ),

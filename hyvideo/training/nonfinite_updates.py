@@ -11,6 +11,7 @@ from collections import deque
 from hyvideo.distributed.mesh import Mesh
 
 _NORM_WINDOW = 50  # number of gradient norms in the median
+_LEAST_NORMS = 5  # a median of fewer says nothing: the first norms of a run differ much
 
 
 class NonFiniteUpdates:
@@ -44,8 +45,8 @@ class NonFiniteUpdates:
             )
 
     def spike(self, norm: float) -> float:
-        """Return the gradient norm divided by the median of previous norms, or 1 without any."""
-        median = statistics.median(self.norms) if self.norms else 0.0
+        """Return the gradient norm divided by the median of previous norms, or 1 with fewer than 5."""
+        median = statistics.median(self.norms) if len(self.norms) >= _LEAST_NORMS else 0.0
         self.norms.append(norm)
         return norm / median if median > 0 else 1.0
 

@@ -64,14 +64,16 @@ class Clip:
     image: str | None = None  # first frame
 
 
-def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
+def find_clips(
+    folder: Path, requests: list[Request], *, setting: str = "valid_video_csv"
+) -> list[Clip]:
     """List the videos of a folder with their prompts, from a run's scores.json, from JSON files
     beside them, or from their captions (`read_table`).
 
     Without these, the names of the files say which of the ``requests`` they show, or the numbers in
     their names give the order of the requests, equally many for each; the first and the last pair
-    are printed. Raises ValueError for unknown prompts, for a corrupted scores.json, and for videos
-    of several policies or settings.
+    are printed. Messages name the ``setting`` that has the requests. Raises ValueError for unknown
+    prompts, for a corrupted scores.json, and for videos of several policies or settings.
     """
     paths = videos_in(folder)
     if not paths:
@@ -97,13 +99,13 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         return clips
     if has_captions(folder):
         return _captioned(folder)
-    places = _places_by_name(paths, requests)
+    places = _places_by_name(paths, requests, setting)
     how = "by their names"
     if places is None:
         if not requests or len(paths) % len(requests):
             raise ValueError(
                 "the number of videos without captions must be a multiple of the rows of "
-                f"valid_video_csv, because videos of a row follow one another, got {len(paths)} "
+                f"{setting}, because videos of a row follow one another, got {len(paths)} "
                 f"videos in {folder} and {len(requests)} rows; add the missing videos, or a text "
                 "file with the prompt beside each video"
             )
@@ -112,7 +114,7 @@ def find_clips(folder: Path, requests: list[Request]) -> list[Clip]:
         how = "in the order of the numbers in their names"
     owners = [requests[place] for place in places]
     note(
-        f"{folder}: {len(paths)} videos have the prompts of valid_video_csv {how}: "
+        f"{folder}: {len(paths)} videos have the prompts of {setting} {how}: "
         f"{paths[0].name} {quote(owners[0].prompt, 60)} to {paths[-1].name} "
         f"{quote(owners[-1].prompt, 60)}"
     )
@@ -140,7 +142,9 @@ def _captioned(folder: Path) -> list[Clip]:
     ]
 
 
-def _places_by_name(paths: Sequence[Path], requests: Sequence[Request]) -> list[int] | None:
+def _places_by_name(
+    paths: Sequence[Path], requests: Sequence[Request], setting: str
+) -> list[int] | None:
     """Return the number of the request whose prompt is the name of each video, perhaps cut or with
     a number before or behind it; None if no video has such a name.
 
@@ -155,7 +159,7 @@ def _places_by_name(paths: Sequence[Path], requests: Sequence[Request]) -> list[
         return None
     if unnamed:
         raise ValueError(
-            f"the names of some videos in {unnamed[0].parent} are prompts of valid_video_csv, but "
+            f"the names of some videos in {unnamed[0].parent} are prompts of {setting}, but "
             f"that of {quote(unnamed[0].name)} is none; rename it, or add its prompt"
         )
     return places

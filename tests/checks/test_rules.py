@@ -5,6 +5,7 @@ legal.
 import pytest
 from PIL import Image
 
+from hyvideo.checks.layout import planned_world_size
 from hyvideo.checks.rules import check
 from hyvideo.models.versions import RELEASED
 from hyvideo.rewards.rewards import DIMENSIONS, SCORERS, scorer_class
@@ -173,6 +174,21 @@ def test_an_8_gpu_config_on_one_gpu_says_how_to_start_it_and_what_else_to_use():
     check(config, 8, file=path, on_this_machine=False)
     check(load_config("configs/hunyuanvideo15_1gpu.yaml"), 1, on_this_machine=False)
     check(config.with_settings(batch_size=4), 1, on_this_machine=False)
+
+
+def test_a_batch_that_updates_do_not_divide_is_no_run_of_other_machines():
+    """--batch_size 24 in a config for a CPU was planned as 8 processes, and printed as a plan."""
+    path = "configs/miniature_nft.yaml"  # groups of 8, two updates
+    config = load_config(path)
+    for batch_size, fitting in ((24, 32), (20, 32), (33, 48)):
+        wrong = config.with_settings(batch_size=batch_size)
+        assert planned_world_size(wrong, path) == 1
+        with pytest.raises(ValueError, match=f"use batch_size {fitting},") as error:
+            check(wrong, 1, file=path, on_this_machine=False)
+        assert "torchrun" not in str(error.value)
+        check(config.with_settings(batch_size=fitting), 1, file=path, on_this_machine=False)
+    part_of_a_group = config.with_settings(batch_size=2)
+    assert planned_world_size(part_of_a_group, path) == 8
 
 
 @pytest.mark.parametrize(

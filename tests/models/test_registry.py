@@ -8,7 +8,7 @@ from diffusers import AutoencoderKLCogVideoX
 
 from hyvideo.distributed.tiles import Tiles
 from hyvideo.loading.fit_checks import check_checkpoint
-from hyvideo.models.family import families, family_of, family_of_config
+from hyvideo.models.family import families, family_of, family_of_config, model_class
 from hyvideo.models.registry import packages, register
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, version_defaults
@@ -81,6 +81,16 @@ def test_a_package_that_cannot_be_used_raises_an_error(tmp_path, location, named
         with pytest.raises(ValueError, match=named):
             register(location.format(tmp_path))
         assert (dict(packages()), dict(RELEASED)) == before
+
+
+def test_a_family_with_another_name_or_a_class_that_nobody_has_is_an_error(outside):
+    """Both ended in a KeyError or an AttributeError of a run."""
+    (outside / "family.py").write_text(FAMILY.replace('"outside"', '"inside"'))
+    register(str(outside))
+    with pytest.raises(ValueError, match="'outside', got 'inside'"):
+        family_of("OutsideModel")
+    with pytest.raises(ValueError, match=r"no class OutsideModel.*build="):
+        model_class(family_of("WanModel").transformer._replace(class_name="OutsideModel"))
 
 
 def test_a_class_of_no_family_is_an_error_that_names_the_setting(tmp_path):

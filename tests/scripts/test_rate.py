@@ -179,12 +179,16 @@ def test_two_videos_of_each_prompt_are_sampled_once(
 
 def test_wrong_flags_are_named_before_anything_is_sampled(videos, tmp_path, exit_code, capsys):
     single = write_folder(tmp_path / "single", PROMPTS)
+    unnamed = write_folder(tmp_path / "unnamed", PROMPTS)
+    for record in unnamed.glob("*.json"):
+        record.unlink()
     prompts = tmp_path / "prompts.csv"
     prompts.write_text("prompt\na red circle\n")
     wrong = [
         ([], "--prompts_csv"),
         (["--videos", tmp_path / "absent"], "--videos"),
         (["--videos", single], "--num_videos"),
+        (["--videos", unnamed], "the rows of --prompts_csv"),
         (["--prompts_csv", prompts, "--num_videos", "1"], "--num_videos"),
         (["--prompts_csv", prompts, "--raters", "0"], "--raters"),
         (["--prompts_csv", prompts, "--rater", "2"], "--rater"),

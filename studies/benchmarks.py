@@ -23,7 +23,7 @@ from hyvideo.generation.videos import Video
 from hyvideo.loading.model_setup import choose_device
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
-from studies.figures.policies import Policies
+from studies.figures.named_policies import Policies
 
 
 @dataclass(frozen=True)

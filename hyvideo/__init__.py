@@ -1,6 +1,9 @@
 import logging
 import sys
+import time
 from importlib.util import find_spec
+
+STARTED = time.monotonic()  # seconds; the clock of a program's log starts here, before its imports
 
 if find_spec("pydantic") is None:
     print(

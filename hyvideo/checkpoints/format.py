@@ -191,6 +191,12 @@ def newest_of_run(path: Path) -> Path:
     return found[-1]
 
 
+def lora_of_run(path: Path) -> Path:
+    """Return the LoRA in a run's newest checkpoint or in a checkpoint; ``path`` if it is neither."""
+    checkpoint = newest_of_run(path)
+    return checkpoint / LORA if (checkpoint / LORA).is_dir() else checkpoint
+
+
 def saved_policy(path: Path) -> Path:
     """Return the folder of a policy that a program is given, of a run the newest checkpoint.
 
@@ -214,8 +220,7 @@ def saved_lora(path: Path) -> Path:
         raise ValueError(
             f"LoRA: {path} must be a safetensors file, or a folder with one; it does not exist"
         )
-    checkpoint = newest_of_run(path)
-    return checkpoint / LORA if (checkpoint / LORA).is_dir() else checkpoint
+    return lora_of_run(path)
 
 
 def run_of(folder: Path) -> Path | None:

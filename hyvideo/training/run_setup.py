@@ -77,6 +77,7 @@ def build_run(
 
     Raises ValueError for unusable checkpoints or prompts before any weights are read. Collective.
     """
+    progress.enter("check", "the files of the model")
     loaded = load_inputs(config, mesh, device)
     rewards = load_rewards(config, mesh, device, progress, loaded, scorers)
     agree("the digest of", loaded.digests, mesh)

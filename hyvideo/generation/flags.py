@@ -142,7 +142,7 @@ class RewritingFlags(Section):
     rewrite: str = start(
         "false",
         "Rewrite the prompts by a language model: its options, as a YAML file or JSON with url and "
-        "model (docs/generate.md#prompt-rewriting).",
+        "model (docs/generate.md#memory-and-speed).",
     )
 
 

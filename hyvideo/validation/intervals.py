@@ -23,6 +23,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 CONFIDENCE = 0.95
+SHARES = ("_correct", "clipped", "frozen", "diversity")  # ends of the names of metrics from 0 to 1
+DISTANCES = ("distance",)  # ends of the names of metrics of at least 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,24 @@ def t_interval(values: np.ndarray) -> Interval:
     mean = float(values.mean())
     half_width = float(half_widths(values))
     return Interval(mean, mean - half_width, mean + half_width)
+
+
+def in_range(interval: Interval, name: str) -> Interval:
+    """Return the interval of a mean within the range that the metric of this name can have.
+
+    The t interval of a share is taken on the scale of log(x / (1 - x)), and that of a distance on the
+    scale of log(x); the half width there is the half width here times the derivative at the mean
+    (delta method). Other metrics, and a mean on the edge of its range, keep their interval.
+    """
+    mean, half_width = interval.mean, interval.high - interval.mean
+    name = name.lower()
+    if name.endswith(SHARES) and 0 < mean < 1:
+        odds, spread = mean / (1 - mean), math.exp(half_width / (mean * (1 - mean)))
+        return Interval(mean, odds / (odds + spread), odds / (odds + 1 / spread))
+    if name.endswith(DISTANCES) and mean > 0:
+        spread = math.exp(half_width / mean)
+        return Interval(mean, mean / spread, mean * spread)
+    return interval
 
 
 def half_widths(values: np.ndarray) -> np.ndarray:

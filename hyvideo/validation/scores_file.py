@@ -16,7 +16,7 @@ from hyvideo.files.tables import csv_text
 from hyvideo.files.text import align_columns, describe_error
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
-from hyvideo.validation.intervals import Interval, t_interval
+from hyvideo.validation.intervals import Interval, in_range, t_interval
 
 NOT_SCORES = ("number", "seed", "group", "missing", "seen")
 
@@ -85,7 +85,7 @@ def summarise(evaluation: Evaluation) -> dict[str, Interval]:
     summary = {}
     for name in (name for name in names if name not in NOT_SCORES):
         values = mean_by_prompt((entry["group"], entry.get(name)) for entry in evaluation.videos)
-        summary[name] = t_interval(np.array([list(values.values())]))
+        summary[name] = in_range(t_interval(np.array([list(values.values())])), name)
     set_only = {
         name: value
         for name, value in evaluation.measures.items()

@@ -1,1 +1,1 @@
-"""The parts of pages that follow from the code: tables of settings and of metrics, and a JSON schema."""
+"""The parts of pages that follow from the code and from the numbers in docs/data, and a JSON schema."""

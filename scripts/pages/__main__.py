@@ -1,6 +1,7 @@
 """Write the parts of pages that follow from the code:
 
     python -m scripts.pages           # write them
+    python -m scripts.pages docs/sde.md
     python -m scripts.pages --check   # exit with 1, and name the files, if any is outdated
 
 A part of a page stands between ``<!-- begin NAME -->`` and ``<!-- end NAME -->``. Read what was
@@ -10,23 +11,59 @@ written before you commit it.
 import argparse
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 from hyvideo.files.files import ROOT
 from hyvideo.records.metric_table import GROUPS, table_of
-from scripts.pages import settings_schema, settings_tables
+from scripts.pages import (
+    plan_tables,
+    result_tables,
+    sampler_tables,
+    settings_schema,
+    settings_tables,
+)
 
-SCHEMA = ROOT / "configs/settings.schema.json"
+SCHEMA_NAME = "configs/settings.schema.json"
+SCHEMA = ROOT / SCHEMA_NAME
 # by page and name of the part
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"GPUs": plan_tables.readme_rows},
+    "docs/cost.md": {
+        "recipes": plan_tables.costs,
+        "memory by sp_size": plan_tables.memory_by_sequence_parallelism,
+    },
+    "docs/few_steps.md": {
+        "rollouts per hour": plan_tables.rollouts_per_hour,
+        "flow map": result_tables.flow_map,
+    },
+    "docs/judge_a_run.md": {"gain over control": result_tables.gain_over_control},
+    "docs/methods.md": {
+        "samplers": result_tables.samplers,
+        "sampler differences": result_tables.sampler_differences,
+    },
+    "docs/monitoring.md": {
+        f"metrics: {name}": partial(table_of, metrics) for name, metrics in GROUPS.items()
+    },
+    "docs/ratings.md": {
+        "dpo seeds": result_tables.dpo_seeds,
+        "fine-tuning": result_tables.fine_tuning,
+        "fine-tuning sizes": result_tables.fine_tuning_sizes,
+    },
+    "docs/results.md": {
+        "gain": result_tables.gain,
+        "gain over control": result_tables.gain_over_control,
+    },
+    "docs/sde.md": sampler_tables.PARTS,
     "docs/settings.md": {
         "settings": settings_tables.all_settings,
         "defaults by version": settings_tables.defaults_by_version,
     },
-    "docs/monitoring.md": {
-        f"metrics: {name}": partial(table_of, metrics) for name, metrics in GROUPS.items()
+    "docs/train_wan.md": {
+        "video sizes": plan_tables.wan_sizes,
+        "versions": plan_tables.wan_versions,
+        "experts": result_tables.experts,
     },
 }
 
@@ -35,9 +72,14 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("pages", nargs="*", metavar="PAGE", help="pages; default: all")
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     options = parser.parse_args(argv)
-    outdated = {path: text for path, text in written().items() if path.read_text("utf-8") != text}
+    unknown = set(options.pages) - PARTS.keys()
+    if unknown:
+        parser.error(f"PAGE must be one of {', '.join(PARTS)}, got {' '.join(sorted(unknown))}")
+    texts = written(options.pages or [*PARTS, SCHEMA_NAME])
+    outdated = {path: text for path, text in texts.items() if path.read_text("utf-8") != text}
     for path, text in outdated.items():
         if not options.check:
             path.write_text(text, encoding="utf-8")
@@ -46,14 +88,17 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit("python -m scripts.pages writes them")
 
 
-def written() -> dict[Path, str]:
+def written(names: Iterable[str]) -> dict[Path, str]:
     """Return the text of each file with its parts as the code has them now."""
-    texts = {SCHEMA: settings_schema.text()}
-    for page, parts in PARTS.items():
-        text = (ROOT / page).read_text(encoding="utf-8")
-        for name, make in parts.items():
-            text = with_part(text, name, make())
-        texts[ROOT / page] = text
+    texts = {}
+    for name in names:
+        if name == SCHEMA_NAME:
+            texts[SCHEMA] = settings_schema.text()
+            continue
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for part, make in PARTS[name].items():
+            text = with_part(text, part, make())
+        texts[ROOT / name] = text
     return texts
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hyvideo.validation.intervals import Interval, t_interval
+from hyvideo.validation.intervals import Interval, in_range, t_interval
 from studies.tables.table import format_interval, format_seeds
 
 # of a run, by column: (prompts,), NaN if missing; (1,) for a metric of the whole set
@@ -23,9 +23,13 @@ NO_CORRECTION = (
 
 
 def intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
-    """Return mean and interval over runs and prompts by column; columns without a value in every
-    run are left out.
+    """Return mean and interval over runs and prompts by column, within the range of the column;
+    columns without a value in every run are left out.
     """
+    return {name: in_range(found, name) for name, found in _t_intervals(runs).items()}
+
+
+def _t_intervals(runs: Sequence[Scores]) -> dict[str, Interval]:
     if not runs:
         return {}
     found = {name: t_interval(np.array([run[name] for run in runs])) for name in runs[0]}
@@ -68,7 +72,7 @@ def compare(
     seeds = sorted(firsts.keys() & seconds.keys())
     pairs = [(firsts[seed], seconds[seed]) for seed in seeds]
     differences = [{name: first[name] - second[name] for name in first} for first, second in pairs]
-    return RecipeComparison(question, setting, seeds, intervals(differences))
+    return RecipeComparison(question, setting, seeds, _t_intervals(differences))
 
 
 def as_markdown(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.files.text import quote
-from hyvideo.validation.intervals import Interval, t_interval
+from hyvideo.validation.intervals import Interval, in_range, t_interval
 from studies.tables.table import format_interval
 
 SEED = "seed"
@@ -30,10 +30,12 @@ class SeedTable:
     values: dict[Label, Values]
 
     def intervals(self, label: Label) -> dict[str, Interval]:
-        """Return mean and interval of each metric; metrics that no seed has are left out."""
+        """Return mean and interval of each metric, within its range; metrics that no seed has are
+        left out.
+        """
         of_label = self.values[label]
         return {
-            metric: _interval(list(of_label[metric].values()))
+            metric: in_range(_interval(list(of_label[metric].values())), metric)
             for metric in self.metrics
             if of_label[metric]
         }

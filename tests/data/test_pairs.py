@@ -87,7 +87,7 @@ def test_a_bad_row_is_one_message_that_names_it(videos, row, message):
 
 def test_a_first_frame_that_cannot_be_read_is_one_message_that_names_the_row(videos):
     (videos / "text.png").write_text("no image")
-    shutil.copyfile(ROOT / "docs" / "study" / "figure3.png", videos / "frame.png")
+    shutil.copyfile(ROOT / "docs" / "study" / "figure4.png", videos / "frame.png")
     columns = ("prompt", "first", "second", "answer", "ref_image_path")
     row = (PROMPT, "0a.mp4", "0b.mp4", "first")
     found = preferences(videos, [(*row, "frame.png"), (*row, "text.png")], columns)
@@ -223,23 +223,19 @@ def test_answers_that_are_no_json_are_named(videos):
         read_ratings(path)
 
 
-PAGE = Path("docs/ratings.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(
-    r"```(csv|json)\n(.*?)```",
-    PAGE.partition("## Pairs of public")[2].partition("## Other")[0],
-    re.S,
-)
+EXAMPLES = sorted(Path("tests/data/public_pairs").iterdir())  # in the form of the published files
 
 
-@pytest.mark.parametrize("suffix, content", EXAMPLES)
-def test_the_examples_of_public_data_sets_are_read(tmp_path, suffix, content):
+@pytest.mark.parametrize("example", EXAMPLES, ids=[example.stem for example in EXAMPLES])
+def test_files_of_public_data_sets_are_read(tmp_path, example):
+    content = example.read_text(encoding="utf-8")
     names = re.findall(r"[\w/]+\.(?:mp4|jpg)", content)
     names += [f"{uid}.jpg" for uid in re.findall(r"\bu\d\b", content)]
     names += [f"{kind}videos/{pair:06d}.mp4" for kind in ("win", "lose") for pair in range(3)]
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    path = tmp_path / f"pairs.{suffix}"
+    path = tmp_path / f"pairs{example.suffix}"
     path.write_text(content)
     found = read_ratings(path)
     assert {rating.outcome for rating in found} - {TIE}

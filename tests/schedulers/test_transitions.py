@@ -18,8 +18,8 @@ from hyvideo.schedulers.transitions import (
     schedule,
     shifted_levels,
 )
+from scripts.pages.marginals import TWO_PEAKS
 from tests.schedulers.expected import EXPECTED, expected_of
-from tests.schedulers.samplers.marginals import TWO_PEAKS
 
 VARIANCES = [
     name

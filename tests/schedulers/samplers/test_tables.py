@@ -1,5 +1,5 @@
 """Conformance of samplers: marginals and their rate, every step against torch, boundaries of all
-schedules, tables.
+schedules.
 
 Single transitions are tested in test_transitions.py and test_schedule.py.
 """
@@ -13,13 +13,9 @@ import torch
 from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAGE_SIGMA_MAX, SAMPLERS, schedule, shifted_levels
+from scripts.pages.marginals import ETAS, TWO_PEAKS, Mixture, interior_error
+from scripts.pages.sampler_tables import kl_factor
 from tests.schedulers.expected import expected_of
-from tests.schedulers.samplers import page
-from tests.schedulers.samplers.marginals import (
-    TWO_PEAKS,
-    Mixture,
-    interior_error,
-)
 
 ONE_PEAK = Mixture(means=(0.7,), std=0.4)
 NUMBERS_OF_STEPS = range(4, 201)
@@ -37,7 +33,7 @@ def test_marginals_are_correct_to_first_order_in_the_step(sde_type, data):
     """Twice the steps halve the distance, also for cps if eta decreases with the step width. Of few
     steps, the rate differs from 1 by the next order, and a distance that stays has a rate of 0.
     """
-    *_, eta_of_width = expected_of(sde_type).marginals.values()
+    *_, eta_of_width = ETAS[sde_type].values()
     errors = [interior_error(sde_type, num_steps, eta_of_width, data) for num_steps in (16, 32, 64)]
     rates = [math.log2(error / half) for error, half in zip(errors, errors[1:])]
     assert errors[-1] < 0.015
@@ -72,7 +68,7 @@ def test_the_kl_of_a_step_to_a_low_level_is_bounded(sde_type, eta):
         if sde_type in ("cps", "precise", "dance_precise", "anchored"):
             share = step.std / sigma_next
             assert step.kl_std == pytest.approx(share * max(sigma_next, (0.2 - sigma_next) / 2))
-        factors.append(page.kl_factor(step, step.kl_std or step.std))
+        factors.append(kl_factor(step, step.kl_std or step.std))
     assert max(factors) < 1.3 / eta**2 + 2
 
 
@@ -184,15 +180,3 @@ def test_figure_9_is_the_definition_at_every_number_of_steps():
             drawn = torch.tensor(regime_stds(name, levels, 0.5, regime), dtype=torch.float64)
             expected = noise_by_its_definition(name, levels, 0.5, regime)
             torch.testing.assert_close(drawn, expected, rtol=1e-9, atol=1e-12)
-
-
-def test_each_computed_table_has_one_place_on_the_page():
-    names = page.names_on_page(page.PAGE.read_text(encoding="utf-8"))
-    assert sorted(names) == sorted(page.COMPUTED)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", list(page.COMPUTED))
-def test_the_page_shows_the_computed_tables(name, check_generated):
-    text = page.PAGE.read_text(encoding="utf-8")
-    check_generated(page.PAGE, page.page_with(text, {name: page.COMPUTED[name]()}))

@@ -1,6 +1,4 @@
-"""Tables recomputed from results of seeds, and the pages that show them."""
-
-import re
+"""Tables recomputed from results of seeds."""
 
 import numpy as np
 import pytest
@@ -8,13 +6,9 @@ from scipy import stats
 
 from scripts import seed_tables
 from studies.tables.seed_table import as_markdown, read_seed_table
-from studies.tables.table import format_interval
 from tests.forked import ROOT
-from tests.test_docs import TEXTS
 
 DATA = ROOT / "docs/data"
-# that show a table of the file
-PAGES = {"improve.csv": "docs/ratings.md", "experts.csv": "docs/train_wan.md"}
 
 
 @pytest.fixture
@@ -60,15 +54,3 @@ def test_the_command_prints_tables_and_names_a_label_that_is_missing(exit_code, 
     assert all(path.name in printed for path in DATA.glob("*.csv"))
     assert exit_code(seed_tables.main, DATA / "improve.csv", "--against", "nothing") == 2
     assert "--against" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_the_numbers_of_its_seeds(name):
-    """The page has at least one mean of each row, with its interval if there are several seeds."""
-    table = read_seed_table(DATA / name)
-    page = TEXTS[PAGES[name]].replace("**", "")
-    assert f"data/{name}" in page
-    shown = set(re.findall(r"\d+\.\d{3}(?: \[-?\d+\.\d{3}, -?\d+\.\d{3}\])?", page))
-    for label in table.values:
-        cells = {"".join(format_interval(cell)) for cell in table.intervals(label).values()}
-        assert cells & shown, label

@@ -1,22 +1,19 @@
-"""The computed tables of docs/sde.md, each below the comment on the page that has its name."""
+"""The tables of docs/sde.md, computed from the samplers."""
 
 import itertools
-import re
+import math
 from collections import defaultdict
-from pathlib import Path
 
-from examples.sampler_figures import REGIMES, regime_stds
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import SAMPLERS, Transition, schedule, shifted_levels
-from tests.schedulers.samplers.marginals import marginals_table, markdown_table
+from scripts.pages.marginals import ETAS, TWO_PEAKS, interior_error
+from scripts.pages.markdown import markdown_table
 
-PAGE = Path(__file__).parents[3] / "docs" / "sde.md"
-NAMED_TABLE = re.compile(r"(?<=<!-- table: )(?P<name>\w+)( -->\n\n)(?P<table>(?:\|.*\n)*)")
 NUM_STEPS, SHIFT, ETA = 20, 5.0, 0.5
 LEVELS = shifted_levels(NUM_STEPS, SHIFT)
 SHOWN = (1, 2, 5, 10, 15, 19, 20)  # steps of the first table
-ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above published recipes
+TRIED_ETAS = (0.1, 0.25, 0.5, 0.7, 0.9, 1.2)  # from well below to well above published recipes
 
 
 def schedules() -> dict[str, Schedule]:
@@ -85,16 +82,6 @@ def low_level_table() -> str:
     return markdown_table(["sigma'", "sage_grpo", *bounded], rows)
 
 
-def first_step_table() -> str:
-    """Return the noise of the first step by the convention at sigma = 1."""
-    columns = {"step": ["1"], "sigma": [f"{LEVELS[0]:.4f}"]}
-    for regime, name in itertools.product(REGIMES, ("sage_grpo", "flow_grpo")):
-        columns[f"{name} {regime}"] = [
-            f"{std:.4f}" for std in regime_stds(name, LEVELS, ETA, regime)[:1]
-        ]
-    return markdown_table(list(columns), zip(*columns.values()))
-
-
 def unusual_table() -> str:
     """Return the deterministic steps of each sampler, and the etas with a std above 1, by the
     number of steps.
@@ -102,7 +89,7 @@ def unusual_table() -> str:
     rows = []
     for sde_type, sampler in SAMPLERS.items():
         deterministic, exploding = defaultdict(list), defaultdict(list)
-        for num_steps, eta in itertools.product(range(4, 201), ETAS):
+        for num_steps, eta in itertools.product(range(4, 201), TRIED_ETAS):
             if eta <= sampler.max_eta:
                 stds = [
                     step.std
@@ -136,25 +123,26 @@ def equal_noise_table() -> str:
     )
 
 
-COMPUTED = {
-    "noise": noise_table,
-    "equalizer": equalizer_table,
-    "kl": kl_table,
-    "low_level": low_level_table,
-    "first_step": first_step_table,
-    "marginals": marginals_table,  # takes several seconds
-    "unusual": unusual_table,
-    "equal_noise": equal_noise_table,
+def marginals_table() -> str:
+    """Return the marginal error of two peaks by the number of even steps from 0.95 to 0.2. Takes
+    several seconds.
+    """
+    rows = []
+    for sde_type in SAMPLERS:
+        for label, eta in ETAS[sde_type].items():
+            errors = [interior_error(sde_type, steps, eta, TWO_PEAKS) for steps in (16, 32, 64)]
+            rates = [f"{math.log2(error / half):.2f}" for error, half in zip(errors, errors[1:])]
+            cells = [f"{error:.4f}" for error in errors]
+            rows.append([f"{sde_type}, {label}", *cells, ", ".join(rates)])
+    return markdown_table(["SDE", "16 steps", "32 steps", "64 steps", "rate"], rows)
+
+
+PARTS = {
+    "noise of the steps": noise_table,
+    "equalizer weights": equalizer_table,
+    "KL factors": kl_table,
+    "KL factors at low levels": low_level_table,
+    "marginals": marginals_table,
+    "unusual steps": unusual_table,
+    "equal noise": equal_noise_table,
 }
-
-
-def names_on_page(text: str) -> list[str]:
-    """Return the names of the comments that have a computed table below, in the page's order."""
-    return [found["name"] for found in NAMED_TABLE.finditer(text)]
-
-
-def page_with(text: str, tables: dict[str, str]) -> str:
-    """Return the page with these tables below the comments of their names."""
-    return NAMED_TABLE.sub(
-        lambda found: found["name"] + found[2] + tables.get(found["name"], found["table"]), text
-    )

@@ -12,17 +12,49 @@ variation distance, half the integral of |p - marginal|, from 0 to 1.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hyvideo.schedulers.transitions import SAMPLERS, Transition
-from tests.schedulers.expected import expected_of
 
 GRID_LIMIT = 5.0
 LEAST_STD = 0.006
+
+
+def eta_1(width: float) -> float:
+    return 1.0
+
+
+def eta_half(width: float) -> float:
+    return 0.5
+
+
+def eta_of_width(width: float) -> float:
+    return width
+
+
+def falling_eta(width: float) -> float:
+    """Return the eta at which cps replaces a share ``sin^2(eta pi / 2) = width`` of the predicted
+    noise.
+
+    Then ``std^2 = sigma'^2 width`` and the mean is the Euler step plus ``sigma^2 width / 2`` times
+    the score, to first order in the width: cps is the marginal-preserving SDE with diffusion
+    coefficient ``sigma``. At a fixed eta, the share of the predicted noise that is replaced by
+    fresh noise does not shrink with the step. Only the predicted noise depends on the predicted
+    data, so the error of the replacement does not shrink either.
+    """
+    return 2 / math.pi * math.asin(math.sqrt(width))
+
+
+Eta = Callable[[float], float]  # of the width of a step
+# By sampler: label -> eta. The last one keeps the marginals to first order.
+ETAS: dict[str, dict[str, Eta]] = {name: {"eta 1": eta_1} for name in SAMPLERS} | {
+    "cps": {"eta 0.5": eta_half, "eta falling": falling_eta},
+    "anchored": {"eta falling": eta_of_width},
+}
 
 
 @dataclass(frozen=True)
@@ -57,12 +89,6 @@ class Mixture:
 TWO_PEAKS = Mixture(means=(-1.0, 1.0), std=0.3)
 
 
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "".join(
-        "| " + " | ".join(cells) + " |\n" for cells in [head, ["---"] * len(head), *rows]
-    )
-
-
 def log_normal(x: Tensor, mean: Tensor, variance: float) -> Tensor:
     return -((x - mean) ** 2) / (2 * variance) - 0.5 * math.log(2 * math.pi * variance)
 
@@ -89,34 +115,13 @@ def marginal_error(steps: Sequence[Transition], levels: Sequence[float], data: M
     return 0.5 * spacing * (density - data.density(x, levels[-1])).abs().sum().item()
 
 
-def interior_error(
-    sde_type: str, num_steps: int, eta_of_width: Callable[[float], float], data: Mixture
-) -> float:
+def interior_error(sde_type: str, num_steps: int, eta: Eta, data: Mixture) -> float:
     """Return `marginal_error` over even steps from 0.95 to 0.2, where the error has a rate in the
     step width.
     """
     levels = [0.95 - 0.75 * i / num_steps for i in range(num_steps + 1)]
     pairs = list(zip(levels, levels[1:]))
     steps = [
-        SAMPLERS[sde_type].transition(*pair, eta_of_width(pair[0] - pair[1]), levels[1])
-        for pair in pairs
+        SAMPLERS[sde_type].transition(*pair, eta(pair[0] - pair[1]), levels[1]) for pair in pairs
     ]
     return marginal_error(steps, levels, data)
-
-
-def marginals_table() -> str:
-    """Return a Markdown table of the marginal error of two peaks by the number of even steps from
-    0.95 to 0.2.
-    """
-    rows = []
-    for sde_type in SAMPLERS:
-        for label, eta_of_width in expected_of(sde_type).marginals.items():
-            errors = [
-                interior_error(sde_type, num_steps, eta_of_width, TWO_PEAKS)
-                for num_steps in (16, 32, 64)
-            ]
-            rates = [f"{math.log2(error / half):.2f}" for error, half in zip(errors, errors[1:])]
-            rows.append(
-                [f"{sde_type}, {label}", *(f"{error:.4f}" for error in errors), ", ".join(rates)]
-            )
-    return markdown_table(["SDE", "16 steps", "32 steps", "64 steps", "rate"], rows)

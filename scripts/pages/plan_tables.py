@@ -1,0 +1,223 @@
+"""Tables of pages with predicted hours, memory and disk, from the planner."""
+
+from dataclasses import dataclass
+
+from hyvideo.files.files import ROOT
+from hyvideo.models.sizes import released_sizes
+from hyvideo.planning.disk import disk_bytes
+from hyvideo.planning.hardware import Hardware, hardware_of
+from hyvideo.planning.hours import forwards_per_rollout, whole_run
+from hyvideo.planning.memory import GIB, memory
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import parse
+from scripts.pages.markdown import markdown_table
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config on a number of GPUs of one kind, perhaps with more flags."""
+
+    gpus: str  # "1 RTX 4090"
+    config: str
+    flags: str = ""
+    label: str = ""  # of the flags
+
+    @property
+    def num_gpus(self) -> int:
+        return int(self.gpus.split(maxsplit=1)[0])
+
+    @property
+    def hardware(self) -> Hardware:
+        return hardware_of(self.gpus.split(maxsplit=1)[1])
+
+
+HALF = ("--sde_window fixed:0:10", ", `fixed:0:10`")
+LORA = ("--lora_rank 32 --enable_fsdp false", ", LoRA of rank 32")
+RECIPES = (
+    Recipe("1 RTX 4090", "wan21_1gpu_nft"),
+    Recipe("1 RTX 4090", "wan21_1gpu_sage"),
+    Recipe("1 RTX 4090", "wan21_1gpu_guidance"),
+    Recipe("1 RTX 4090", "wan21_1gpu_draft"),
+    Recipe("1 RTX 4090", "wan21_1gpu_dpo"),
+    Recipe("1 RTX 4090", "wan21_1gpu_sft"),
+    Recipe("1 RTX 4090", "wan21_1gpu_student"),
+    Recipe("1 RTX 4090", "wan21_1gpu_4step"),
+    Recipe("1 RTX 4090", "wan22_1gpu_i2v_nft"),
+    Recipe("1 RTX 4090", "wan22_a14b_1gpu_24gb"),
+    Recipe("1 RTX 4090", "wan22_a14b_1gpu_sft"),
+    Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb"),
+    Recipe("1 RTX 4090", "hunyuanvideo15_1gpu_24gb"),
+    Recipe("1 L40S", "wan22_a14b_1gpu_48gb"),
+    Recipe("1 L40S", "wan22_a14b_1gpu_i2v"),
+    Recipe("1 L40S", "hunyuanvideo15_1gpu"),
+    Recipe("4 L40S", "wan21_4gpu_hpsv3"),
+    Recipe("1 H100", "wan21_1gpu_nft"),
+    Recipe("1 H100", "wan22_a14b_1gpu_80gb"),
+    Recipe("1 H100", "wan21_i2v_14b_1gpu_80gb"),
+    Recipe("1 H100", "hunyuanvideo15_1gpu"),
+    Recipe("1 H100", "hunyuanvideo15_1gpu_dpo"),
+    Recipe("1 H100", "hunyuanvideo15_1gpu_sft"),
+    Recipe("1 H100", "hunyuanvideo15_1gpu_4step"),
+    Recipe("8 H100", "wan21_8gpu_nft"),
+    Recipe("8 H100", "wan21_8gpu_guidance"),
+    Recipe("8 H100", "wan22_a14b_8gpu"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu", *HALF),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_nft"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_nft", *LORA),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_guidance"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_draft"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_student"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_4step"),
+    Recipe("8 A100", "hunyuanvideo15_480p_8gpu_nft"),
+    Recipe("8 H100", "paper/table2_b_8gpu"),
+    Recipe("64 H100", "hunyuanvideo15_480p_64gpu"),
+    Recipe("64 H100", "paper/table2_b_64gpu"),
+)
+# What a row of the README says beside its hours: GPU, its memory in GB, model, what it learns from.
+README_ROWS = (
+    (Recipe("1 RTX 4090", "wan21_1gpu_nft"), 24, "**Wan2.1 1.3B: start here**", "a reward"),
+    (Recipe("1 RTX 4090", "wan21_1gpu_sage"), 24, "Wan2.1 1.3B", "a reward, SAGE-GRPO"),
+    (Recipe("1 RTX 4090", "wan21_1gpu_dpo"), 24, "Wan2.1 1.3B", "your ratings"),
+    (Recipe("1 RTX 4090", "wan22_1gpu_i2v_nft"), 24, "Wan2.2 5B, from an image", "a reward"),
+    (Recipe("1 RTX 4090", "wan22_a14b_1gpu_24gb"), 24, "Wan2.2 A14B, 4 steps", "a reward"),
+    (Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb"), 24, "Wan2.1 14B, from an image", "a reward"),
+    (Recipe("1 RTX 4090", "hunyuanvideo15_1gpu_24gb"), 24, "HunyuanVideo-1.5", "a reward"),
+    (Recipe("1 L40S", "hunyuanvideo15_1gpu"), 48, "HunyuanVideo-1.5", "a reward"),
+    (Recipe("4 L40S", "wan21_4gpu_hpsv3"), 48, "Wan2.1 1.3B, 480p", "HPSv3"),
+    (Recipe("1 H100", "hunyuanvideo15_1gpu"), 80, "HunyuanVideo-1.5", "a reward"),
+    (Recipe("8 H100", "wan21_8gpu_nft"), 80, "Wan2.1 1.3B, 480p", "a reward"),
+    (Recipe("8 H100", "wan22_a14b_8gpu"), 80, "Wan2.2 A14B, all weights", "a reward"),
+    (
+        Recipe("8 H100", "hunyuanvideo15_480p_8gpu"),
+        80,
+        "HunyuanVideo-1.5, all weights",
+        "a reward, SAGE-GRPO",
+    ),
+    (
+        Recipe("8 H100", "hunyuanvideo15_480p_8gpu_nft"),
+        80,
+        "HunyuanVideo-1.5, all weights",
+        "a reward",
+    ),
+)
+PER_ROLLOUT = (
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu"),
+    Recipe("1 H100", "hunyuanvideo15_1gpu"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_nft"),
+    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_4step"),
+    Recipe("1 RTX 4090", "wan21_1gpu_nft"),
+    Recipe("1 RTX 4090", "wan21_1gpu_4step"),
+)
+WAN_VERSIONS = {  # label: (number of GPUs, flags)
+    "Wan2.1 14B, LoRA, one GPU of 48 GB": (1, "--transformer_version wan2.1_t2v_14b"),
+    "Wan2.1 14B, all weights, eight GPUs of 80 GB": (
+        8,
+        "--transformer_version wan2.1_t2v_14b --lora_rank 0 --learning_rate 1e-5 --enable_fsdp true",
+    ),
+    "Wan2.2 5B, LoRA, one GPU of 24 GB": (
+        1,
+        "--transformer_version wan2.2_ti2v_5b --height 256 --width 448",
+    ),
+}
+
+
+def planned(recipe: Recipe, *flags: str) -> PlannedRun:
+    """Return the plan of a recipe."""
+    words = ["--config", str(ROOT / f"configs/{recipe.config}.yaml"), *recipe.flags.split(), *flags]
+    config = parse(words).config
+    sizes = released_sizes(config.model.transformer_version)
+    return PlannedRun(config, recipe.num_gpus, sizes, hardware=recipe.hardware)
+
+
+def hours(run: PlannedRun) -> str:
+    return f"{whole_run(run).seconds / 3600:.1f}"
+
+
+def costs() -> str:
+    """Return hours, memory and disk of each recipe."""
+    heads = ["GPUs", "config", "s per iteration", "rollouts", "iterations", "hours", "GPU-hours"]
+    rows = []
+    for recipe in RECIPES:
+        run = planned(recipe)
+        length = whole_run(run)
+        rows.append(
+            [
+                recipe.gpus,
+                f"`{recipe.config}`{recipe.label}",
+                f"{length.iteration_seconds:,.0f}",
+                str(run.plan.rollouts),
+                str(length.iterations),
+                hours(run),
+                f"{length.gpu_hours:,.0f}",
+                f"{memory(run).needed_gib:.1f}",
+                f"{sum(disk_bytes(run).values()) / GIB:.0f}",
+            ]
+        )
+    return markdown_table([*heads, "GiB per GPU", "disk, GiB"], rows)
+
+
+def readme_rows() -> str:
+    """Return what can be trained on which GPU, and how long it takes."""
+    rows = []
+    for recipe, gigabytes, model, source in README_ROWS:
+        number, gpu = recipe.gpus.split(maxsplit=1)
+        gpus = gpu if number == "1" else f"{number} x {gpu}"
+        cells = [f"{gpus}, {gigabytes} GB", model, source, f"`{recipe.config}`"]
+        rows.append([*cells, hours(planned(recipe))])
+    return markdown_table(["your GPU", "model", "learns from", "config", "hours (predicted)"], rows)
+
+
+def memory_by_sequence_parallelism() -> str:
+    """Return the peak memory of the SAGE-GRPO recipe of HunyuanVideo-1.5."""
+    rows = []
+    for gpus in (8, 16, 64):
+        recipe = Recipe(f"{gpus} H100", "hunyuanvideo15_480p_8gpu")
+        runs = [planned(recipe, "--sp_size", str(size)) for size in (1, 2, 4, 8)]
+        rows.append([str(gpus), *(f"{memory(run).peak() / GIB:.1f}" for run in runs)])
+    return markdown_table(["GPUs", *(f"`sp_size` {size}" for size in (1, 2, 4, 8))], rows)
+
+
+def rollouts_per_hour() -> str:
+    """Return forward passes per rollout, and rollouts per GPU-hour."""
+    rows = []
+    for recipe in PER_ROLLOUT:
+        run = planned(recipe)
+        hourly = run.plan.rollouts / (whole_run(run).iteration_seconds * recipe.num_gpus) * 3600
+        gpu = recipe.gpus.split(maxsplit=1)[1]
+        rows.append(
+            [f"`{recipe.config}`", gpu, f"{forwards_per_rollout(run):.0f}", f"{hourly:,.0f}"]
+        )
+    heads = ["config", "GPU", "forward passes per rollout", "rollouts per GPU-hour"]
+    return markdown_table(heads, rows)
+
+
+def wan_sizes() -> str:
+    """Return time and memory of the recipes of Wan2.1 1.3B on one GPU, by the size of the videos."""
+    small, middle, large = (33, 240, 416), (49, 480, 832), (81, 480, 832)
+    sizes = {
+        "wan21_1gpu_nft": (small, middle, large),
+        "wan21_1gpu_guidance": (small, middle, large),
+        "wan21_1gpu_draft": (small, (65, 240, 416)),  # the largest on an RTX 4090
+    }
+    rows = []
+    for name, size in ((each, size) for each in sizes for size in sizes[each]):
+        frames, height, width = size
+        batched = "true" if height == 240 else "false"  # a larger video fills the GPU
+        flags = ["--sample_n_frames", str(frames), "--height", str(height), "--width", str(width)]
+        flags += ["--batched_forward", batched]
+        runs = [planned(Recipe(gpu, name), *flags) for gpu in ("1 RTX 4090", "1 H100")]
+        times = [f"{whole_run(run).iteration_seconds:.0f} s, {hours(run)} h" for run in runs]
+        needed = f"{memory(runs[0]).needed_gib:.1f} GiB"
+        rows.append([f"`{name}`", f"{frames} frames of {height} x {width}", *times, needed])
+    heads = ["config", "video size", "RTX 4090: iteration, run", "H100: iteration, run", "memory"]
+    return markdown_table(heads, rows)
+
+
+def wan_versions() -> str:
+    """Return the memory of other versions of Wan with the recipe of DiffusionNFT."""
+    rows = []
+    for label, (number, flags) in WAN_VERSIONS.items():
+        run = planned(Recipe(f"{number} H100", "wan21_1gpu_nft", flags))
+        rows.append([label, f"`{flags}`", f"{memory(run).needed_gib:.1f}"])
+    return markdown_table(["version", "flags", "GiB"], rows)

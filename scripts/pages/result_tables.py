@@ -1,0 +1,154 @@
+"""Tables of pages with measured results, from the numbers of each seed in docs/data."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from hyvideo.files.files import ROOT
+from hyvideo.validation.intervals import Interval
+from scripts.pages.markdown import markdown_table
+from studies.tables.seed_table import Label, SeedTable, read_seed_table
+from studies.tables.table import format_interval
+
+HEADS = {  # by metric
+    "reward": "reward",
+    "true_reward": "true reward",
+    "unseen_true_reward": "unseen prompts",
+    "all_correct": "all correct",
+    "frechet_distance": "Fréchet distance",
+    "diversity": "diversity",
+    "cpu_seconds": "CPU seconds",
+}
+WITH_INTERVAL = ("reward", "true_reward")
+SEEDLESS = ""  # seed of the base model, which is not trained
+
+
+def read(name: str) -> SeedTable:
+    return read_seed_table(ROOT / "docs/data" / name)
+
+
+def means(
+    name: str, heads: Sequence[str], rows: Mapping[Label, Sequence[str]], metrics: Iterable[str]
+) -> str:
+    """Return the means of some labels over their seeds; rewards have their interval.
+
+    ``rows`` has the first cells of each label, under ``heads``.
+    """
+    table, metrics = read(name), list(metrics)
+    lines = []
+    for label, words in rows.items():
+        found = table.intervals(label)
+        cells = [_cell(metric, found[metric]) for metric in metrics]
+        is_trained = SEEDLESS not in table.values[label][metrics[0]]
+        seeds = str(table.num_seeds(label)) if is_trained else ""
+        lines.append([*words, seeds, *cells])
+    return markdown_table([*heads, "seeds", *(HEADS[metric] for metric in metrics)], lines)
+
+
+def differences(
+    name: str,
+    head: str,
+    pairs: Mapping[tuple[Label, Label], str],
+    metrics: Iterable[str],
+) -> str:
+    """Return the differences of pairs of labels, paired by seed. Those whose interval excludes 0 are
+    bold.
+    """
+    table, metrics = read(name), list(metrics)
+    lines = []
+    for (label, other), words in pairs.items():
+        found = table.differences(label, other)
+        lines.append([words, *(_difference(found[metric]) for metric in metrics)])
+    return markdown_table([head, *(HEADS[metric] for metric in metrics)], lines)
+
+
+def single_runs(name: str, heads: Sequence[str], metrics: Iterable[str]) -> str:
+    """Return each run of a file, which has one label, in a row of its own."""
+    table, metrics = read(name), list(metrics)
+    lines = []
+    for label, values in table.values.items():
+        for seed in next(iter(values.values())):
+            cells = [_number(metric, values[metric][seed]) for metric in metrics]
+            lines.append([*label, seed, *cells])
+    return markdown_table([*heads, *(HEADS[metric] for metric in metrics)], lines)
+
+
+def _cell(metric: str, interval: Interval) -> str:
+    if metric in WITH_INTERVAL:
+        return "".join(format_interval(interval))
+    return _number(metric, interval.mean)
+
+
+def _number(metric: str, value: float) -> str:
+    if metric == "all_correct":
+        return f"{value:.0%}".replace("%", " %")
+    return f"{value:.0f}" if metric == "cpu_seconds" else f"{value:.3f}"
+
+
+def _difference(interval: Interval) -> str:
+    mean, brackets = format_interval(interval, sign="+")
+    return f"**{mean}**{brackets}" if interval.excludes_zero else f"{mean}{brackets}"
+
+
+ALL = ("reward", "true_reward", "all_correct", "frechet_distance", "diversity")
+TRUE = ("true_reward", "all_correct", "frechet_distance", "diversity")
+
+
+def gain() -> str:
+    rows = {
+        ("base model",): ["base model"],
+        ("SAGE-GRPO",): ["SAGE-GRPO, `configs/miniature.yaml`"],
+        ("control of SAGE-GRPO",): ["control of SAGE-GRPO"],
+    }
+    return means("gain.csv", ["policy"], rows, ALL)
+
+
+def gain_over_control() -> str:
+    pairs = {(("SAGE-GRPO",), ("control of SAGE-GRPO",)): "SAGE-GRPO minus its control"}
+    return differences("gain.csv", "difference", pairs, ("reward", "true_reward", "diversity"))
+
+
+SAMPLERS = ("flow_grpo", "cps", "precise")
+
+
+def samplers() -> str:
+    rows = {(name, "30"): [f"`{name}`"] for name in ("sage_grpo", *SAMPLERS)}
+    return means("samplers.csv", ["`--sde_type`"], rows, ALL)
+
+
+def sampler_differences() -> str:
+    pairs = {((name, "30"), ("sage_grpo", "30")): f"`{name}`" for name in SAMPLERS}
+    metrics = ("reward", "true_reward", "frechet_distance", "diversity")
+    return differences("samplers.csv", "`--sde_type`", pairs, metrics)
+
+
+def dpo_seeds() -> str:
+    metrics = ("true_reward", "unseen_true_reward", "all_correct", "frechet_distance")
+    return single_runs("dpo_seeds.csv", ["rater", "seed of the training"], metrics)
+
+
+def fine_tuning() -> str:
+    rows = {
+        ("base model",): ["nothing, the base model"],
+        ("better half",): ["guided videos, the better half"],
+        ("all guided",): ["guided videos, all (control)"],
+        ("all unguided",): ["unguided videos, all (control)"],
+    }
+    return means("improve.csv", ["trained on"], rows, TRUE)
+
+
+def fine_tuning_sizes() -> str:
+    rows = {}
+    for kept_by, prompts, videos in read("improve_sizes.csv").values:
+        words = "reward" if kept_by == "reward" else "person, 10 % errors"
+        rows[kept_by, prompts, videos] = [f"{prompts} x 4", words]
+    return means("improve_sizes.csv", ["videos", "kept by"], rows, TRUE)
+
+
+def experts() -> str:
+    rows = {label: list(label) for label in read("experts.csv").values}
+    return means("experts.csv", ["trained"], rows, TRUE)
+
+
+def flow_map() -> str:
+    rows = {label: list(label) for label in read("flow_map.csv").values}
+    metrics = ("true_reward", "frechet_distance", "diversity", "cpu_seconds")
+    return means("flow_map.csv", ["training"], rows, metrics)

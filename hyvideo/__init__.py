@@ -1,9 +1,8 @@
 import logging
 import sys
-import time
 from importlib.util import find_spec
 
-STARTED = time.monotonic()  # seconds; the clock of a program's log starts here, before its imports
+from hyvideo.files import clock  # noqa: F401  starts the clock of the log before other imports
 
 if find_spec("pydantic") is None:
     print(

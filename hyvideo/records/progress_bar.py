@@ -13,7 +13,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from hyvideo import STARTED
+from hyvideo.files.clock import STARTED
 from hyvideo.files.text import note
 from hyvideo.records.metric_table import console_texts
 

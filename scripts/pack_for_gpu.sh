@@ -2,7 +2,7 @@
 # Downloads wheels for a machine without network to the git-ignored folder .whl, for Python 3.12 on x86-64 Linux:
 #   bash scripts/pack_for_gpu.sh             # what gpu_check needs beside a torch with transformers and pytest
 #   bash scripts/pack_for_gpu.sh av plotly   # also av, which writes videos, and plotly, which writes report.html
-# Copy .whl together with the working tree: 31 MiB without av, 65 MiB with it. PYTHON_VERSION selects another Python.
+# Copy .whl together with the working tree: 45 MB without av, 80 MB with it. PYTHON_VERSION selects another Python.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python="$(command -v .venv/bin/python || command -v python3)"
@@ -29,9 +29,8 @@ rm -rf .whl
 "$python" -m pip download --quiet --no-deps --only-binary=:all: --implementation cp \
     --python-version "${PYTHON_VERSION:-3.12}" "${platforms[@]}" --dest .whl "${requirements[@]}"
 
-echo "downloaded ${requirements[*]} to .whl. On the other machine, one command after another:"
-for part in eager pilots compiled layouts; do
-    echo "  python3 -m pip install --quiet --no-index --no-deps --target /tmp/site .whl/*.whl &&" \
-        "PYTHONPATH=/tmp/site python3 -m scripts.gpu_check ${part}"
+echo "downloaded ${requirements[*]} to .whl. On the other machine:"
+echo "  python3 -m pip install -q --no-index --no-deps --upgrade --target /tmp/site .whl/*.whl && export PYTHONPATH=/tmp/site"
+for part in correct speed; do
+    echo "  python3 -m scripts.gpu_check ${part} --output_dir RESULTS/${part}"
 done
-echo "If the machine starts empty again, add --kernels kernels.tar.xz, which the part before has written to outputs/gpu_check."

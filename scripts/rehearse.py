@@ -4,10 +4,11 @@ of random weights.
     python -m scripts.rehearse --config configs/hunyuanvideo15_480p_8gpu.yaml [flags of post_train.py]
 
 Needs no weights and no GPU. It builds a checkpoint of the released layout with minimal widths, and
-runs the base model's validation, one iteration, a checkpoint, a restart with a second iteration,
-the report, one generated video and an export, at the true frames, sizes, steps, prompts and
-scorers, on the fewest processes that have the layout of the run. It prints what it changed and what
-it did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage error.
+runs the base model's validation, one iteration, a checkpoint, a restart with a second iteration, and
+what follows a run: one generated video, an evaluation, a round of improvement on videos where the
+config fine-tunes on them, an export and the report. Frames, sizes, steps, prompts and scorers are
+true, on the fewest processes that have the layout of the run. It prints what it changed and what it
+did not cover. Exit code: 0 if all stages passed, 1 if not, 2 for a usage error.
 """
 
 import sys

@@ -22,6 +22,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+import yaml
 
 from hyvideo.settings import command_line
 from tests.forked import ROOT, python
@@ -160,9 +161,23 @@ def product(numbers):
     return result
 
 
+def task_text(path):
+    """Return the commands of a task of configs/cloud like a block of a page, with its variables."""
+    task = yaml.safe_load(path.read_text(encoding="utf-8"))
+    commands = task["setup"] + task["run"]
+    for name, value in task["envs"].items():
+        commands = commands.replace(f"${name}", str(value))
+    return f"```bash\n{commands}```\n"
+
+
+TASKS = {
+    str(path.relative_to(ROOT)): task_text(path) for path in (ROOT / "configs/cloud").glob("*.yaml")
+}
+CONTAINER = re.search(r"sage-grpo bash -c \\\n +'(.+)'", TEXTS["docs/cost.md"])
+TASKS["docs/cost.md, in the container"] = f"```bash\n{CONTAINER[1].replace('exec ', '')}\n```\n"
 COMMANDS = [
     command
-    for page, text in TEXTS.items()
+    for page, text in (TEXTS | TASKS).items()
     for command in (command_of(page, *line) for line in dict.fromkeys(lines_of(text)))
     if command
 ]

@@ -136,7 +136,8 @@ def test_a_version_sets_its_default_settings(make, tmp_path):
 
 
 def test_without_a_model_the_miniature_makes_a_video_of_any_prompt(tmp_path, monkeypatch, capsys):
-    flags = "--prompt cat --num_inference_steps 1 --output_path".split() + [str(tmp_path / "v")]
+    flags = ["--prompt", 'a sign that says "HELLO"', "--num_inference_steps", "1"]
+    flags += ["--output_path", str(tmp_path / "v")]
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["generate.py", *flags])
     assert generate.main() == 0

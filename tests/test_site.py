@@ -55,7 +55,7 @@ def address(site):
 def test_every_page_is_in_the_site_and_its_terms_have_tooltips(site):
     for name in TEXTS.keys() - {"README.md", "docs/README.md"}:
         assert (site / name).with_suffix(".html").is_file()
-    assert "Try it" in (site / "index.html").read_text(encoding="utf-8")
+    assert "Which GPU can I use" in (site / "index.html").read_text(encoding="utf-8")
     assert "Quickstart" in (site / "docs/index.html").read_text(encoding="utf-8")
     meaning = re.search(r"\*\*rollout\*\* \| (.*?) \|", TEXTS["docs/glossary.md"])[1]
     assert f'<abbr title="{meaning}">' in (site / "docs/methods.html").read_text(encoding="utf-8")

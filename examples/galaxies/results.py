@@ -45,7 +45,9 @@ def main() -> None:
 
 def validations(run: Path) -> list[dict]:
     """Return a row for each validation of a run: percentages of its images by the number of quasars
-    in them, reward, realism, diversity, and the types of videos that the hacking monitor warns of.
+    in them, reward, realism, diversity, and whether the hacking monitor warns.
+
+    The run has the name of its folder without the seed: `sage` for sage_1.
     """
     seed = read_yaml(run / "config.yaml")["seed"]
     rows = []
@@ -56,16 +58,16 @@ def validations(run: Path) -> list[dict]:
         iteration = metrics["iteration"]
         scores = json.loads((run / "samples" / f"{iteration:06}" / "scores.json").read_text())
         counts = Counter(int(score["images"]) for score in scores)
-        shares = {str(number): round(100 * counts[number] / len(scores)) for number in range(5)}
+        shares = {str(number): round(100 * counts[number] / len(scores), 1) for number in range(5)}
         more = sum(count for number, count in counts.items() if number > 4)
         rows.append(
-            {"run": run.name, "iteration": iteration, "seed": seed}
+            {"run": run.name.removesuffix(f"_{seed}"), "iteration": iteration, "seed": seed}
             | shares
             | {
-                "more": round(100 * more / len(scores)),
-                "reward": round(metrics["validation/reward"], 3),
-                "realism": round(metrics[REALISM], 3),
-                "diversity": round(metrics[DIVERSITY], 4),
+                "more": round(100 * more / len(scores), 1),
+                "reward": round(metrics["validation/reward"], 4),
+                "realism": round(metrics[REALISM], 4),
+                "diversity": round(metrics[DIVERSITY], 5),
                 "hacking": metrics.get("validation/hacking", ""),
             }
         )

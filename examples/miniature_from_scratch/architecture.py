@@ -14,6 +14,7 @@ from hyvideo.miniature.world import CAPTIONS
 from hyvideo.models import family
 from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import system_message
+from hyvideo.models.hunyuan_video15.tiny import write_glyph_encoder
 from hyvideo.models.saving import save_original
 
 VERSION = "miniature"
@@ -54,7 +55,9 @@ def build_tokenizer():
 
 
 def save_text_encoder(out: Path, seed: int) -> None:
-    """Write the tokenizer and a random, frozen Qwen2.5-VL text model in float16."""
+    """Write the tokenizer and a random, frozen Qwen2.5-VL text model in float16, and the same of
+    ByT5, which reads quoted text.
+    """
     from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTextConfig
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 
@@ -65,6 +68,7 @@ def save_text_encoder(out: Path, seed: int) -> None:
     )
     draw_encoder(encoder, "embed_tokens", seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    write_glyph_encoder(out / "text_encoder", CONFIGS["glyph_encoder"], seed, dtype=torch.float16)
 
 
 def draw_encoder(encoder: nn.Module, embeddings: str, seed: int) -> nn.Module:

@@ -87,16 +87,18 @@ def fill_shards(
     weights: Iterator[tuple[str, Tensor]],
     *,
     device: torch.device,
+    kept_on: torch.device | None = None,
     is_alone: bool = False,
 ) -> None:
-    """Allocate a model from the meta device on ``device`` and fill it with weights that only the
-    first rank reads.
+    """Allocate a model from the meta device and fill it with weights that only the first rank reads.
 
     Every rank keeps its shards and holds at most one full tensor in addition. ``weights`` are those
     of `loading.stream_transformer`, with ``read`` only on the first rank; the caller initializes
-    adapters. The weights of `Fp8Linear` layers are quantized one by one. A rank that ``is_alone``
-    reads all weights itself, without communication.
+    adapters. The weights of `Fp8Linear` layers are quantized one by one, on ``device``. The model is
+    there or, if it is not sharded, on ``kept_on``. A rank that ``is_alone`` reads all weights itself,
+    without communication.
     """
+    kept_on = kept_on or device
     is_shared = dist.is_initialized() and not is_alone
     buffers = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not buffers, f"buffers outside the state dict would stay uninitialized: {buffers}"
@@ -109,7 +111,7 @@ def fill_shards(
     dtypes = {name: layer.weight.dtype for name, layer in layers.items()}
     for layer in layers.values():
         layer.weight = None  # not allocated before it is quantized
-    model.to_empty(device=device)
+    model.to_empty(device=kept_on)
     targets = {
         _plain(name): tensor for name, tensor in model.state_dict().items() if ".lora_" not in name
     }
@@ -117,7 +119,10 @@ def fill_shards(
     for name, weight in weights:
         missing.discard(name)
         if name in layers:
-            _store(layers[name], weight, device=device, dtype=dtypes[name], is_shared=is_shared)
+            layer = layers[name]
+            _store(layer, weight, device=device, dtype=dtypes[name], is_shared=is_shared)
+            if kept_on != device:
+                layer.weight = nn.Parameter(layer.weight.to(kept_on), requires_grad=False)
             continue
         target = targets[name]
         if not isinstance(target, DTensor):

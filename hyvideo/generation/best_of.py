@@ -14,6 +14,7 @@ from torch import Tensor
 
 from hyvideo.generation.stored_latents import Sampled
 from hyvideo.generation.videos import Video
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.run_files import or_none
 from hyvideo.rewards.rewards import Reward
@@ -49,19 +50,16 @@ class BestOf:
 
 
 def make_best_of(
-    config: Config, count: int, videos: list[Video], device: torch.device, *, offload: bool
+    config: Config, count: int, videos: list[Video], device: torch.device, placement: Placement
 ) -> BestOf:
     """Load the scorers of ``reward_model`` and try them on a video.
 
     Raises ValueError if one cannot score a prompt or fails.
     """
     config = config.with_settings(
-        valid_video_csv=[],
-        offload=["reward"] if offload else [],
-        height=videos[0].height,
-        width=videos[0].width,
+        valid_video_csv=[], height=videos[0].height, width=videos[0].width
     )
-    scorer = make_async_scorer(config, device)
+    scorer = make_async_scorer(config, device, placement=placement)
     prompts = [video.request.prompt for video in videos]
     scorer.check_prompts(prompts)
     try_scorers(scorer, config.data, prompts[0])

@@ -18,6 +18,7 @@ from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.files.digests import digest_weights
 from hyvideo.files.text import quote
 from hyvideo.generation.videos import Video, is_own
+from hyvideo.models.placement import ON_DEVICE, Placements
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
 from hyvideo.schedulers.transitions import parse_sigmas
@@ -123,11 +124,12 @@ class Source:
         vae: "nn.Module",
         kinds: frozenset[str],
         *,
-        weights_device: "torch.device | None" = None,
+        placements: Placements = ON_DEVICE,
         sampling: Sampling | None = None,
     ) -> "GRPOPipeline":
         """Load the pipeline of the policy, whose frozen matrices are stored as the config says; it
-        samples as rollouts are unless ``sampling`` is given.
+        samples as rollouts are unless ``sampling`` is given. The caller then calls
+        `place_transformers`.
         """
         from hyvideo.loading import model_setup, saved_policy
         from hyvideo.models.fp8 import store_all
@@ -143,13 +145,13 @@ class Source:
             is_overwritten=is_overwritten,
             encoder=encoder,
             vae=vae,
-            weights_device=weights_device,
+            placements=placements,
             sampling=sampling,
         )
         if self.checkpoint:
             saved_policy.load_into(pipeline.transformer, self.checkpoint, config.trained_expert)
             if is_overwritten and config.model.base_weight_dtype == "fp8":
-                store_all(pipeline.transformer)
+                store_all(pipeline.transformer, device)
             partner = pipeline.partner
             if partner and saved_policy.has_expert(self.checkpoint, partner.expert):
                 saved_policy.load_into(partner.transformer, self.checkpoint, partner.expert)

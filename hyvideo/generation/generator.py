@@ -26,7 +26,7 @@ from hyvideo.files.digests import digest_of, digest_weights
 from hyvideo.files.files import PARTIAL, make_folder, remove_partial
 from hyvideo.files.text import lines_of
 from hyvideo.generation.best_of import make_best_of
-from hyvideo.generation.offloading import automatic, place, weights_device
+from hyvideo.generation.offloading import automatic_offloading, split_and_compile
 from hyvideo.generation.settings import GenerationSettings
 from hyvideo.generation.step_cache import step_cache
 from hyvideo.generation.step_caching import StepCaching
@@ -39,6 +39,7 @@ from hyvideo.loading.gpu_driver import check_allocator
 from hyvideo.loading.input_digests import digest_models
 from hyvideo.loading.machine import check_compiler
 from hyvideo.models.conditions import Conditions
+from hyvideo.models.placement import Placements
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -97,10 +98,10 @@ class Generator:
                 print(line, file=sys.stderr)
         frames, height, width = max(self.sizes, key=math.prod)
         largest = replace(self.sampling, frames=frames, height=height, width=width)
-        self.offloading = self.settings.offloading or automatic(self.device, self.config, largest)
-        self.config = self.config.with_settings(
-            offload=[] if self.offloading == "none" else ["vae"]
+        self.offloading = self.settings.offloading or automatic_offloading(
+            self.device, self.config, largest, has_scorers=self.settings.best_of > 1
         )
+        self.placements = Placements.of_sampling(self.offloading)
         model = self.config.model
         base_loras = {name: digest_weights([path]) for name, path in base_loras_of(model).items()}
         self.weights_hash = digest_of(digest_models(model, self.kinds), base_loras)
@@ -155,7 +156,7 @@ class Generator:
                 self.settings.best_of,
                 self.videos,  # all processes try the same prompt
                 self.device,
-                offload=self.offloading != "none",
+                self.placements.scorers,
             )
         watchdog = Watchdog(self.mesh, self.config.distributed.report_after, unit="video")
         # Encoded prompts between stages are files: memory does not grow with the number of videos.
@@ -181,8 +182,7 @@ class Generator:
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
         config = self.config
-        in_groups = self.offloading == "group"
-        self.encoder, vae = model_setup.load_encoder(config, self.device, group_offload=in_groups)
+        self.encoder, vae = model_setup.load_encoder(config, self.device, self.placements)
         for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
             on_stage("encoding", video.number)
             self._conditions(video)
@@ -197,11 +197,12 @@ class Generator:
             self.encoder,
             vae,
             self.kinds,
-            weights_device=weights_device(self.device, self.offloading),
+            placements=self.placements,
             sampling=self.sampling,
         )
         for transformer in self.pipeline.transformers:
-            place(transformer, self.mesh, self.device, config.distributed, self.offloading)
+            split_and_compile(transformer, self.mesh, config.distributed)
+        model_setup.place_transformers(self.pipeline, self.placements, self.device)
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")
             self.pipeline.try_decoding(*size)
@@ -255,7 +256,7 @@ class Generator:
             if self.settings.save_pre_sr_video:
                 self.sampler.write(self.pipeline, base.latents, video.before_sr)
         self.sampler.on_stage("loading of super-resolution", 0)
-        self.refiner.load(self.pipeline, self.offloading, self.mesh)
+        self.refiner.load(self.pipeline, self.placements, self.mesh)
         for video in stage_bar(STAGE, "video", is_shown=self.mesh.is_main)(videos):
             self.sampler.on_stage(STAGE, video.number)
             base = self._base(video)

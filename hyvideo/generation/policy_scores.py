@@ -19,10 +19,16 @@ from hyvideo.data.video_files import read_header
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.digests import digest_of
 from hyvideo.generation.generation import Source, make_and_read_requests
-from hyvideo.generation.offloading import automatic, move_away, weights_device
+from hyvideo.generation.offloading import automatic_offloading
 from hyvideo.generation.stored_latents import Sampled, stored
-from hyvideo.loading.model_setup import check_checkpoint, choose_device, load_encoder
+from hyvideo.loading.model_setup import (
+    check_checkpoint,
+    choose_device,
+    load_encoder,
+    place_transformers,
+)
 from hyvideo.models.conditions import Conditions, to_device
+from hyvideo.models.placement import Placements
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.rewards.rewards import Reward
@@ -78,27 +84,26 @@ class Evaluator:
             torch.set_num_threads(config.model.num_threads)
         self.config = config
         self.device = choose_device(config.model.device)
-        self.offloading = automatic(self.device, config, config.validation_sampling)
-        # the settings of the run, with models off the GPU where generate.py has them
-        self.placed = config
-        if self.offloading != "none":
-            self.placed = config.with_settings(offload=["vae", "reward"])
+        way = automatic_offloading(
+            self.device, config, config.validation_sampling, has_scorers=True
+        )
+        self.placements = Placements.of_sampling(way)
         self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
         self.size = config.validation_sampling.size
 
     @cached_property
     def scorer(self) -> AsyncScorer:
-        scorer = make_async_scorer(self.placed, self.device)
+        scorer = make_async_scorer(self.config, self.device, placement=self.placements.scorers)
         if self.requests:  # none for videos that have their own prompts
             scorer.check_prompts([], validated=[request.prompt for request in self.requests])
         return scorer
 
     @cached_property
     def _encoder_and_vae(self) -> tuple[ConditionEncoder, nn.Module]:
-        config = self.placed
+        config = self.config
         if not (config.model.conditions_dir or config.model.precompute_conditions):
             config = config.with_settings(conditions_dir=self._conditions.name)
-        return load_encoder(config, self.device, group_offload=self.offloading == "group")
+        return load_encoder(config, self.device, self.placements)
 
     @cached_property
     def _conditions(self) -> TemporaryDirectory:
@@ -124,7 +129,7 @@ class Evaluator:
 
         Raises ValueError like `check` and for invalid scorers, before reading its weights.
         """
-        config = self.placed
+        config = self.config
         needs = self.check(source)
         scorer = self.scorer
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
@@ -139,10 +144,9 @@ class Evaluator:
             encoder,
             vae,
             needs,
-            weights_device=weights_device(self.device, self.offloading),
+            placements=self.placements,
         )
-        for transformer in pipeline.transformers:
-            move_away(transformer, self.device, self.offloading)
+        place_transformers(pipeline, self.placements, self.device)
         validation = StoredValidation(
             config, Mesh.single(), pipeline, encoder, scorer, self.requests
         )

@@ -6,8 +6,8 @@ from hyvideo.files.digests import digest_file
 from hyvideo.generation.generation import Source
 from hyvideo.generation.step_caching import StepCaching
 from hyvideo.generation.videos import Video
+from hyvideo.models.placement import Offloading
 from hyvideo.settings.config import Config
-from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sampling import ODE, Sampling
 
 

@@ -23,22 +23,22 @@ from torch import Tensor, nn
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.files import read_json
-from hyvideo.generation.offloading import place, weights_device
+from hyvideo.generation.offloading import split_and_compile
 from hyvideo.generation.video_sampler import STAGE, VideoSampler
 from hyvideo.generation.videos import Video
 from hyvideo.loading import fit_checks
-from hyvideo.loading.model_setup import weights_seed
+from hyvideo.loading.model_setup import place_transformers, weights_seed
 from hyvideo.models import loading
 from hyvideo.models.conditions import Condition, Conditions, to_device
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import Family, family_named, install
-from hyvideo.models.offload import offload, on_device
+from hyvideo.models.offload import loaded_on, on_device, put
+from hyvideo.models.placement import Placements
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import UNSUPPORTED, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
 from hyvideo.weights import weight_files
 from hyvideo.weights.weight_files import Folder
@@ -140,7 +140,7 @@ class Refiner:
         (nearest,) = encoder([video.request], (1, height, width)).samples
         return replace(condition, image=replace(condition.image, embeds=nearest.image.embeds))
 
-    def load(self, base: GRPOPipeline, offloading: Offloading, mesh: Mesh) -> None:
+    def load(self, base: GRPOPipeline, placements: Placements, mesh: Mesh) -> None:
         """Load the models; the transformer of ``base`` is removed first, to free its memory."""
         model = self.model
         root = self.settings.pretrained_model_root
@@ -150,19 +150,19 @@ class Refiner:
         base.transformer = pipeline.transformer = None
         gc.collect()
         upsampler = load_upsampler(root, model.name, self.family, device=device, seed=seed)
-        if offloading != "none":
-            offload(upsampler)
+        put(upsampler.requires_grad_(False), placements.vae, device)
         transformer = loading.load_transformer(
             root,
             model.name,
             dtype=DTYPES[self.settings.dtype],
-            device=weights_device(device, offloading),
+            device=loaded_on(placements.policy, device),
             random_weights_seed=seed,
         )
         install(transformer)
         self.low_resolution = LowResolution(transformer)
-        place(transformer, mesh, device, self.run, offloading)
+        split_and_compile(transformer, mesh, self.run)
         pipeline.transformer = transformer
+        place_transformers(pipeline, placements, device)
         self.pipeline = pipeline
         self.upsampler = upsampler
 

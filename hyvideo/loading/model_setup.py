@@ -28,7 +28,8 @@ from hyvideo.models.family import prepare
 from hyvideo.models.fp8 import use_fp8
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Lora, fit_lora, training_config
-from hyvideo.models.offload import offload
+from hyvideo.models.offload import loaded_on, put
+from hyvideo.models.placement import ON_DEVICE, Placement, Placements
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import RELEASED, UNSUPPORTED, experts_of, version_defaults
 from hyvideo.pipelines.condition_encoder import ConditionEncoder, PartStore
@@ -75,9 +76,12 @@ def make_deterministic() -> None:
 
 
 def load_encoder(
-    config: Config, device: torch.device, *, group_offload: bool = False
+    config: Config, device: torch.device, placements: Placements | None = None
 ) -> tuple[ConditionEncoder, nn.Module]:
-    """Return the condition encoder of a run, which loads its models lazily, and the VAE."""
+    """Return the condition encoder of a run, which loads its models lazily, and the VAE, by default
+    where the training has them.
+    """
+    placements = placements or config.placements
     model = config.model
     root = Path(model.pretrained_model_root)
     folder = loading.transformer_folder(root, model.transformer_version)
@@ -88,8 +92,7 @@ def load_encoder(
         root, dtype=DTYPES[model.vae_dtype], device=device, random_weights_seed=seed
     )
     set_tiling(vae, Tiling(model.vae_tile_size, model.vae_tile_overlap))
-    if "vae" in model.offload:
-        offload(vae)
+    put(vae.requires_grad_(False), placements.vae, device)
     # fp16 encoders of the original have rotary frequencies in fp16, too
     rotary_dtype = torch.float32
     is_rounded = (
@@ -108,7 +111,7 @@ def load_encoder(
             transformer=transformer,
             vae=vae,
             dtype=DTYPES[model.encoder_dtype],
-            group_offload=group_offload,
+            placement=placements.encoders,
             rotary_dtype=rotary_dtype,
             device=device,
             random_weights_seed=seed,
@@ -133,48 +136,53 @@ def load_pipeline(
     encoder: ConditionEncoder,
     vae: nn.Module,
     kinds: frozenset[str],
+    placements: Placements = ON_DEVICE,
     weights_dtype: torch.dtype = torch.float32,
     is_overwritten: bool = False,
-    weights_device: torch.device | None = None,
     sampling: Sampling | None = None,
 ) -> GRPOPipeline:
     """Load a transformer in one process and return its sampling pipeline, which computes in
-    ``config.model.dtype``.
+    ``config.model.dtype``. `place_transformers` moves the transformers when the caller has changed
+    them.
 
     Args:
         kinds: Kinds of conditions used in training; parameters that none of them use are frozen.
+        placements: Decide where the weights are loaded to.
         weights_dtype: Dtype of the weights; for sampling, ``config.model.dtype`` is sufficient.
         is_overwritten: The caller sets every weight, so the base model (33 GB) is not read, and
             the weights are not stored in fp8 yet.
-        weights_device: Where the weights are, if not on ``device``.
         sampling: How videos are sampled, if not as rollouts.
     """
-    weights_device = weights_device or device
     choose_attention(config.model, device, with_gradient=False)
     requests = sampling.negative_requests if sampling else config.negative_requests
     negative = negative_condition(requests, encoder, device)
     own = config.trained_expert
 
-    def load(expert: Expert | None, weight_dtype: str) -> nn.Module:
+    def load(expert: Expert | None, weight_dtype: str, placement: Placement) -> nn.Module:
         return loaded_transformer(
             config.model,
             expert,
             kinds,
             dtype=weights_dtype,
-            device=weights_device,
+            device=device,
+            kept_on=loaded_on(placement, device),
             weight_dtype=weight_dtype,
         )
 
     if is_overwritten:
         transformer = empty_transformer(
-            config.model, own, kinds, dtype=weights_dtype, device=weights_device
+            config.model,
+            own,
+            kinds,
+            dtype=weights_dtype,
+            device=loaded_on(placements.policy, device),
         )
     else:
-        transformer = load(own, config.model.base_weight_dtype)
+        transformer = load(own, config.model.base_weight_dtype, placements.policy)
     partner = None
     if own is not None:
         other = OTHER_EXPERT[own]
-        second = load(other, config.model.partner_weight_dtype)
+        second = load(other, config.model.partner_weight_dtype, placements.partner)
         partner = Partner(second, other, config.version.boundary)
     config = config.resolve_auto(on_gpu=device.type == "cuda")
     return make_pipeline(
@@ -195,14 +203,28 @@ def loaded_transformer(
     *,
     dtype: torch.dtype,
     device: torch.device,
+    kept_on: torch.device,
     weight_dtype: str,
 ) -> nn.Module:
-    """Return the transformer of an expert, or a single one, in one process; see `stream_expert`."""
+    """Return the transformer of an expert, or a single one, in one process, on ``kept_on``; see
+    `stream_expert`.
+    """
     transformer, weights = stream_expert(
         model, expert, kinds, dtype=dtype, device=device, weight_dtype=weight_dtype
     )
-    fill_shards(transformer, weights, device=device, is_alone=True)
+    fill_shards(transformer, weights, device=device, kept_on=kept_on, is_alone=True)
     return transformer
+
+
+def place_transformers(
+    pipeline: GRPOPipeline, placements: Placements, device: torch.device
+) -> None:
+    """Place the transformers of a pipeline that only samples, once they have their adapters and are
+    compiled.
+    """
+    put(pipeline.transformer.requires_grad_(False), placements.policy, device)
+    if pipeline.partner:
+        put(pipeline.partner.transformer.requires_grad_(False), placements.partner, device)
 
 
 def stream_expert(

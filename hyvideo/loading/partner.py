@@ -12,7 +12,8 @@ from hyvideo.distributed.sharded_tensors import fill_shards
 from hyvideo.loading.model_setup import stream_expert
 from hyvideo.models import loading
 from hyvideo.models.guidance import OTHER_EXPERT
-from hyvideo.models.offload import offload_in_groups
+from hyvideo.models.offload import loaded_on, put
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import DTYPES, Partner
 from hyvideo.settings.config import Config
 
@@ -22,14 +23,13 @@ def load_partner(
 ) -> Partner | None:
     """Load the expert that is not trained; None for a model of a single transformer. Collective.
 
-    It is resident, in blocks that are copied from the CPU, or sharded like the policy.
+    It is where the config places it, or sharded like the policy.
     """
     if config.trained_expert is None:
         return None
     model, distributed = config.model, config.distributed
     expert = OTHER_EXPERT[config.trained_expert]
-    is_streamed = "partner" in model.offload
-    place = torch.device("cpu") if is_streamed else device
+    placement = config.placements.partner
     folder = loading.transformer_folder(
         model.pretrained_model_root, model.transformer_version, expert
     )
@@ -38,7 +38,7 @@ def load_partner(
         expert,
         loading.read_family(folder).kinds(requests),
         dtype=DTYPES[model.dtype],
-        device=place,
+        device=device,
         weight_dtype=model.partner_weight_dtype,
         read=mesh.is_main,  # the other ranks receive the weights
     )
@@ -47,15 +47,14 @@ def load_partner(
         transformer,
         mesh,
         recompute="none",
-        # blocks on the CPU are copied by hooks, which would interrupt a graph
-        compile=distributed.enable_compile == "true" and not is_streamed,
+        compile=distributed.enable_compile == "true",
+        is_hooked=placement == Placement.BLOCKS,
         shard=distributed.enable_fsdp and mesh.world_size > 1,
         reshard_after_forward=distributed.reshard_after_forward,
         compute_dtype=DTYPES[model.dtype],
     )
     with raise_on_all_ranks(mesh):
-        fill_shards(transformer, weights, device=place)
-    if is_streamed:
-        is_gpu = device.type == "cuda"
-        transformer = offload_in_groups(transformer, device, overlap=is_gpu)
+        kept_on = loaded_on(placement, device)
+        fill_shards(transformer, weights, device=device, kept_on=kept_on)
+    put(transformer, placement, device)
     return Partner(transformer, expert, config.version.boundary)

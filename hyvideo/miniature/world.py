@@ -42,15 +42,17 @@ _LABEL_OF = dict(zip(CAPTIONS, LABELS))
 def labels_of(captions: list[str]) -> Tensor:
     """Return color, shape and direction of each caption (batch, 3).
 
-    Raises ValueError for an unknown caption.
+    Quoted text may follow a caption, as in ``a red circle moves right, "●"``. Raises ValueError for
+    an unknown caption.
     """
-    unknown = [text for text in captions if text.strip().lower() not in _LABEL_OF]
+    plain = [text.partition(', "')[0].strip().lower() for text in captions]
+    unknown = [text for text, found in zip(captions, plain) if found not in _LABEL_OF]
     if unknown:
         raise ValueError(
             f"the miniature supports captions like {CAPTIONS[0]!r} (colors {', '.join(COLORS)}; "
             f"shapes {', '.join(SHAPES)}; directions {', '.join(DIRECTIONS)}), got {unknown[0]!r}"
         )
-    return torch.stack([_LABEL_OF[text.strip().lower()] for text in captions])
+    return torch.stack([_LABEL_OF[text] for text in plain])
 
 
 def pixel_grid(height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from hyvideo.files.files import read_json
 from hyvideo.files.text import quote
-from hyvideo.models.offload import offload_in_groups
+from hyvideo.models.offload import device_of, loaded_on, on_device, put
+from hyvideo.models.placement import Placement
 from hyvideo.weights import weight_files
 from hyvideo.weights.weight_files import Folder, Weights, shapes_of, with_label
 
@@ -62,17 +63,16 @@ def load_model(
     device: str | torch.device = "cpu",
     random_weights_seed: int | None = None,
     rename: Callable[[str], str] = str,
-    group_offload: bool = False,
+    placement: Placement = Placement.GPU,
     rotary_dtype: torch.dtype = torch.float32,
 ) -> nn.Module:
     """Load a frozen model in eval mode, with random weights if a seed is given.
 
     ValueError if its files do not fit.
 
-    With ``group_offload``, its weights stay on the CPU, and ``device`` is where it computes. The
-    rotary frequencies are rounded to ``rotary_dtype``.
+    ``device`` is where it computes. The rotary frequencies are rounded to ``rotary_dtype``.
     """
-    place = "cpu" if group_offload else device
+    place = loaded_on(placement, torch.device(device))
     if random_weights_seed is None:
         model = _pretrained(class_name, folder, dtype, place, rename)
     else:
@@ -80,8 +80,8 @@ def load_model(
     # Not to(dtype), which would round the rotary frequencies to the dtype of the weights.
     model = model.to(place).requires_grad_(False).eval()
     _round_rotary(model, rotary_dtype)
-    if group_offload:
-        return offload_in_groups(model, device, overlap=False)
+    # not pinned: it is used for a few prompts, and its memory is needed afterwards
+    put(model, placement, torch.device(device), pinned=False)
     return model
 
 
@@ -187,8 +187,12 @@ class PromptEncoder:
         for indices in by_length.values():
             for start in range(0, len(indices), _BATCH_SIZE):
                 batch = indices[start : start + _BATCH_SIZE]
-                ids = torch.tensor([token_ids[index] for index in batch], device=self.model.device)
-                states |= {index: row.clone() for index, row in zip(batch, self._states(ids).cpu())}
+                ids = torch.tensor(
+                    [token_ids[index] for index in batch], device=device_of(self.model)
+                )
+                with on_device(self.model):
+                    encoded = self._states(ids).cpu()
+                states |= {index: row.clone() for index, row in zip(batch, encoded)}
         return [states[index] for index in range(len(prompts))]
 
     def _warn_of_truncation(

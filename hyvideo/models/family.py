@@ -54,9 +54,9 @@ class Part(NamedTuple):
     # the encoder's input; None if a request has no such condition
     content: Callable[[Request], str | None]
     folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
-    # (root, *, transformer, vae, dtype, device, random_weights_seed, group_offload, rotary_dtype)
+    # (root, *, transformer, vae, dtype, device, random_weights_seed, placement, rotary_dtype)
     # -> encoder: (contents, (frames, height, width) of the videos) -> tensors per content;
-    # `transformer` is its config, and large encoders keep their weights on the CPU with group_offload
+    # `transformer` is its config, and `placement` where large encoders keep their weights
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
     # (root, weights_needed) -> loading problems, from the file headers
     problems: Callable[[Path, bool], list[str]]

@@ -48,12 +48,24 @@ class _Fp8Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(weight)
-        return F.linear(tokens, weight.dequantize(), bias)
+        return F.linear(tokens, dequantized(weight, weight.dtype), bias)
 
     @staticmethod
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
-        return gradient @ weight.dequantize(gradient.dtype), None, None
+        return gradient @ dequantized(weight, gradient.dtype), None, None
+
+
+def dequantized(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a Float8Tensor in ``dtype``: one cast, and one product that is computed in float32.
+
+    The cast is exact, because an 8-bit value has 4 significant bits. The result equals that of
+    torchao's ``dequantize``, which moves 19 bytes a value instead of 7 in bf16.
+    """
+    values = weight.qdata.to(dtype)
+    if dtype == torch.float32:
+        return values * weight.scale
+    return torch.mul(values, weight.scale, out=torch.empty_like(values))
 
 
 def use_fp8(transformer: nn.Module) -> None:
@@ -67,9 +79,13 @@ def use_fp8(transformer: nn.Module) -> None:
             module.__class__ = Fp8Linear
 
 
-def store_all(transformer: nn.Module) -> None:
-    """Store the matrices of the blocks of a loaded transformer in fp8, one by one."""
+def store_all(transformer: nn.Module, device: torch.device) -> None:
+    """Store the matrices of the blocks of a loaded transformer in fp8, one by one, by computing on
+    ``device``.
+    """
     use_fp8(transformer)
     for module in transformer.modules():
         if isinstance(module, Fp8Linear):
-            module.store(module.weight.detach())
+            weight = module.weight.detach()
+            module.store(weight.to(device))
+            module.weight = nn.Parameter(module.weight.to(weight.device), requires_grad=False)

@@ -98,7 +98,8 @@ def stream_transformer(
     """Return the transformer on the meta device and an iterator over its named weights, for filling
     shards.
 
-    Weights from files are on the CPU; random weights of a large model are generated on ``device``.
+    Weights from files are on the CPU; LoRAs are added, and random weights of a large model generated,
+    on ``device``.
     The iterator raises ValueError as `load_transformer` does: before the first weight, or after the
     last one if the values in a file are damaged.
 
@@ -117,7 +118,7 @@ def stream_transformer(
     place = device if read else "meta"
     model, weights = _stream(component, folder, random_weights_seed, place)
     for lora in loras:
-        weights = with_lora(weights, lora)
+        weights = with_lora(weights, lora, place)
     return model, weights
 
 

@@ -280,21 +280,24 @@ def _adapted_layers(transformer: nn.Module) -> list[nn.Module]:
     return [module for module in transformer.modules() if isinstance(module, LoraLayer)]
 
 
-def with_lora(weights: Iterable[tuple[str, Tensor]], lora: Lora) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, weight) pairs with the LoRA and its differences added in float32; meta tensors
-    are yielded unchanged.
+def with_lora(
+    weights: Iterable[tuple[str, Tensor]], lora: Lora, device: str | torch.device | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (name, weight) pairs with the LoRA and its differences added in float32, on ``device`` or
+    where the weight is; meta tensors are yielded unchanged.
     """
     pairs = pairs_of(lora)
     differences = differences_of(lora)
     for name, weight in weights:
-        if not weight.is_meta:
-            pair = pairs.get(name.removesuffix(".weight"))
+        pair = pairs.get(name.removesuffix(".weight"))
+        difference = differences.get(name)
+        if not weight.is_meta and (pair or difference):
+            weight = weight.to(device or weight.device, torch.float32)
             if pair:
-                change = pair.alpha / pair.rank * pair.b.float() @ pair.a.float()
-                weight = weight.float() + change.to(weight.device)
-            difference = differences.get(name)
+                b, a = (side.to(weight.device, torch.float32) for side in (pair.b, pair.a))
+                weight = weight + pair.alpha / pair.rank * b @ a
             if difference:
-                weight = weight.float() + difference.tensor.float().to(weight.device)
+                weight = weight + difference.tensor.to(weight.device, torch.float32)
         yield name, weight
 
 

@@ -1,64 +1,49 @@
-"""Offloading of frozen modules: their weights stay in CPU memory except while they are used, whole
-or in blocks.
+"""Frozen modules that wait in CPU memory while they do not compute, as their `Placement` says.
 
-For a GPU, this memory is pinned, so that copies are fast and run beside the computation. Tensors are
-pinned one by one, and the unpinned copy of each is freed before the next one, so that a model is never
-in CPU memory twice.
+For a GPU, this memory is pinned, so that copies are fast and run beside the computation. Tensors and
+blocks move there one by one, and the earlier copy of each is freed before the next one, so that a
+model is never in CPU memory twice.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from hyvideo.models.placement import Placement
+from hyvideo.models.streaming import StreamedBlocks
 
-class FrozenWeights:
-    """Frozen parameters of a model that leave its device while no forward pass needs them.
+Place = tuple[nn.Module, str]  # of a parameter: its module, and its name there
 
-    They do not change, so that nothing is copied back: the copies on the CPU stay. Trained
-    parameters, of which the optimizer has the state, stay on the device, and so do buffers.
+
+def put(
+    module: nn.Module, placement: Placement, device: torch.device, *, pinned: bool = True
+) -> None:
+    """Move the frozen weights of a loaded module to where ``placement`` says, from which `on_device`
+    brings them to ``device``.
+
+    Trained weights and buffers are on ``device``. Call it last: parameters that are added later, and
+    blocks that are compiled later, would not be found. Memory that is not ``pinned`` is copied more
+    slowly; torch's allocator returns it to the system once it is freed.
     """
-
-    def __init__(self, model: nn.Module, home: torch.device):
-        self.home = home
-        self._places = [
-            (module, name)
-            for module in model.modules()
-            if not hasattr(module, "offloaded")  # which is away on its own
-            for name, parameter in module.named_parameters(recurse=False)
-            if not parameter.requires_grad
-        ]
-        self._hosts = [in_host_memory(getattr(*place).detach(), home) for place in self._places]
-
-    def leave(self) -> None:
-        """Free the memory of the weights on the device."""
-        for place, host in zip(self._places, self._hosts):
-            _put(place, host)
-
-    def come_back(self) -> None:
-        """Copy the weights to the device again."""
-        for place, host in zip(self._places, self._hosts):
-            _put(place, host.to(self.home, non_blocking=True))
-
-
-@torch.no_grad()
-def offload(module: nn.Module, device: torch.device | None = None) -> None:
-    """Freeze a module and move it to CPU memory, from which `on_device` copies it to ``device``, by
-    default the one on which it is.
-
-    Has no effect for a CPU.
-    """
-    device = device or device_of(module)
-    if device.type == "cpu":
+    if placement == Placement.GPU or (placement == Placement.CPU and device.type == "cpu"):
         return
-    module.requires_grad_(False)
-    _replace_each(module, lambda weight: in_host_memory(weight, device))
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device))
-    module.offloaded = FrozenWeights(module, device)
+    blocks = _blocks(module) if placement == Placement.BLOCKS else []
+    pinned = pinned and device.type == "cuda"
+    streamed = StreamedBlocks(blocks, device, pinned=pinned) if blocks else None
+    in_blocks = {part for block in blocks for part in block.modules()}
+    others = [part for part in module.modules() if part not in in_blocks]
+    module.offloaded = Offloaded(FrozenWeights(others, device, pinned=pinned), streamed)
+
+
+def loaded_on(placement: Placement, device: torch.device) -> torch.device:
+    """Return where the weights of a model are loaded to, before `put`."""
+    return device if placement == Placement.GPU else torch.device("cpu")
 
 
 @contextmanager
@@ -68,7 +53,7 @@ def on_device(module: nn.Module) -> Iterator[None]:
     The contexts may be nested.
     """
     offloaded = getattr(module, "offloaded", None)
-    if offloaded is None or offloaded.home == next(module.parameters()).device:
+    if offloaded is None or not offloaded.is_away:
         yield
         return
     try:
@@ -78,37 +63,90 @@ def on_device(module: nn.Module) -> Iterator[None]:
         offloaded.leave()
 
 
-def offload_in_groups(model: nn.Module, device: torch.device, *, overlap: bool) -> nn.Module:
-    """Keep a frozen model on the CPU and copy its blocks to ``device`` one after another during the
-    forward pass.
+def leave(module: nn.Module) -> None:
+    """Free the memory of an offloaded module's weights on its device, until `come_back`."""
+    if hasattr(module, "offloaded"):
+        module.offloaded.leave()
 
-    With ``overlap``, which needs a GPU, a block is copied from pinned memory while the previous one
-    computes. Call it last: adapters added later would not be copied.
+
+def come_back(module: nn.Module) -> None:
+    """Copy the weights of an offloaded module to its device, where they stay."""
+    if hasattr(module, "offloaded"):
+        module.offloaded.come_back()
+
+
+def device_of(module: nn.Module) -> torch.device:
+    """Return the device on which a module computes, also while it is offloaded."""
+    if hasattr(module, "offloaded"):
+        return module.offloaded.home
+    return next(module.parameters()).device
+
+
+class Offloaded:
+    """What `put` attaches to a module: its weights outside of blocks that are streamed, and these."""
+
+    def __init__(self, weights: "FrozenWeights", blocks: "StreamedBlocks | None"):
+        self.weights = weights
+        self.blocks = blocks
+        self.is_away = True
+
+    @property
+    def home(self) -> torch.device:
+        """The device on which the module computes."""
+        return self.weights.home
+
+    def leave(self) -> None:
+        self.weights.leave()
+        if self.blocks:
+            self.blocks.leave()
+        self.is_away = True
+
+    def come_back(self) -> None:
+        self.weights.come_back()
+        if self.blocks:
+            self.blocks.come_back()
+        self.is_away = False
+
+
+class FrozenWeights:
+    """Frozen parameters of modules that leave their device while no forward pass needs them; they
+    are away at first.
+
+    They do not change, so that nothing is copied back: the copies on the CPU stay. Trained
+    parameters, of which the optimizer has the state, stay on the device.
     """
-    from diffusers.hooks import apply_group_offloading
 
-    parents = (
-        name
-        for name, part in model.named_modules()
-        if any(isinstance(x, nn.ModuleList) for x in part.children())
-    )
-    model.to("cpu")
-    if overlap:  # diffusers would pin all of them before it frees the first unpinned one
-        _replace_each(model, lambda weight: in_host_memory(weight, device))
-    apply_group_offloading(
-        model,
-        onload_device=device,
-        num_blocks_per_group=1,
-        use_stream=overlap,
-        # diffusers looks for lists of blocks only in these modules
-        block_modules=next(parents).split("."),
-    )
-    return model
+    def __init__(self, modules: Iterable[nn.Module], home: torch.device, *, pinned: bool):
+        self.home = home
+        shared: dict[int, list[Place]] = {}  # by parameter, which several modules may share
+        for module in modules:
+            if hasattr(module, "offloaded"):  # which is away on its own
+                continue
+            for name, parameter in module.named_parameters(recurse=False):
+                if not parameter.requires_grad:
+                    shared.setdefault(id(parameter), []).append((module, name))
+        self._places = list(shared.values())
+        self._hosts = []
+        for places in self._places:
+            module, name = places[0]
+            host = in_host_memory(getattr(module, name).detach(), pinned=pinned)
+            _put(places, host)
+            self._hosts.append(host)
+
+    def leave(self) -> None:
+        """Free the memory of the weights on the device."""
+        for places, host in zip(self._places, self._hosts):
+            _put(places, host)
+
+    def come_back(self) -> None:
+        """Copy the weights to the device."""
+        for places, host in zip(self._places, self._hosts):
+            _put(places, host.to(self.home, non_blocking=True))
 
 
-def in_host_memory(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor in CPU memory, pinned if ``device`` is a GPU, to which it is copied."""
-    if device.type != "cuda":
+def in_host_memory(tensor: Tensor, *, pinned: bool) -> Tensor:
+    """Return a tensor in CPU memory, pinned or not."""
+    if not pinned:
         return tensor.cpu()
     if is_traceable_wrapper_subclass(tensor):  # fp8, whose values and scales are pinned
         return tensor.cpu().pin_memory()
@@ -120,20 +158,16 @@ def total_bytes(device: torch.device) -> float:
     return torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
 
 
-def device_of(module: nn.Module) -> torch.device:
-    """Return the device on which a module computes, also while it is offloaded."""
-    if hasattr(module, "offloaded"):
-        return module.offloaded.home
-    return next(module.parameters()).device
-
-
-def _replace_each(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-    """Replace the parameters of a module one by one; nothing keeps the earlier ones."""
+def _blocks(module: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a model: what the lists of its outermost module with lists contain."""
     for part in module.modules():
-        for name, parameter in list(part.named_parameters(recurse=False)):
-            changed = change(parameter.detach())
-            setattr(part, name, nn.Parameter(changed, requires_grad=parameter.requires_grad))
+        lists = [child for child in part.children() if isinstance(child, nn.ModuleList)]
+        if lists:
+            return [block for blocks in lists for block in blocks]
+    return []
 
 
-def _put(place: tuple[nn.Module, str], weight: Tensor) -> None:
-    setattr(*place, nn.Parameter(weight, requires_grad=False))
+def _put(places: Iterable[Place], weight: Tensor) -> None:
+    parameter = nn.Parameter(weight, requires_grad=False)
+    for module, name in places:
+        setattr(module, name, parameter)

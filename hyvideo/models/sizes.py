@@ -42,7 +42,7 @@ class BlockMemory:
     text_in_blocks: bool = True  # text tokens pass through the blocks, beside the video's
     caches_modulation: bool = False  # under a LoRA, see `Family.cache_modulation`
     encoders: float = 0.0  # parameters; 0 if unknown
-    encoders_in_groups: float = 0.0  # with group offloading: the embedding and a layer
+    encoders_in_groups: float = 0.0  # in blocks: the embedding and two layers
     float32_encoders: float = 0.0  # parameters that stay in float32
     image_encoder: float = 0.0
 

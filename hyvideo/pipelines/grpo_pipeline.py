@@ -21,7 +21,7 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Latents, family_of
 from hyvideo.models.gradient_mode import graphs_of_training
 from hyvideo.models.guidance import Expert, Guidance, expert_at
-from hyvideo.models.offload import FrozenWeights, device_of, on_device
+from hyvideo.models.offload import device_of, on_device
 from hyvideo.schedulers.schedule import Schedule, Step, filled
 
 # of each sample: timestep at which its step begins, and ends or None
@@ -97,8 +97,6 @@ class GRPOPipeline:
     ):
         self.transformer = transformer
         self.partner = partner
-        # of the transformer, which may leave the device while it is not used
-        self.frozen: FrozenWeights | None = None
         self.vae = vae
         self.sampling = sampling
         self.negative = negative
@@ -365,7 +363,7 @@ class GRPOPipeline:
         graphs: AbstractContextManager = nullcontext()
         if is_sampling and self.samples_in_gradient_mode:
             graphs = graphs_of_training(transformer)
-        with self._autocast(latents.device), graphs:
+        with self._autocast(latents.device), graphs, on_device(transformer):
             if transformer.modulation_cache:
                 transformer.modulation_cache.select(times)
             velocity = transformer(

@@ -38,7 +38,8 @@ def saved_widths(run: PlannedRun) -> float:
 
 def kept_bytes(run: PlannedRun) -> float:
     """Return the bytes that all blocks keep from the forward pass to the backward pass."""
-    samples = run.settings.mini_batch_size_per_update * run.config.num_branches
+    branches = 2 if run.config.policy_cfg_scale > 1 else 1
+    samples = run.settings.mini_batch_size_per_update * branches
     if run.checkpointing == "none":
         per_block = tokens_outside_attention(run) * saved_widths(run)
     else:

@@ -7,12 +7,13 @@ The programs after the training run on one GPU.
 from dataclasses import dataclass, replace
 
 from hyvideo.files.text import Row
+from hyvideo.models.placement import Weights
 from hyvideo.models.versions import version_defaults
 from hyvideo.planning.disk import rank_checkpoint_bytes
 from hyvideo.planning.generation import PROCESS_GIB, automatic_way, generation_memory, host_gib
 from hyvideo.planning.memory import GIB, Memory, memory
 from hyvideo.planning.persistent import pinned_bytes
-from hyvideo.planning.planned_run import BYTES, PlannedRun
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.scorers import scorer_bytes
 
 TILE = 128  # pixels; smaller tiles have visible seams
@@ -94,13 +95,10 @@ def training_host_gib(run: PlannedRun) -> float:
     """Return the peak GiB of host memory of a node: offloaded models of all ranks, and the copy from
     which a checkpoint is written.
     """
-    settings, reward = run.settings, run.config.reward
+    reward = run.config.reward
     num_local = min(run.world_size, run.hardware.gpus_per_node)
     away = sum(pinned_bytes(run).values())
-    if "vae" in settings.offload:
-        away += run.parameters.vae * BYTES[settings.vae_dtype]
-    if "reward" in settings.offload:
-        away += run.reward_bytes
+    away += Weights(run.reward_bytes).on_host(run.config.placements.scorers)
     if run.validation:
         away += scorer_bytes(reward, reward.held_out_reward_model)
     written = min(num_local, run.num_shards) * rank_checkpoint_bytes(run)
@@ -112,7 +110,7 @@ def _sampling_need(program: str, run: PlannedRun, *, has_scorers: bool = False) 
     on this card.
     """
     card = run.hardware.gpu_memory
-    way = automatic_way(run, card)
+    way = automatic_way(run, card, has_scorers=has_scorers)
     planned = generation_memory(run, way, has_scorers=has_scorers)
     host = host_gib(run, way, has_scorers=has_scorers)
     note = "" if way == "none" else f"offloading {way}"

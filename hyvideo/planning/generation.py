@@ -3,21 +3,19 @@ for each way of offloading.
 
     encode -> sample -> decode -> perhaps score
 
-With offloading ``model`` each phase holds only the models that it uses, and of two experts only that
-of the step. With ``group`` the blocks of the transformer come one after another: that in use and the
-next one. The language model then has one layer on the GPU.
+`Placements.of_sampling` says where the models are in each way.
 """
 
 from hyvideo.files.text import lines_of
+from hyvideo.models.placement import Offloading, Placement, Placements, Weights, taking_turns
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning import activations
 from hyvideo.planning import persistent as states
 from hyvideo.planning.hardware import hardware_of
 from hyvideo.planning.memory import CONTEXT_GIB, GIB, Memory
-from hyvideo.planning.planned_run import BYTES, PlannedRun
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.scorers import scorer_bytes, scoring_bytes
 from hyvideo.settings.config import Config
-from hyvideo.settings.offloading import Offloading
 from hyvideo.settings.sampling import Sampling
 
 WAYS: tuple[Offloading, ...] = ("none", "model", "group")
@@ -48,72 +46,65 @@ def memory_lines(config: Config, sampling: Sampling, gpu: str) -> list[str]:
     return lines_of(rows)
 
 
-def automatic_way(run: PlannedRun, gpu_memory: float) -> Offloading:
+def automatic_way(run: PlannedRun, gpu_memory: float, *, has_scorers: bool = False) -> Offloading:
     """Return the way of offloading that programs use on a GPU with ``gpu_memory`` GiB: groups below
-    60 GiB; on a larger one none, or one expert at a time if two do not fit.
+    60 GiB; on a larger one none, or one model at a time if all do not fit.
     """
     if gpu_memory < GROUPS_BELOW:
         return "group"
-    has_experts = run.config.trained_expert is not None
-    if has_experts and not generation_memory(run, "none").fits(gpu_memory):
-        return "model"
-    return "none"
+    if generation_memory(run, "none", has_scorers=has_scorers).fits(gpu_memory):
+        return "none"
+    return "model"
 
 
-def expert_bytes(run: PlannedRun) -> list[float]:
-    """Return the bytes of the weights of each expert, or of a single transformer, as stored."""
+def experts(run: PlannedRun, placements: Placements) -> list[tuple[Weights, Placement]]:
+    """Return the weights of each expert, or of a single transformer, as stored, and where they are."""
     settings = run.settings
-    weight_dtypes = [settings.base_weight_dtype]
+    found = [(states.expert_weights(run, settings.base_weight_dtype), placements.policy)]
     if run.config.trained_expert is not None:
-        weight_dtypes.append(settings.partner_weight_dtype)
-    total = run.parameters.total
-    return [states.stored_bytes(run, total, weight_dtype) for weight_dtype in weight_dtypes]
+        weights = states.expert_weights(run, settings.partner_weight_dtype)
+        found.append((weights, placements.partner))
+    return found
 
 
 def generation_memory(run: PlannedRun, way: Offloading, *, has_scorers: bool = False) -> Memory:
     """Return the bytes by phase for a batch of the run's rollouts, scored or not."""
-    counted, settings = run.parameters, run.settings
-    experts = expert_bytes(run)
-    if way == "none":
-        weights = sum(experts)
-    elif way == "model":
-        weights = max(experts)
-    else:  # the block that computes, and the next one
-        root = counted.root * run.compute_bytes
-        weights = root + 2 * (max(experts) - root) / counted.num_blocks
-    vae = {"VAE": counted.vae * BYTES[settings.vae_dtype]}
-    transformer = {"transformer": weights}
+    settings, reward = run.settings, run.config.reward
+    placements = Placements.of_sampling(way)
+    vae = states.vae_weights(run)
+    scorers = Weights(scorer_bytes(reward, reward.reward_model) if has_scorers else 0.0)
+    in_groups = placements.encoders == Placement.BLOCKS
     activation = {"activations": activations.inference_bytes(run, settings.batch_size)}
     if "fp8" in (settings.base_weight_dtype, settings.partner_weight_dtype):
         activation["working weights"] = states.dequantization_bytes(run)
+    loaded = experts(run, placements)
+    held = {
+        "transformer": sum(weights.on_gpu(place, is_used=False) for weights, place in loaded),
+        "VAE": vae.on_gpu(placements.vae, is_used=False),
+        "reward models": scorers.on_gpu(placements.scorers, is_used=False),
+    }
     phases = {
-        "encode": {"encoders": states.encoder_bytes(run, in_groups=way == "group")},
-        "sample": transformer | activation,
-        "decode": vae | {"decoding": states.decoding_bytes(run)},
+        # before the transformer is loaded
+        "encode": held
+        | {"transformer": 0.0, "encoders": states.encoder_bytes(run, in_groups=in_groups)},
+        "sample": held | {"transformer": taking_turns(loaded)} | activation,
+        "decode": held | {"VAE": vae.total, "decoding": states.decoding_bytes(run)},
     }
     if run.has_images:
-        phases["encode"] |= vae
-    if way == "none":
-        phases = {phase: items | vae for phase, items in phases.items()}
-        phases["decode"] |= transformer
-    if has_scorers:
-        _add_scorers(phases, run, way)
-        if way == "none":
-            phases["score"] |= transformer | vae
-    return Memory(phases, CONTEXT_GIB)
-
-
-def _add_scorers(phases: dict[str, dict[str, float]], run: PlannedRun, way: Offloading) -> None:
-    """Add scorers to the phases, and a phase in which they score; held-out ones are away otherwise."""
-    reward = run.config.reward
-    weights = {"reward models": scorer_bytes(reward, reward.reward_model)}
-    if way == "none" and "reward" not in run.settings.offload:
-        for items in phases.values():
-            items |= weights
-    phases["score"] = weights | {
-        "held-out reward models": scorer_bytes(reward, reward.held_out_reward_model),
-        "scoring": scoring_bytes([*reward.reward_model, *reward.held_out_reward_model]),
-    }
+        phases["encode"]["VAE"] = vae.total
+    if has_scorers:  # held-out ones are away otherwise
+        phases["score"] = held | {
+            "reward models": scorers.total,
+            "held-out reward models": scorer_bytes(reward, reward.held_out_reward_model),
+            "scoring": scoring_bytes([*reward.reward_model, *reward.held_out_reward_model]),
+        }
+    return Memory(
+        {
+            phase: {item: size for item, size in items.items() if size}
+            for phase, items in phases.items()
+        },
+        CONTEXT_GIB,
+    )
 
 
 def host_gib(run: PlannedRun, way: Offloading, *, has_scorers: bool = False) -> float:
@@ -121,12 +112,12 @@ def host_gib(run: PlannedRun, way: Offloading, *, has_scorers: bool = False) -> 
 
     Tensors are read and pinned one by one; the encoders are freed before the transformer is loaded.
     """
-    if way == "none":
-        return PROCESS_GIB
-    encoders = states.encoder_bytes(run) if way == "group" else 0.0
-    peak = max(encoders, sum(expert_bytes(run)))
-    peak += run.parameters.vae * BYTES[run.settings.vae_dtype]
+    reward = run.config.reward
+    placements = Placements.of_sampling(way)
+    encoders = Weights(states.encoder_bytes(run)).on_host(placements.encoders)
+    transformers = sum(weights.on_host(place) for weights, place in experts(run, placements))
+    peak = max(encoders, transformers) + states.vae_weights(run).on_host(placements.vae)
     if has_scorers:
-        reward = run.config.reward
-        peak += scorer_bytes(reward, [*reward.reward_model, *reward.held_out_reward_model])
+        peak += Weights(scorer_bytes(reward, reward.reward_model)).on_host(placements.scorers)
+        peak += scorer_bytes(reward, reward.held_out_reward_model)
     return PROCESS_GIB + peak / GIB

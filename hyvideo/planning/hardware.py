@@ -25,6 +25,7 @@ class Hardware:
     bandwidth: float = GPUS["H100"]["bandwidth"]
     gpu_memory: float = GPUS["H100"]["gpu_memory"]
     link: float = GPUS["H100"]["link"]
+    host_link: float = GPUS["H100"]["host_link"]
     gpus_per_node: int = 8
     network: float = 50.0  # GB/s from other nodes, per GPU: a card of 400 Gbit/s for each
 

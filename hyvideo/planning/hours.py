@@ -1,19 +1,21 @@
 """FLOPs and hours of a run on given GPUs.
 
     seconds of a pass = FLOPs / rate of the GPU + bytes of memory-bound kernels / its bandwidth
-    seconds of a stage = max(computing, gathers of the weights that FSDP has sharded)
+    seconds of a stage = max(computing, gathers of the weights that FSDP has sharded) + copies
 
-Not counted: encoders, scorers but HPSv3, copies of offloaded models, exchanges of tokens with sp_size,
-compilation, and the writing of files.
+Blocks that are copied from the host overlap with computing; other copies do not. Not counted:
+encoders, scorers but HPSv3 and VideoAlign, exchanges of tokens with sp_size, compilation, and the
+writing of files.
 """
 
 import math
 from dataclasses import dataclass
 
+from hyvideo.models.placement import Weights
 from hyvideo.planning.activations import tokens_outside_attention
 from hyvideo.planning.flops import Flops, count_decoding
 from hyvideo.planning.memory import resolve_auto
-from hyvideo.planning.persistent import trained_parameters
+from hyvideo.planning.persistent import expert_weights, trained_parameters, vae_weights
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.scorers import scoring_flops
 
@@ -29,8 +31,14 @@ _LORA_TRAFFIC = (67, 108)
 _CONVOLUTIONS = 0.38
 _FLOAT32_CONVOLUTIONS = 0.24
 # Rate of HPSv3 relative to that of a large transformer: 81 frames took visual-rl 8.4 s on an L40S,
-# which is 116 of 200 TFLOP/s.
+# which is 116 of 200 TFLOP/s. VideoAlign, which is smaller, is assumed to reach half of that.
 _HPSV3 = 0.58
+_VIDEOALIGN = 0.29
+# Bytes that a value of a matrix in fp8 moves when it is dequantized: compiled, it is read and written
+# once; otherwise, a cast and a product read and write it.
+_DEQUANTIZED = {"true": 3, "false": 7}
+# Scorers move between host and GPU in memory that is not pinned, at about half the rate.
+_PAGEABLE = 0.5
 # Launches, partly filled GPUs, optimizer steps, checks and other small parts, relative to the rest.
 _SMALL_PARTS = 0.05
 
@@ -151,15 +159,18 @@ def stage_seconds(run: PlannedRun) -> dict[str, float]:
         # a backward pass, and a forward pass with gradient, whose layers are computed twice
         update += (_decodings(run) - 1) * decode_seconds(run) + 3 * score_seconds(run)
     seconds = {
-        "rollout": rollouts * run.sampled_forwards * forward,
+        "rollout": rollouts
+        * (run.sampled_forwards * forward + run.partner_forwards * (_partner(run) - forward)),
         "anchor": rollouts * run.compared_forwards * forward,
         "update": rollouts * update,
     }
     gathered = gather_seconds(run)
     seconds = {stage: max(time, gathered[stage]) for stage, time in seconds.items()}
-    decoding = _videos_to_decode(run) * decode_seconds(run)
+    copied = copy_seconds(run)
+    seconds["rollout"] += copied["rollout"]
+    decoding = _videos_to_decode(run) * decode_seconds(run) + copied["decode"]
     seconds["decode"] = decoding if run.config.objective.scores_rollouts else 0.0
-    scoring = _videos_to_decode(run) * score_seconds(run)
+    scoring = _videos_to_decode(run) * score_seconds(run) + copied["reward"]
     if run.config.objective.scores_rollouts and scoring:
         seconds["reward"] = scoring
     return {stage: (1 + _SMALL_PARTS) * time for stage, time in seconds.items()}
@@ -181,10 +192,52 @@ def validation_seconds(run: PlannedRun, num_videos: int) -> float:
     return stage_seconds(sampled)["rollout"] + (1 + _SMALL_PARTS) * later
 
 
+def copy_seconds(run: PlannedRun) -> dict[str, float]:
+    """Return the seconds of an iteration in which nothing but copies from the host runs, by stage:
+    what the partner has outside of its blocks, the VAE for each batch, and for the scores once the
+    scorers, there and back, and the policy.
+    """
+    settings, placements = run.settings, run.config.placements
+    rate = run.hardware.host_link * 1e9
+    batches = settings.gradient_accumulation_steps
+    partner = expert_weights(run, settings.partner_weight_dtype)
+    outer = partner.copied(placements.partner, uses=batches, forwards=0)
+    vae = vae_weights(run).copied(placements.vae, uses=batches, forwards=0)
+    policy = expert_weights(run, settings.base_weight_dtype)
+    scorers = Weights(run.reward_bytes).copied(placements.scorers, uses=2, forwards=0)
+    returning = policy.copied(placements.policy, uses=1, forwards=0)
+    return {
+        "rollout": outer / rate if run.config.trained_expert else 0.0,
+        "decode": vae / rate,
+        "reward": scorers / (_PAGEABLE * rate) + returning / rate,
+    }
+
+
 def forward_seconds(run: PlannedRun) -> float:
-    """Return the seconds of a forward pass for one video and branch on a rank."""
+    """Return the seconds of a forward pass of the policy for one video and branch on a rank."""
     forward, _ = _traffic(run)
-    return _seconds(run, run.forward.total, forward)
+    computing = _seconds(run, run.forward.total, forward)
+    return computing + dequantization_seconds(run, run.settings.base_weight_dtype)
+
+
+def _partner(run: PlannedRun) -> float:
+    """Return the seconds of a forward pass of the partner, whose blocks may come from the host."""
+    settings = run.settings
+    computing = _seconds(run, run.forward.total, _TRAFFIC[0])
+    computing += dequantization_seconds(run, settings.partner_weight_dtype)
+    weights = expert_weights(run, settings.partner_weight_dtype)
+    copied = weights.copied(run.config.placements.partner, uses=0, forwards=1)
+    copied /= run.samples_at_once(settings.batch_size)
+    return max(computing, copied / (run.hardware.host_link * 1e9))
+
+
+def dequantization_seconds(run: PlannedRun, weight_dtype: str) -> float:
+    """Return the seconds in which a forward pass dequantizes its matrices, for one video and branch."""
+    if weight_dtype != "fp8":
+        return 0.0
+    size = _DEQUANTIZED[run.settings.enable_compile] * run.parameters.matrices
+    samples = run.samples_at_once(run.settings.batch_size)
+    return size / samples / (run.hardware.bandwidth * 1e12)
 
 
 def training_seconds(run: PlannedRun) -> float:
@@ -192,7 +245,10 @@ def training_seconds(run: PlannedRun) -> float:
     forward, backward = _traffic(run)
     forwards = 1 if resolve_auto(run).checkpointing == "none" else 2
     slower = _ATTENTION_BACKWARD * (1 / _BACKWARD_RATE - 1) * run.forward.attention
-    return _seconds(run, training_flops(run).total + slower, forwards * forward + backward)
+    computing = _seconds(run, training_flops(run).total + slower, forwards * forward + backward)
+    # the backward pass dequantizes once more
+    dequantizing = dequantization_seconds(run, run.settings.base_weight_dtype)
+    return computing + (forwards + 1) * dequantizing
 
 
 def decode_seconds(run: PlannedRun) -> float:
@@ -208,8 +264,14 @@ def score_seconds(run: PlannedRun) -> float:
 
 
 def _seconds_of_scorers(run: PlannedRun, names: list[str]) -> float:
-    flops = scoring_flops(run.config.reward, names, run.settings.sample_n_frames)
-    return flops / (_HPSV3 * run.hardware.rate * 1e12)
+    seconds = 0.0
+    for name, share in (("hpsv3", _HPSV3), ("videoalign", _VIDEOALIGN)):
+        if name in names:
+            flops = scoring_flops(
+                run.config.reward, [name], run.settings.sample_n_frames, run.settings.fps
+            )
+            seconds += flops / (share * run.hardware.rate * 1e12)
+    return seconds
 
 
 def gather_seconds(run: PlannedRun) -> dict[str, float]:

@@ -13,9 +13,10 @@ it ends (all gradients).
 
 from dataclasses import dataclass
 
+from hyvideo.models.placement import Placement, Weights
 from hyvideo.planning import activations
 from hyvideo.planning import persistent as states
-from hyvideo.planning.planned_run import BYTES, PlannedRun
+from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.scorers import scorer_bytes, scoring_bytes
 
 GIB = 2**30
@@ -98,10 +99,10 @@ def _items(run: PlannedRun) -> _Items:
     is_scored = run.reward_bytes > 0
     scoring = scorers | {"scoring": scoring_bytes(settings.reward_model) if is_scored else 0.0}
     return _Items(
-        vae={"VAE": run.parameters.vae * BYTES[settings.vae_dtype]},
+        vae={"VAE": states.vae_weights(run).total},
         scorers=scorers,
         scoring=scoring,
-        beside={} if "reward" in settings.offload else scoring,
+        beside={} if run.config.placements.scorers == Placement.CPU else scoring,
         inference={"working weights": states.working_weight_bytes(run, with_gradient=False)},
         training={"working weights": states.working_weight_bytes(run, with_gradient=True)},
     )
@@ -111,27 +112,36 @@ def _resident(run: PlannedRun, items: _Items) -> dict[str, float]:
     """Return what all phases of an iteration hold."""
     settings = run.settings
     copied = states.trained_bytes(run)
-    is_offloaded = "anchor" in settings.offload  # a copy swaps places with the policy
+    placements = run.config.placements
+    # a copy swaps places with the policy
+    on_gpu = Weights(copied).on_gpu(placements.copies, is_used=False)
     resident = {
         "parameters": states.parameter_bytes(run),
-        "partner": states.partner_bytes(run),
+        "partner": states.partner_bytes(run, is_used=False),
         "modulation": states.modulation_bytes(run),
         "optimizer state": states.optimizer_bytes(run),
-        "EMA": copied if settings.ema_decay and not is_offloaded else 0.0,
-        "anchor": copied if run.config.objective.needs_anchor and not is_offloaded else 0.0,
+        "EMA": on_gpu if settings.ema_decay else 0.0,
+        "anchor": on_gpu if run.config.objective.needs_anchor else 0.0,
         "encoders": 0.0 if settings.precompute_conditions else states.encoder_bytes(run),
         "trajectories": states.trajectory_bytes(run),
     }
-    if "vae" not in settings.offload:
+    if placements.vae == Placement.GPU:
         resident |= items.vae
-    if "reward" not in settings.offload:
+    if placements.scorers == Placement.GPU:
         resident |= items.scorers
     return resident
 
 
 def _away(run: PlannedRun) -> dict[str, float]:
     """Return the bytes of the policy while scorers work, if its frozen weights are on the CPU."""
-    return {"parameters": states.trained_bytes(run)} if "policy" in run.settings.offload else {}
+    if run.config.placements.policy == Placement.GPU:
+        return {}
+    return {"parameters": states.trained_bytes(run)}
+
+
+def _partner(run: PlannedRun) -> dict[str, float]:
+    """Return the bytes of the frozen expert while it predicts."""
+    return {"partner": states.partner_bytes(run, is_used=True)}
 
 
 def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
@@ -140,7 +150,7 @@ def _sampling(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
         return {}
     activation = activations.inference_bytes(run, run.settings.batch_size)
     phases = {
-        "rollout": {"activations": activation} | items.inference | items.beside,
+        "rollout": {"activations": activation} | _partner(run) | items.inference | items.beside,
         "decode": {"decoding": states.decoding_bytes(run)} | items.vae | items.beside,
     }
     if run.reward_bytes and not items.beside:
@@ -164,7 +174,8 @@ def _update(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     """Return what backward passes and optimizer steps add."""
     gradients = states.trained_bytes(run)
     earlier = gradients if run.backwards_per_update > 1 else 0.0  # gradients of earlier passes
-    kept = activations.kept_bytes(run)  # of all blocks
+    # of all blocks
+    kept = activations.kept_bytes(run) + states.kept_dequantized_bytes(run)
     block = activations.block_bytes(run)  # of one block while its backward pass computes it again
     last = kept / run.architecture.num_layers + block  # the other blocks are freed by then
     phases = {
@@ -190,7 +201,7 @@ def _validation(run: PlannedRun, items: _Items) -> list[dict[str, float]]:
     reward = run.config.reward
     held_out = scorer_bytes(reward, reward.held_out_reward_model)
     return [
-        {"activations": sampling} | items.inference,
+        {"activations": sampling} | _partner(run) | items.inference,
         {"decoding": states.decoding_bytes(validation)} | items.vae,
         items.scoring | {"held-out reward models": held_out} | _away(run),
     ]
@@ -201,7 +212,8 @@ def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
     loaded.
     """
     settings = run.settings
-    scorers = {} if "reward" in settings.offload else items.scorers
+    placements = run.config.placements
+    scorers = {} if placements.scorers == Placement.CPU else items.scorers
     encoders = {"encoders": states.encoder_bytes(run)}
     phases = {}
     if run.config.objective.videos_from:  # encoding needs about as much as decoding
@@ -210,6 +222,6 @@ def _encoding(run: PlannedRun, items: _Items) -> dict[str, dict[str, float]]:
             phases["encode videos"] |= encoders
     if settings.precompute_conditions:
         phases["encode"] = encoders | scorers
-        if run.has_images or "vae" not in settings.offload:
+        if run.has_images or placements.vae == Placement.GPU:
             phases["encode"] |= items.vae
     return phases

@@ -4,6 +4,7 @@ models.
 
 import math
 
+from hyvideo.models.placement import Weights
 from hyvideo.planning.planned_run import BYTES, PlannedRun
 
 
@@ -32,18 +33,28 @@ def frozen_bytes(run: PlannedRun) -> float:
     return stored / run.num_shards
 
 
-def partner_bytes(run: PlannedRun) -> float:
-    """Return the bytes of the frozen expert of a model of two on a GPU: all of it, a shard or, if
-    its blocks are copied from the CPU, the current and the next one.
+def expert_weights(run: PlannedRun, weight_dtype: str) -> Weights:
+    """Return the frozen weights of an expert, or of a single transformer, as stored."""
+    model = run.parameters
+    return Weights(
+        stored_bytes(run, model.total, weight_dtype),
+        outer=model.root * run.compute_bytes,
+        num_blocks=model.num_blocks,
+    )
+
+
+def vae_weights(run: PlannedRun) -> Weights:
+    return Weights(run.parameters.vae * BYTES[run.settings.vae_dtype])
+
+
+def partner_bytes(run: PlannedRun, *, is_used: bool) -> float:
+    """Return the bytes of the frozen expert of a model of two on a GPU while it predicts, or while
+    it does not: all of it, or a shard.
     """
     if run.config.trained_expert is None:
         return 0.0
-    model = run.parameters
-    if "partner" not in run.settings.offload:
-        return stored_bytes(run, model.total, run.settings.partner_weight_dtype) / run.num_shards
-    whole = stored_bytes(run, model.total, run.settings.partner_weight_dtype)
-    root = model.root * run.compute_bytes
-    return root + 2 * (whole - root) / model.num_blocks
+    weights = expert_weights(run, run.settings.partner_weight_dtype)
+    return weights.on_gpu(run.config.placements.partner, is_used=is_used) / run.num_shards
 
 
 def stored_bytes(run: PlannedRun, parameters: int, weight_dtype: str) -> float:
@@ -112,8 +123,21 @@ def working_weight_bytes(run: PlannedRun, *, with_gradient: bool) -> float:
 
 
 def dequantization_bytes(run: PlannedRun) -> float:
-    """Return the bytes of dequantizing the largest matrix: two float32 copies and one in bf16."""
-    return 10 * run.parameters.largest_matrix
+    """Return the bytes of dequantizing the largest matrix: its values, and their products with the
+    scales, in the precision of the computation.
+    """
+    return 2 * run.compute_bytes * run.parameters.largest_matrix
+
+
+def kept_dequantized_bytes(run: PlannedRun) -> float:
+    """Return the bytes of the dequantized matrices that all blocks keep for a backward pass: compiled
+    blocks without recomputation keep them, others dequantize again.
+    """
+    settings = run.settings
+    is_in_fp8 = settings.lora_rank > 0 and settings.base_weight_dtype == "fp8"
+    if not is_in_fp8 or settings.enable_compile != "true" or run.checkpointing != "none":
+        return 0.0
+    return run.compute_bytes * run.parameters.matrices
 
 
 def pinned_bytes(run: PlannedRun) -> dict[str, float]:
@@ -121,19 +145,21 @@ def pinned_bytes(run: PlannedRun) -> dict[str, float]:
     it.
     """
     settings = run.settings
-    total = run.parameters.total
-    found: dict[str, float] = {}
-    if "anchor" in settings.offload and run.config.objective.needs_anchor:
-        found["anchor"] = trained_bytes(run)
-    if "anchor" in settings.offload and settings.ema_decay:
-        found["EMA"] = trained_bytes(run)
-    if run.caches_modulation:
-        found["modulation layers"] = run.parameters.modulation * run.compute_bytes
-    if "partner" in settings.offload and run.config.trained_expert:
-        found["partner"] = stored_bytes(run, total, settings.partner_weight_dtype)
-    if "policy" in settings.offload:
-        found["policy"] = stored_bytes(run, total, settings.base_weight_dtype)
-    return found
+    placements = run.config.placements
+    copy = Weights(trained_bytes(run)).on_host(placements.copies)
+    policy = expert_weights(run, settings.base_weight_dtype)
+    partner = expert_weights(run, settings.partner_weight_dtype)
+    found = {
+        "anchor": copy if run.config.objective.needs_anchor else 0.0,
+        "EMA": copy if settings.ema_decay else 0.0,
+        "modulation layers": run.parameters.modulation * run.compute_bytes
+        if run.caches_modulation
+        else 0.0,
+        "partner": partner.on_host(placements.partner) if run.config.trained_expert else 0.0,
+        "policy": policy.on_host(placements.policy),
+        "VAE": vae_weights(run).on_host(placements.vae),
+    }
+    return {item: size for item, size in found.items() if size}
 
 
 def encoder_bytes(run: PlannedRun, *, in_groups: bool = False) -> float:

@@ -234,6 +234,18 @@ class PlannedRun:
         return self.plan.sampled_branches * self.settings.grpo_sampling_steps
 
     @property
+    def partner_forwards(self) -> float:
+        """Forward passes per rollout, all branches, that the frozen expert of a model of two makes."""
+        if self.config.objective.videos_from or self.config.trained_expert is None:
+            return 0.0
+        sampling = self.config.sampling
+        return sum(
+            branches
+            for level, branches in zip(sampling.levels, sampling.branches())
+            if not self.config.trains(level)
+        )
+
+    @property
     def forwards_without_gradient(self) -> float:
         """Forward passes per rollout, all branches: sampling, anchor means, nft's old velocities
         and its check, and derivatives of a flow map.

@@ -15,10 +15,10 @@ from hyvideo.checks.rules import check
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.data.prompts import read_requests
 from hyvideo.files.files import ROOT, make_folder
+from hyvideo.files.steps import changed, run
 from hyvideo.files.text import quote
 from hyvideo.models.versions import version_defaults
 from hyvideo.ratings.keeping import Keeping
-from hyvideo.ratings.steps import changed, run
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.config import Config
 from hyvideo.settings.objectives.sft import SFTSettings

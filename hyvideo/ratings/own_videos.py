@@ -20,10 +20,10 @@ from hyvideo.data.video_files import ClipForm, read_header
 from hyvideo.data.videos import read_clip, write_video
 from hyvideo.files.files import ROOT, folder_problem, make_folder, publish, read_json
 from hyvideo.files.http_guard import listen, make_server
+from hyvideo.files.steps import changed, run
 from hyvideo.files.text import quote
 from hyvideo.ratings import keeping, rating
 from hyvideo.ratings.analysis import Judgement, judgements, pairs_csv, read_key
-from hyvideo.ratings.steps import changed, run
 from hyvideo.ratings.study import design, make_study, two_sides
 from hyvideo.records.run_files import write_json
 from hyvideo.settings.command_line import load_config

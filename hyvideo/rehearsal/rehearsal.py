@@ -1,5 +1,6 @@
 """Rehearsal of a run: tiny models are written, and the stages of the run follow one another."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import yaml
@@ -20,7 +21,7 @@ from hyvideo.rehearsal.settings import (
     reduced,
     validation_requests,
 )
-from hyvideo.rehearsal.stages import run_stage, stages_of
+from hyvideo.rehearsal.stages import Stage, run_stage, stages_of
 from hyvideo.rewards import tiny as tiny_rewards
 from hyvideo.settings.config import Config
 
@@ -96,14 +97,20 @@ def rehearse_in(config: Config, world_size: int, folder: Path) -> int:
     text = yaml.safe_dump(known, sort_keys=False, allow_unicode=True)
     (folder / "settings.yaml").write_text(text, encoding="utf-8")
 
-    passed = run_stages(folder, processes)
+    stages = stages_of(
+        folder,
+        processes,
+        has_validation=bool(inputs.validated),
+        improves=config.objective.name == "sft",
+    )
+    passed = run_stages(stages, folder)
     print_summary(changes)
     return 0 if passed else 1
 
 
-def run_stages(folder: Path, processes: int) -> bool:
+def run_stages(stages: Iterable[Stage], folder: Path) -> bool:
     """Run the stages until one fails, print a line for each, and return whether all passed."""
-    for stage in stages_of(folder, processes):
+    for stage in stages:
         print(f"  {stage.name:<10}", end="", flush=True)
         result = run_stage(stage, folder)
         verdict = "FAILED" if result.problems else "passed"

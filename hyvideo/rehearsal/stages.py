@@ -90,8 +90,12 @@ def _last_lines(log: Path, number: int = 5) -> list[str]:
     return [line for line in lines if line.strip() and "\r" not in line][-number:]
 
 
-def stages_of(folder: Path, processes: int) -> Iterator[Stage]:
-    """Yield the stages of a rehearsal of a run with ``processes`` processes.
+def stages_of(
+    folder: Path, processes: int, *, has_validation: bool, improves: bool
+) -> Iterator[Stage]:
+    """Yield the stages of a rehearsal of a run with ``processes`` processes: the run, and the programs
+    that follow it. A run with validation is evaluated, and one that fine-tunes on videos ``improves``
+    the model in a round of its own.
 
     The folder has the settings of the run in settings.yaml, and the prompt to generate in
     generate.csv.
@@ -113,6 +117,34 @@ def stages_of(folder: Path, processes: int) -> Iterator[Stage]:
         ),
         has_real_decoder=True,
     )
+    if has_validation:
+        yield Stage(
+            "evaluate",
+            (
+                "-m",
+                "scripts.evaluate",
+                "--checkpoint_path",
+                checkpoint,
+                "--output_dir",
+                str(folder / "scores"),
+            ),
+        )
+    if improves:
+        yield Stage(
+            "improve",
+            (
+                "-m",
+                "scripts.improve",
+                "--config",
+                str(folder / "settings.yaml"),
+                "--prompts_csv",
+                str(folder / "generate.csv"),
+                "--num_videos",
+                "2",
+                "--improve_dir",
+                str(folder / "improved"),
+            ),
+        )
     yield Stage(
         "export",
         (

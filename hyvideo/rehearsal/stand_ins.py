@@ -5,10 +5,12 @@ CPU.
 
 Attention over many tokens becomes a mean over tokens, and the decoder an enlargement of three
 latent channels. Both keep the shapes, the dtypes and the gradients; everything around them is real.
+Commands that the program starts, as scripts.improve does, have the same replacements.
 """
 
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.nn.functional as F
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
+from hyvideo.files import steps
 from hyvideo.models import attention, attention_kernels, decoding
 from hyvideo.models.family import family_of
 
@@ -54,6 +57,17 @@ def enlarged_with_gradient(vae: nn.Module, latents: Tensor, *, recompute: bool) 
     return enlarged(vae, latents)
 
 
+def run_with_stand_ins(command: Sequence[object]) -> int:
+    """Run a Python command of a program of several steps with the replacements, and return its exit
+    code.
+    """
+    python, *program = command
+    return _run_step([python, __file__, *program])
+
+
+_run_step = steps.run
+
+
 def main() -> None:
     words = sys.argv[1:]
     has_real_decoder = words[0] == "--real_decoder"
@@ -62,8 +76,13 @@ def main() -> None:
     if not has_real_decoder:
         decoding.decode = enlarged
         decoding.decode_with_gradient = enlarged_with_gradient
-    sys.argv = program
-    runpy.run_path(program[0], run_name="__main__")
+    steps.run = run_with_stand_ins
+    if program[0] == "-m":
+        sys.argv = program[1:]
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = program
+        runpy.run_path(program[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.files.files import CACHED_REPOSITORY, find_path, is_repository
 from hyvideo.files.text import nearest, quote
 from hyvideo.models.guidance import Expert, Guidance, expert_at, levels_of
+from hyvideo.models.placement import Placements
 from hyvideo.models.versions import RELEASED, Version, version_defaults
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.schedulers.transitions import SAMPLERS, parse_sigmas
@@ -129,6 +130,11 @@ class Config(BaseModel):
     def trained_expert(self) -> Expert | None:
         """The trained expert; None for a model of a single transformer."""
         return self.model.trained_expert
+
+    @property
+    def placements(self) -> Placements:
+        """Where the models of the training are."""
+        return Placements.of_run(self.model.offload)
 
     @property
     def trained_levels(self) -> tuple[float, float]:

@@ -8,6 +8,8 @@ after the last one (``offload reward``).
 
 from typing import Any, NamedTuple
 
+from hyvideo.models.offload import come_back
+from hyvideo.models.placement import Placement
 from hyvideo.rewards.rewards import Reward
 from hyvideo.training.rewards import PendingRewards
 from hyvideo.training.rollout_batch import RolloutBatch, forbid_changes
@@ -53,7 +55,7 @@ def collect(run: Run, iteration: int) -> Collected:
     rollouts, pending = sample(run, iteration)
     if not run.scores_rollouts:
         return Collected(rollouts, _prepare(run, rollouts), {})
-    if "reward" in run.config.model.offload:
+    if run.config.placements.scorers == Placement.CPU:
         rewards = _wait(run, pending)
         reference = _prepare(run, rollouts)
     else:
@@ -88,8 +90,7 @@ def _wait(run: Run, pending: PendingRewards) -> dict[int, Reward]:
     """Return this rank's rewards by row, when all are computed."""
     with run.progress.timed("reward", f"{run.inputs.plan.rollouts} videos"):
         rewards = run.rewards.wait(pending, run.progress.signals.all_ready)
-    if run.pipeline.frozen:
-        run.pipeline.frozen.come_back()
+    come_back(run.policy.transformer)
     return rewards
 
 

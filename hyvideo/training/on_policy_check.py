@@ -89,6 +89,7 @@ class OnPolicyCheck:
         self.mesh = mesh
         self.pipeline = pipeline
         self.batch_size = batch_size
+        self.dtype = dtype
         self.tolerances = log_ratio_tolerances(loss, dtype)
 
     def __call__(
@@ -151,7 +152,7 @@ class OnPolicyCheck:
                 f"rank {self.mesh.rank} the log-ratio of fresh rollouts is {measured:.3g} at step "
                 f"{step + 1}, at sigma {rollouts.schedule.sigmas[step]:.3g}, above the tolerance of "
                 f"{tolerance:g}. The policy was not changed.",
-                _advice(shapes),
+                _advice(shapes, self.dtype),
                 f"  first module that differs: {first_difference(in_rollout, in_update) or 'none'}",
             ]
         )
@@ -175,15 +176,17 @@ class OnPolicyCheck:
         return list(range(first, min(first + self.batch_size, len(rollouts))))
 
 
-def _advice(shapes: str | None) -> str:
+def _advice(shapes: str | None, dtype: str) -> str:
     """Return what to try, given how the shapes of the transformer calls differ in rollout and
     update.
     """
     if shapes is not None:
+        cause = f"in {dtype} another shape rounds differently: use"
+        if dtype == "fp32":
+            cause = "probably the forward pass mixes the rows of a batch. If it does not, use"
         return (
-            f"  the transformer calls have different shapes ({shapes}); in bf16 another shape "
-            "rounds differently. Use --batched_forward false, or equal batch_size and "
-            "mini_batch_size_per_update"
+            f"  the transformer calls have different shapes ({shapes}); {cause} --batched_forward "
+            "false, or equal batch_size and mini_batch_size_per_update"
         )
     return (
         "  the transformer calls have equal shapes. If only the kernels differ, try "

@@ -28,6 +28,7 @@ from hyvideo.loading.run_settings import check_trained_expert
 from hyvideo.models import loading
 from hyvideo.models.family import family_of
 from hyvideo.models.lora import Lora, add_trainable_lora, current_lora, differences_of, pairs_of
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import DTYPES
 from hyvideo.settings.config import Config
 from hyvideo.training.anchor import Anchor, WeightCopy
@@ -57,7 +58,7 @@ class Policy:
             config.optimizer, self.trained, DTYPES[config.model.dtype], hidden=hidden
         )
         self._syncs_only_last = self.is_lora
-        offload = "anchor" in config.model.offload
+        offload = config.placements.copies == Placement.CPU
         self.anchor: Anchor | None = None
         if config.objective.needs_anchor:
             refresh_every = (

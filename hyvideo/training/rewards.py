@@ -17,6 +17,7 @@ from hyvideo.distributed.collectives import all_objects, first_reason, merge_row
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.loss.advantages import group_advantages, normalized_rewards
 from hyvideo.loss.metrics import reward_metrics
+from hyvideo.models.placement import Placement
 from hyvideo.rewards.identity import files_hash
 from hyvideo.rewards.prompt_checks import has_checks
 from hyvideo.rewards.rewards import DIMENSIONS, OVERALL, Reward, Scorer, make_scorer, overall
@@ -157,9 +158,13 @@ def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> 
 
 
 def make_async_scorer(
-    config: Config, device: torch.device, scorers: dict[str, Scorer] | None = None
+    config: Config,
+    device: torch.device,
+    scorers: dict[str, Scorer] | None = None,
+    placement: Placement | None = None,
 ) -> AsyncScorer:
-    """Return the scorer of a run, from ``scorers`` or the settings.
+    """Return the scorer of a run, from ``scorers`` or the settings, by default where the training has
+    it.
 
     Raises ValueError for invalid options.
     """
@@ -183,7 +188,8 @@ def make_async_scorer(
     if scorers is None:
         scorers = load(settings.reward_model)
     weights = given_reward_weights(config.reward)
-    return make(scorers, weights, offload="reward" in config.model.offload, held_out=held_out)
+    is_away = (placement or config.placements.scorers) == Placement.CPU
+    return make(scorers, weights, offload=is_away, held_out=held_out)
 
 
 def _files_with_checks(data: DataSettings) -> list[str]:

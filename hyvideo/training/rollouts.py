@@ -11,6 +11,8 @@ from torch import Tensor
 from hyvideo.data.prompts import PromptOrder, Request
 from hyvideo.data.randomness import generator
 from hyvideo.models.conditions import Conditions, to_device
+from hyvideo.models.offload import leave
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import Trajectories
 from hyvideo.rewards.scoring import Batch
@@ -206,11 +208,11 @@ class Rollouts:
                 self.cost.flops += len(share) * self.cost.decode_flops
             pending.videos.update(zip(share, decoded))
             unscored.append((decoded, [prompts[row] for row in share]))
-            if "reward" not in self.config.model.offload:
+            if self.config.placements.scorers == Placement.GPU:
                 pending.batches.append(scorer.submit(*unscored, fps=fps))
                 unscored = []
-        if self.pipeline.frozen and self.is_scored:
-            self.pipeline.frozen.leave()  # all batches are sampled, and scorers need the memory
+        if self.is_scored:
+            leave(self.pipeline.transformer)  # all are sampled, and scorers need the memory
         if unscored:
             pending.batches.append(scorer.submit(*unscored, fps=fps))
         return Trajectories.cat(parts), pending

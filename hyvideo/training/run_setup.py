@@ -32,7 +32,7 @@ from hyvideo.loading.model_setup import (
 )
 from hyvideo.loading.partner import load_partner
 from hyvideo.loading.video_latents import VideoLatents
-from hyvideo.models.offload import FrozenWeights
+from hyvideo.models.offload import come_back, put
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.planning.disk import check_room
@@ -233,8 +233,8 @@ def load_models(
         is_batched=config.rollout.batched_forward == "true",
         partner=load_partner(config, mesh, device, used),
     )
-    if "policy" in config.model.offload:
-        pipeline.frozen = FrozenWeights(policy.transformer, device)
+    put(policy.transformer, config.placements.policy, device)
+    come_back(policy.transformer)
     # Other objectives tolerate rounding.
     if config.distributed.enable_compile == "true" and config.objective.has_ratio:
         progress.enter("load", "compiled blocks")

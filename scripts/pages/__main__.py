@@ -18,6 +18,7 @@ from pathlib import Path
 from hyvideo.files.files import ROOT
 from hyvideo.records.metric_table import GROUPS, table_of
 from scripts.pages import (
+    galaxies_table,
     plan_tables,
     result_tables,
     sampler_tables,
@@ -29,9 +30,13 @@ SCHEMA_NAME = "configs/settings.schema.json"
 SCHEMA = ROOT / SCHEMA_NAME
 # by page and name of the part
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"GPUs": plan_tables.readme_rows},
+    "README.md": {
+        "GPUs": plan_tables.readme_rows,
+        "what training buys": result_tables.what_training_buys,
+    },
     "docs/cost.md": {
         "recipes": plan_tables.costs,
+        "stopwatch": plan_tables.beside_a_stopwatch,
         "memory by sp_size": plan_tables.memory_by_sequence_parallelism,
     },
     "docs/few_steps.md": {
@@ -65,6 +70,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "versions": plan_tables.wan_versions,
         "experts": result_tables.experts,
     },
+    "examples/galaxies/README.md": {"results": galaxies_table.results},
 }
 
 

@@ -6,7 +6,13 @@ from hyvideo.files.files import ROOT
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.disk import disk_bytes
 from hyvideo.planning.hardware import Hardware, hardware_of
-from hyvideo.planning.hours import forwards_per_rollout, whole_run
+from hyvideo.planning.hours import (
+    decode_seconds,
+    forward_seconds,
+    forwards_per_rollout,
+    stage_seconds,
+    whole_run,
+)
 from hyvideo.planning.memory import GIB, memory
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.command_line import parse
@@ -166,6 +172,31 @@ def readme_rows() -> str:
         cells = [f"{gpus}, {gigabytes} GB", model, source, f"`{recipe.config}`"]
         rows.append([*cells, hours(planned(recipe))])
     return markdown_table(["your GPU", "model", "learns from", "config", "hours (predicted)"], rows)
+
+
+def beside_a_stopwatch() -> str:
+    """Return the seconds of a public run and of diffusers beside the plan.
+
+    Measured by visual-rl (docs/results.md, "A public run at full size"): 44 minutes for an
+    iteration of 24 videos on each GPU, 8.4 s to score one of them. An earlier recipe took 134
+    minutes, of which 96 were backward passes of ten steps instead of one, without the compilation
+    that shortens sampling by 27 %. A video of diffusers: 73.0 s on an RTX 5090.
+    """
+    whole, scoring, update = 44 * 60, 24 * 8.4, 96 * 60 / 10
+    sampling = (1 - 0.27) * ((134 - 96) * 60 - scoring)
+    plan = stage_seconds(planned(Recipe("4 L40S", "wan21_4gpu_hpsv3")))
+    video = planned(Recipe("1 RTX 5090", "wan21_4gpu_hpsv3", "--lora_rank 0"))
+    video_seconds = 20 * 2 * forward_seconds(video) + decode_seconds(video)
+    rows = (
+        ("4 L40S", "sampling and decoding", sampling, plan["rollout"] + plan["decode"]),
+        ("4 L40S", "scoring by HPSv3", scoring, plan["reward"]),
+        ("4 L40S", "update", update, plan["update"]),
+        ("4 L40S", "the rest", whole - sampling - scoring - update, plan["anchor"]),
+        ("4 L40S", "an iteration", whole, sum(plan.values())),
+        ("1 RTX 5090", "a video of 20 steps by diffusers", 73.0, video_seconds),
+    )
+    cells = [[gpus, what, f"{theirs:,.0f}", f"{ours:,.0f}"] for gpus, what, theirs, ours in rows]
+    return markdown_table(["GPUs", "seconds of", "visual-rl", "plan"], cells)
 
 
 def memory_by_sequence_parallelism() -> str:

@@ -95,6 +95,7 @@ TRUE = ("true_reward", "all_correct", "frechet_distance", "diversity")
 def gain() -> str:
     rows = {
         ("base model",): ["base model"],
+        ("base model, guidance 3",): ["base model with guidance 3"],
         ("SAGE-GRPO",): ["SAGE-GRPO, `configs/miniature.yaml`"],
         ("control of SAGE-GRPO",): ["control of SAGE-GRPO"],
     }
@@ -104,6 +105,24 @@ def gain() -> str:
 def gain_over_control() -> str:
     pairs = {(("SAGE-GRPO",), ("control of SAGE-GRPO",)): "SAGE-GRPO minus its control"}
     return differences("gain.csv", "difference", pairs, ("reward", "true_reward", "diversity"))
+
+
+def what_training_buys() -> str:
+    """Return the table of the README, of three files."""
+    rows = (
+        ("gain.csv", "base model", "base model", "8"),
+        ("gain.csv", "base model, guidance 3", "base model with guidance 3", "16"),
+        ("gain.csv", "SAGE-GRPO", "SAGE-GRPO, 30 iterations", "8"),
+        ("gain.csv", "control of SAGE-GRPO", "the same without the reward", "8"),
+        ("improve.csv", "better half", "fine-tuned on its own best videos", "8"),
+    )
+    lines = []
+    for file, label, words, passes in rows:
+        found = read(file).intervals((label,))
+        cells = [_number(metric, found[metric].mean) for metric in ("all_correct", "diversity")]
+        lines.append([words, cells[0], f"{found['reward'].mean:.2f}", cells[1], passes])
+    heads = ["miniature", "flawless", "reward", "diversity", "forward passes per video"]
+    return markdown_table(heads, lines)
 
 
 SAMPLERS = ("flow_grpo", "cps", "precise")

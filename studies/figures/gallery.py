@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from hyvideo.files.files import ROOT
-from hyvideo.ratings.steps import run
+from hyvideo.files.steps import run
 from hyvideo.records.run_files import write_text
 from studies.figures.moving_picture import moving_picture, read_clip
 

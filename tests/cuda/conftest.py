@@ -2,6 +2,7 @@
 CHECK_TINY.
 """
 
+import gc
 import os
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from hyvideo.loading.model_setup import make_deterministic
 from hyvideo.models.attention_kernels import Shape, choose_kernel
-from tests import isolated_checks
+from tests.cuda import rows
 from tests.cuda.speed import Workload
 from tests.cuda.workload import DEVICE, IS_TINY, TINY_MODEL
 
@@ -21,6 +22,22 @@ def gpu():
     torch.backends.cudnn.allow_tf32 = False  # with TF32, a float32 convolution has an error of 1e-3
     choose_kernel("auto", Shape(), DEVICE)
     return DEVICE
+
+
+@pytest.fixture(autouse=True)
+def graphs_of_one_test():
+    """Forget compiled graphs after each test: a process may have only a few for a block."""
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_of_one_module():
+    """Give memory of the GPU back to the other lanes, and to the programs that later tests start."""
+    yield
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +60,6 @@ def record(record_property, request):
     def record(values):
         for name, value in values.items():
             record_property(name, value)
-            isolated_checks.record(request.node.name, name, value)
+            rows.record(rows.name_of(request.node.nodeid), name, value)
 
     return record

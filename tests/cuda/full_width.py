@@ -37,11 +37,16 @@ HUNYUAN_TEXT = {
 }
 HUNYUAN_UPSAMPLER = {"hidden_channels": 64, "num_blocks": 6}  # of 720p
 WAN_TRANSFORMER = {
-    "_class_name": "WanTransformer3DModel",
     "num_layers": 30,
     "num_attention_heads": 12,
     "attention_head_dim": 128,
     "ffn_dim": 8960,
+}
+A14B_TRANSFORMER = {
+    "num_layers": 40,
+    "num_attention_heads": 40,
+    "attention_head_dim": 128,
+    "ffn_dim": 13824,
 }
 WAN_TEXT = {
     "d_model": 4096,
@@ -70,7 +75,7 @@ def write(
         if sr:
             write_super_resolution(root, sr, tiny_hunyuan.TinySettings().transformer, seed=0)
     elif family == "wan":
-        _write_wan(root, prompts)
+        _write_wan(root, version, prompts, num_layers)
     else:
         _write_hunyuan(root, version, num_layers, sr)
 
@@ -107,14 +112,20 @@ def _write_hunyuan(root: Path, version: str, num_layers: int | None, sr: str) ->
     )
 
 
-def _write_wan(root: Path, prompts: Iterable[str]) -> None:
+def _write_wan(root: Path, version: str, prompts: Iterable[str], num_layers: int | None) -> None:
+    """Write Wan2.1 1.3B, or the two experts of Wan2.2 A14B."""
     from transformers import UMT5Config
 
-    tokenizer = tiny_wan_models.tokenizer_of(prompts, "wan2.1_t2v_1.3b")
+    tokenizer = tiny_wan_models.tokenizer_of(prompts, version)
     tokenizer.save_pretrained(root / "tokenizer")
     config = UMT5Config(**WAN_TEXT, num_layers=LAYERS_OF_TEXT, vocab_size=len(tokenizer))
     config.save_pretrained(root / "text_encoder")
-    _write(root / "transformer", WAN_TRANSFORMER)
+    has_experts = version_defaults(version).boundary
+    transformer = A14B_TRANSFORMER if has_experts else WAN_TRANSFORMER
+    if num_layers:
+        transformer = transformer | {"num_layers": num_layers}
+    for folder in ("transformer", "transformer_2") if has_experts else ("transformer",):
+        _write(root / folder, {"_class_name": "WanTransformer3DModel"} | transformer)
     _write(root / "vae", {"_class_name": "AutoencoderKLWan"})
 
 

@@ -1,9 +1,7 @@
 """The shipped recipes that a check runs, and the sizes of their attention and decoding."""
 
 import functools
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from hyvideo.models.sizes import Sizes, released_sizes
 from hyvideo.models.versions import RELEASED
@@ -11,8 +9,6 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from tests.conftest import ROOT
 
-# environment variable: names of the configs of a check, separated by spaces
-CONFIGS = "CHECK_CONFIGS"
 TEXT_TOKENS = 300  # of a long prompt
 
 
@@ -49,21 +45,23 @@ class Recipe:
 
 
 @functools.cache
+def _config(name: str) -> Config:
+    return load_config(str(ROOT / "configs" / f"{name}.yaml"))
+
+
+@functools.cache
 def recipe(name: str) -> Recipe:
-    config = load_config(str(ROOT / "configs" / f"{name}.yaml")).resolved()
-    version = config.model.transformer_version
-    return Recipe(name, config, released_sizes(version))
+    config = _config(name).resolved()
+    return Recipe(name, config, released_sizes(config.model.transformer_version))
 
 
 def released_recipes() -> list[Recipe]:
-    """Return the recipes of this check, by default all, for released models."""
-    names = os.environ[CONFIGS].split() if CONFIGS in os.environ else config_files()
-    return [recipe(name) for name in names if _is_released(name)]
-
-
-def _is_released(name: str) -> bool:
-    text = Path(ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
-    return any(f"transformer_version: {version}" in text for version in RELEASED)
+    """Return the recipes for released models: all that configs/ has."""
+    return [
+        recipe(name)
+        for name in config_files()
+        if _config(name).model.transformer_version in RELEASED
+    ]
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,8 @@ class Decoding:
 
 
 def attentions() -> dict[str, Attention]:
-    """Return the different self-attentions of the recipes, by number of tokens; those of validation
-    last.
+    """Return the different self-attentions of the recipes, by heads and tokens, such as 16x18318;
+    those of validation last.
     """
     found: dict[tuple[int, int, int], bool] = {}
     for kind in ("sampling", "validation_sampling"):
@@ -99,7 +97,10 @@ def attentions() -> dict[str, Attention]:
                 (sizes.num_attention_heads, sizes.attention_head_dim, tokens),
                 kind == "sampling",
             )
-    return {f"{key[-1]}": Attention(*key, is_trained) for key, is_trained in found.items()}
+    return {
+        f"{heads}x{tokens}": Attention(heads, head_dim, tokens, is_trained)
+        for (heads, head_dim, tokens), is_trained in found.items()
+    }
 
 
 def decodings() -> dict[str, Decoding]:

@@ -16,7 +16,6 @@ from tests.cuda.workload import (
     IS_TINY,
     arrange,
     cache_modulation,
-    compile_problem,
     median_seconds,
 )
 
@@ -39,7 +38,6 @@ def test_compiled_fp8_blocks(work, record):
                 parameter.normal_(std=0.01)
     arrange(model, recompute="selective", compile=True)
     cache_modulation(model)
-    record({"compiled": compile_problem() or "yes"})
     inputs = few.inputs(model)["ours"]
     record({"first sampling, s": seconds_of(lambda: sample(model, inputs), DEVICE)})
     record({"first training, s": seconds_of(lambda: train(model, inputs), DEVICE)})

@@ -18,7 +18,7 @@ from tests.cuda.speed import seconds_of
 from tests.cuda.workload import DEVICE, IS_TINY, arrange
 
 pytestmark = pytest.mark.cuda
-NUM_LAYERS = 1 if IS_TINY else 12
+NUM_LAYERS = 1 if IS_TINY else 4
 NUM_PASSES = 2  # accumulated before the reduction
 
 

@@ -15,7 +15,8 @@ from hyvideo.models.family import install
 from hyvideo.models.guidance import Guidance
 from hyvideo.models.hunyuan_video15.vae import set_tiling
 from hyvideo.models.loading import load_transformer, load_vae
-from hyvideo.models.offload import offload
+from hyvideo.models.offload import put
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.schedulers.schedule import Schedule
@@ -153,7 +154,7 @@ def test_an_offloaded_vae_decodes_the_same_video(gpu):
     pipeline = GRPOPipeline(vae, vae, sampling=SamplerSettings(Guidance(1.0)))
     latents = normal((2, *pipeline.latent_shape(9, 48, 48)), 0, "latents").to(gpu)
     expected = pipeline.decode(latents)
-    offload(vae)
+    put(vae.requires_grad_(False), Placement.CPU, gpu)
     for _ in range(2):
         assert all(map(torch.equal, pipeline.decode(latents), expected))
         assert vae.device == CPU and pipeline.device.type == gpu.type

@@ -21,14 +21,15 @@ from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.settings.config import Config
 from hyvideo.settings.sections import OptimizerSettings
 from hyvideo.training.optimizers import make_optimizers
+from tests.cuda.full_width import WAN_TRANSFORMER
 from tests.cuda.recipes import recipe
 from tests.cuda.speed import Workload, peak_gib, product_rates, relative_difference, sample, train
 from tests.cuda.workload import (
     DEVICE,
     IS_TINY,
+    TINY_WAN,
     arrange,
     cache_modulation,
-    compile_problem,
     condition,
     drawn,
     median_seconds,
@@ -49,14 +50,6 @@ PACKAGES = (
 )
 NUM_KERNELS = 20
 COMPILED = pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
-TINY_WAN = {
-    "num_layers": 1,
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
-    "ffn_dim": 64,
-    "text_dim": 32,
-}
-WAN = {"num_layers": 30, "num_attention_heads": 12, "attention_head_dim": 128, "ffn_dim": 8960}
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +77,6 @@ def ours(work):
 
 def record_speed(record, work, rate, call, forwards=1.0):
     """Record the seconds and the speed of a call, and then the memory that it needs."""
-    if problem := compile_problem():
-        record({"compilation failed, eager": problem})
     seconds = median_seconds(call, 2)
     record({"s": seconds} | work.speed(seconds, rate, forwards=forwards))
     record({"peak GiB": peak_gib(call, DEVICE)})
@@ -148,7 +139,8 @@ def test_forward_of_wan(gpu, rate, record, name):
     """The compiled forward pass of Wan2.1 1.3B at the size of a recipe."""
     each = recipe(name)
     grid = (2, 4, 4) if IS_TINY else each.grid(each.config.sampling.size)
-    wan = Workload(gpu, sizes=TINY_WAN if IS_TINY else WAN, grid=grid, family=family_named("wan"))
+    sizes = TINY_WAN if IS_TINY else WAN_TRANSFORMER
+    wan = Workload(gpu, sizes=sizes, grid=grid, family=family_named("wan"))
     transformer = ours(wan)
     arrange(transformer, compile=True)
     record_speed(record, wan, rate, partial(sample, transformer, wan.inputs(transformer)["ours"]))

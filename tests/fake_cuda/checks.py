@@ -30,7 +30,8 @@ from hyvideo.models.family import family_of, freeze_unused_parameters, install
 from hyvideo.models.fp8 import Fp8Linear, use_fp8
 from hyvideo.models.hunyuan_video15.vae import install_layers
 from hyvideo.models.lora import add_trainable_lora, training_config
-from hyvideo.models.offload import offload
+from hyvideo.models.offload import put
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.sections import OptimizerSettings
@@ -41,6 +42,9 @@ from hyvideo.training.rollout_batch import select
 BF16 = torch.bfloat16
 GRID = (21, 30, 54)
 MESH = Mesh(rank=0, world_size=1, sp_size=1)
+
+
+CUDA = torch.device("cuda", 0)
 
 
 def empty(*shape, dtype=BF16, device="cuda"):
@@ -174,7 +178,7 @@ def offloaded_vae(count, pipeline):
     inside = set()
     pipeline.vae.decoder.register_forward_pre_hook(lambda module, _: inside.update(devices(module)))
     with count:
-        offload(pipeline.vae)
+        put(pipeline.vae.requires_grad_(False), Placement.CPU, CUDA)
         before = devices(pipeline.vae)
         count.clear()
         pipeline.decode(empty(1, 32, 3, 12, 12, dtype=torch.float32))

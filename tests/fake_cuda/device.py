@@ -280,26 +280,6 @@ def fake_mode() -> FakeTensorMode:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-def let_modules_move() -> None:
-    """Let ``Module.to`` and diffusers' group offloading move FakeTensors."""
-    from diffusers.hooks import group_offloading
-
-    def move(tensor, source):
-        tensor.data, tensor.fake_device = source, source.fake_device
-
-    def apply(module, function, recurse=True):
-        for tensor in [*module.parameters(), *module.buffers()]:
-            move(tensor, function(tensor))
-        return module
-
-    torch.nn.Module._apply = apply
-    torch.Tensor.is_pinned = lambda tensor: True
-    group_offloading.ModuleGroup._to_cpu = staticmethod(lambda tensor, low: tensor.cpu().clone())
-    # these are moved by the next two functions
-    group_offloading._is_torchao_tensor = lambda tensor: True
-    group_offloading._swap_torchao_tensor = group_offloading._restore_torchao_tensor = move
-
-
 def prepare_process():
     """Configure torch and return a schedule of 20 steps, whose timesteps are real tensors on the
     host.

@@ -20,17 +20,15 @@ from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 from torch import nn
 from transformers import Qwen2_5_VLTextModel
 
-from hyvideo.distributed.mesh import Mesh
-from hyvideo.generation.offloading import move_away, place
 from hyvideo.generation.step_cache import step_cache
 from hyvideo.generation.step_caching import StepCaching
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance
-from hyvideo.models.offload import offload, offload_in_groups, on_device
+from hyvideo.models.offload import on_device, put
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, Partner, SamplerSettings
 from hyvideo.schedulers.schedule import Schedule
-from hyvideo.settings.sections import DistributedSettings
 from tests.fake_cuda.checks import autoencoder, empty
 
 NUM_BLOCKS = 5  # a group of four and another one
@@ -51,10 +49,12 @@ LANGUAGE_MODEL = {
 def encode():
     with torch.device("meta"):
         model = Qwen2_5_VLTextModel(Qwen2_5_VLTextModel.config_class(**LANGUAGE_MODEL)).eval()
+        model.requires_grad_(False)
     device.on_device(model, torch.float16, "cpu")
     with device.Count() as count, torch.no_grad():
-        offload_in_groups(model, CUDA, overlap=False)
-        model(input_ids=torch.zeros(1, 308, dtype=torch.long, device=CUDA), use_cache=False)
+        put(model, Placement.BLOCKS, CUDA, pinned=False)
+        with on_device(model):
+            model(input_ids=torch.zeros(1, 308, dtype=torch.long, device=CUDA), use_cache=False)
     return count.peak / 2**30
 
 
@@ -64,9 +64,9 @@ def sample_and_decode(schedule, *, skips_blocks=False):
         prepare(model, ("text",))
     device.on_device(model, torch.bfloat16, "cpu")
     with device.Count() as count:
-        place(model, Mesh.single(), CUDA, DistributedSettings(), "group")
+        put(model, Placement.BLOCKS, CUDA)
         vae = autoencoder()
-        offload(vae)
+        put(vae.requires_grad_(False), Placement.CPU, CUDA)
         text = Condition(empty(200, 3584), empty(12, 1472))
         sampling = SamplerSettings(Guidance(1), batched_forward=False)
         pipeline = GRPOPipeline(
@@ -111,7 +111,7 @@ def sample_by_two_experts(schedule):
     text = Condition(empty(20, 4096))
     with device.Count() as count:
         for model in experts:
-            move_away(model, CUDA, "model")
+            put(model, Placement.CPU, CUDA)
         sampling = SamplerSettings(Guidance(1), batched_forward=False)
         vae = nn.Linear(1, 1, device=CUDA)  # for the pipeline's device
         partner = Partner(experts[1], "low", 0.875)
@@ -131,7 +131,6 @@ def main():
     # with real timesteps, which decide the expert
     steps_of_both = Schedule.ode(4, 5.0)
     assert len(steps_of_both.timesteps) == len(steps_of_both.ends)
-    device.let_modules_move()
     with device.fake_mode():
         found = {
             "encoding": encode(),

@@ -20,7 +20,8 @@ from hyvideo.loss.trust_region import KLWeights
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import family_of
 from hyvideo.models.guidance import Guidance
-from hyvideo.models.offload import offload
+from hyvideo.models.offload import put
+from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline, SamplerSettings
 from hyvideo.training.anchor import Anchor
 from hyvideo.training.optimizers import make_optimizers
@@ -43,7 +44,7 @@ def iteration(run, schedule, with_decode):
 
     with device.Count() as count:
         vae, fp8 = checks.autoencoder(layers_per_block=2), settings.base_weight_dtype == "fp8"
-        offload(vae)
+        put(vae.requires_grad_(False), Placement.CPU, checks.CUDA)
         model = checks.transformer(
             run.checkpointing, lora=True, fp8=fp8, num_layers=run.architecture.num_layers
         )

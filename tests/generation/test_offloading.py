@@ -103,14 +103,14 @@ def test_the_gpu_decides_how_models_are_offloaded(
     settings = {"base_weight_dtype": weight_dtype, "partner_weight_dtype": weight_dtype}
     config = Config().with_settings(transformer_version=version, **settings).resolved()
     sampling = replace(config.sampling, frames=81, height=720, width=1280)
-    assert offloading.automatic(torch.device("cuda"), config, sampling) == used
-    assert offloading.automatic(torch.device("cpu"), config, sampling) == "none"
+    assert offloading.automatic_offloading(torch.device("cuda"), config, sampling) == used
+    assert offloading.automatic_offloading(torch.device("cpu"), config, sampling) == "none"
 
 
 @pytest.mark.slow
 def test_offloaded_models_stay_on_the_cpu_between_stages_and_fit_small_gpus():
     gib = counted("tests.fake_cuda.generation")
-    assert gib["encoding"] < 1.6, "embedding, one layer and the activations"
+    assert gib["encoding"] < 2.0, "embedding, two layers and the activations"
     assert gib["group"]["sampling"] < 3.1
     planned = planner.generation_memory(VIDEO, "group").total("sample") / 2**30
     assert gib["group"]["sampling"] == pytest.approx(planned, rel=0.1)

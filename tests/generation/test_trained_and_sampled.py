@@ -8,11 +8,11 @@ import torch
 from hyvideo.checkpoints.format import LORA
 from hyvideo.data.prompts import Request
 from hyvideo.generation.generation import Source
-from hyvideo.generation.offloading import move_away
 from hyvideo.generation.policy_scores import Evaluator, LatentStore
 from hyvideo.loading import model_setup
-from hyvideo.loading.model_setup import load_encoder
+from hyvideo.loading.model_setup import load_encoder, place_transformers
 from hyvideo.models.fp8 import Fp8Linear
+from hyvideo.models.placement import Placements
 from hyvideo.models.wan import tiny
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.trainer import Trainer
@@ -59,9 +59,11 @@ def test_a_checkpoint_is_sampled_as_its_run_validates_it(config, mesh, precision
     def of(source, settings, offloading="none"):
         changed = trainer.config.with_settings(**settings)
         source.check(changed.model)
-        pipeline = source.load(changed, CPU, encoder, vae, frozenset({"text"}))
+        placements = Placements.of_sampling(offloading)
+        kinds = frozenset({"text"})
+        pipeline = source.load(changed, CPU, encoder, vae, kinds, placements=placements)
+        place_transformers(pipeline, placements, CPU)
         for transformer in pipeline.transformers:
-            move_away(transformer, CPU, offloading)
             is_stored = any(isinstance(layer, Fp8Linear) for layer in transformer.modules())
             assert is_stored == (settings["base_weight_dtype"] == "fp8")
         return sampled(pipeline, encoder, schedule)

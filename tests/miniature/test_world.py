@@ -38,6 +38,13 @@ def test_there_are_48_captions_that_map_back_to_their_labels():
     assert [caption(label) for label in LABELS] == CAPTIONS
 
 
+def test_quoted_text_may_follow_a_caption():
+    prompts = [f'{caption}, "●"' for caption in CAPTIONS]
+    assert torch.equal(labels_of(prompts), LABELS)
+    with pytest.raises(ValueError, match="a sign"):
+        labels_of(['a sign that says "HELLO"'])
+
+
 def test_an_unknown_caption_raises_an_error_with_the_supported_words():
     with pytest.raises(ValueError, match="a cat"):
         labels_of([CAPTIONS[0], "a cat"])

@@ -26,6 +26,11 @@ def test_an_expert_has_the_parameters_of_the_released_one(version, parameters):
     assert count_parameters(released_sizes(version)).total == parameters
 
 
+def on_gpu(run):
+    """Return the bytes of the partner while it predicts."""
+    return partner_bytes(run, is_used=True)
+
+
 def without(run, part):
     assert part in run.settings.offload
     return run.with_settings(offload=[each for each in run.settings.offload if each != part])
@@ -33,19 +38,19 @@ def without(run, part):
 
 def test_the_partner_is_counted_where_it_is(run):
     resident = without(run, "partner")
-    assert partner_bytes(resident) / GIB == pytest.approx(FP8, abs=0.01)
+    assert on_gpu(resident) / GIB == pytest.approx(FP8, abs=0.01)
     whole = resident.with_settings(partner_weight_dtype="bf16")
-    assert partner_bytes(whole) / GIB == pytest.approx(BF16, abs=0.01)
-    assert partner_bytes(run) < partner_bytes(resident) / 10
-    assert pinned_bytes(run)["partner"] == partner_bytes(resident)
+    assert on_gpu(whole) / GIB == pytest.approx(BF16, abs=0.01)
+    assert on_gpu(run) < on_gpu(resident) / 10 and partner_bytes(run, is_used=False) == 0
+    assert pinned_bytes(run)["partner"] == on_gpu(resident)
     single = run.with_settings(transformer_version="wan2.1_t2v_14b")
-    assert partner_bytes(single) == 0 and frozen_bytes(single) == frozen_bytes(run)
+    assert on_gpu(single) == 0 and frozen_bytes(single) == frozen_bytes(run)
 
 
 def test_a_partner_is_sharded_like_the_policy():
     config = load_config("configs/wan22_a14b_8gpu.yaml")
     run = PlannedRun(config, 8, released_sizes(config.model.transformer_version))
-    assert partner_bytes(run) / GIB == pytest.approx(BF16 / 8, abs=0.01)
+    assert on_gpu(run) / GIB == pytest.approx(BF16 / 8, abs=0.01)
 
 
 def test_the_policy_is_away_while_scorers_work(run):

@@ -128,7 +128,7 @@ def test_hpsv3_takes_a_time_per_frame():
     eight = run.with_settings(reward_model=["hpsv3"])
     assert score_seconds(eight) == pytest.approx(8 / 81 * score_seconds(every))
     assert stage_seconds(eight)["reward"] == pytest.approx(4 * 1.05 * score_seconds(eight))
-    assert "reward" not in stage_seconds(run)
+    assert "reward" not in stage_seconds(run.with_settings(reward_model=["clip"]))
     as_held_out = run.with_settings(held_out_reward_model=["hpsv3"], reward_config=all_frames)
     more = validation_seconds(as_held_out, 8) - validation_seconds(run, 8)
     assert more == pytest.approx(8 * 1.05 * score_seconds(every))
@@ -173,3 +173,38 @@ def test_an_unknown_gpu_is_an_error_with_the_known_ones_and_has_no_hours():
         hardware_of("H20")
     unknown = hardware_of_device("NVIDIA H20", 90.0)
     assert unknown.gpu_memory == 90.0 and not replace(planned(), hardware=unknown).is_timed
+
+
+def experts(**changes):
+    config = load_config("configs/wan22_a14b_1gpu_24gb.yaml", **changes)
+    sizes = released_sizes(config.model.transformer_version)
+    return PlannedRun(config, 1, sizes, hardware=hardware_of("RTX 4090"))
+
+
+FP8_BLOCKS = (
+    14.08e9  # bytes of an expert's 40 blocks in fp8: 14.05e9 matrices, their scales and norms
+)
+
+
+def test_blocks_that_are_copied_longer_than_they_compute_set_the_time_of_the_rollout():
+    """Two of four steps are the partner's."""
+    short = {"sample_n_frames": 5, "height": 128, "width": 128}
+    streamed = experts(**short)
+    resident = streamed.with_settings(offload=["vae", "reward", "anchor", "policy"])
+    added = stage_seconds(streamed)["rollout"] - stage_seconds(resident)["rollout"]
+    copied = streamed.rollouts_per_replica * 2 * FP8_BLOCKS / 25e9
+    assert streamed.partner_forwards == 2
+    # computing, which the copies hide, takes the rest
+    assert 0.8 * 1.05 * copied < added < 1.05 * copied
+    # at the size of the config, a block computes longer than the next one is copied
+    streamed = experts()
+    resident = streamed.with_settings(offload=["vae", "reward", "anchor", "policy"])
+    added = stage_seconds(streamed)["rollout"] - stage_seconds(resident)["rollout"]
+    assert 0 < added < 0.1 * 1.05 * copied
+
+
+def test_scorers_and_policy_that_leave_the_gpu_are_copied_once_per_iteration():
+    run = experts()
+    stays = run.with_settings(offload=["vae", "anchor", "partner"])
+    added = stage_seconds(run)["reward"] - stage_seconds(stays)["reward"]
+    assert added == pytest.approx(1.05 * (2 * 4.57e9 / 12.5e9 + 14.5e9 / 25e9), rel=0.02)

@@ -22,10 +22,8 @@ RUN = PlannedRun(
 
 def test_a_pilot_shows_the_measured_and_the_planned_numbers():
     planned = planned_metrics(RUN)
-    assert planned.keys() == {
-        *(f"time/{stage}" for stage in ("rollout", "anchor", "update", "decode", "iteration")),
-        "memory/peak_gib",
-    }
+    stages = ("rollout", "anchor", "update", "decode", "reward", "iteration")
+    assert planned.keys() == {*(f"time/{stage}" for stage in stages), "memory/peak_gib"}
     planned = {"time/rollout": 30.0, "memory/peak_gib": 70.0}
     rows = comparison(planned, {"time/rollout": 40.0, "time/update": 7.0, "memory/peak_gib": 75.0})
     cells = {row.split()[0]: row.split()[1:] for row in rows[1:]}

@@ -1,6 +1,10 @@
 """Videos in the layout of the official tools: their names and seeds, made by two processes."""
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,3 +89,47 @@ def test_two_ranks_share_the_videos_and_a_repeat_keeps_complete_ones(tmp_path, t
     incomplete.write_bytes(b"half")
     benchmark_videos.main([*map(str, words)])
     assert incomplete.read_bytes() == content and finished.stat().st_mtime_ns == time
+
+
+# temporal_flickering calls nothing of torchvision, which the package imports at its start and which
+# does not load beside a torch of another build.
+OFFICIAL_PROGRAM = """
+import sys
+from unittest.mock import MagicMock
+for name in ("torchvision", "torchvision.transforms"):
+    sys.modules[name] = MagicMock()
+from vbench import VBench
+prompts, videos, out = sys.argv[1:]
+VBench("cpu", prompts, out).evaluate(videos, "ours", dimension_list=["temporal_flickering"], local=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(find_spec, ("vbench", "decord", "cv2"))), reason="needs tests/real_packages.txt"
+)
+def test_the_program_of_vbench_scores_our_folder_by_its_own_list(tmp_path):
+    package = Path(find_spec("vbench").origin).parent
+    rows = json.loads((package / "VBench_full_info.json").read_text())
+    chosen = [row for row in rows if "temporal_flickering" in row["dimension"]][:4]
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(chosen))
+    words = ["--layout", "vbench", "--prompts", prompts, "--output_dir", tmp_path, *COMMON]
+    words += ["--policies", "base", "--dimensions", "temporal_flickering", "--videos_per_prompt", 2]
+    benchmark_videos.main([*map(str, words)])
+    videos = tmp_path / "base" / "videos"
+    ended = subprocess.run(
+        [sys.executable, "-c", OFFICIAL_PROGRAM, prompts, videos, tmp_path / "scores"],
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stderr
+    answer = json.loads((tmp_path / "scores" / "ours_eval_results.json").read_text())
+    mean, each = answer["temporal_flickering"]
+    names = {f"{row['prompt_en']}-{number}.mp4" for row in chosen for number in range(2)}
+    assert {Path(row["video_path"]).name for row in each} == names
+    for row in each:
+        frames = read_video(Path(row["video_path"]))[0].float()
+        expected = 1 - (frames[1:] - frames[:-1]).abs().mean().item() / 255
+        assert row["video_results"] == pytest.approx(expected, abs=1e-6)
+    assert mean == pytest.approx(sum(row["video_results"] for row in each) / len(each))

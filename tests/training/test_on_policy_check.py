@@ -103,6 +103,21 @@ def test_an_injected_fault_is_found_and_the_first_module_named(
     assert sigma == f"{sigmas[int(step) - 1]:.3g}"
 
 
+def test_a_forward_pass_that_mixes_the_rows_of_a_batch_is_suspected_in_fp32(tiny_config, mesh):
+    """The message of a new family blamed the rounding of bf16, in a run in fp32."""
+
+    def mix_rows(trainer):
+        def mixed(_module, _inputs, output):
+            return output + 0.1 * output.mean(0, keepdim=True)
+
+        trainer.run.policy.transformer.register_forward_hook(mixed)
+
+    config = tiny_config.with_settings(mini_batch_size_per_update=2)
+    message = check_message(config, mesh, before=[mix_rows])
+    assert "8 samples in the rollout, 2 in the update" in message
+    assert "mixes the rows of a batch" in message and "bf16" not in message
+
+
 def test_a_fault_of_the_training_path_alone_is_found_without_gradient(tiny_config, mesh):
     def fault(trainer):
         part = trainer.run.policy.transformer.context_embedder

@@ -22,6 +22,7 @@ from hyvideo.models.hunyuan_video15.prompt_encoders import (
     TextEncoder,
     glyph_text,
 )
+from hyvideo.models.placement import Placement
 
 Encoder = Callable[..., list[dict[str, Tensor]]]
 
@@ -39,7 +40,7 @@ def _load_glyph(
     transformer: Mapping[str, Any],
     vae: nn.Module,
     dtype: torch.dtype,
-    group_offload: bool = False,
+    placement: Placement = Placement.GPU,
     rotary_dtype: torch.dtype = torch.float32,
     **kwargs: Any,
 ) -> Encoder:
@@ -53,7 +54,7 @@ def _load_image(
     *,
     transformer: Mapping[str, Any],
     vae: nn.Module,
-    group_offload: bool = False,
+    placement: Placement = Placement.GPU,
     **kwargs: Any,
 ) -> Encoder:
     encode = ImageEncoder(*encoders.load_vision_encoder(root, **kwargs), vae)

@@ -16,7 +16,8 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from hyvideo.models.offload import device_of, offload, on_device
+from hyvideo.models.offload import device_of, on_device, put
+from hyvideo.models.placement import Placement
 
 # timestep of a sample and, for a MeanFlow model, the end of its step
 Times = tuple[float, float | None]
@@ -47,7 +48,7 @@ class ModulationCache:
         self.time_embed = transformer.time_embed
         self.norms = _norms(transformer)
         for norm in self.norms:
-            offload(norm.linear)
+            put(norm.linear, Placement.CPU, device_of(norm.linear))
         self._outputs: dict[Times, Tensor] = {}  # (layers, 6 dim)
         self._prepared: set[Times] = set()
         self._selected: Tensor | None = None

@@ -135,7 +135,7 @@ def write_checkpoint(
     _write_config(root / "vae", settings.vae)
     save_original(load_vae(root, random_weights_seed=seed), root / "vae", dtype=torch.float32)
     shutil.copytree(LANGUAGE_MODEL, root / "text_encoder" / "llm")
-    _write_glyphs(root / "text_encoder", settings.glyphs, seed)
+    write_glyph_encoder(root / "text_encoder", settings.glyphs, seed)
     _write_vision(root / "vision_encoder" / "siglip", settings.vision, seed)
     (root / "scheduler").mkdir()
     (root / "scheduler" / "scheduler_config.json").write_text(
@@ -175,7 +175,10 @@ def _add_words(folder: Path, prompts: Iterable[str]) -> None:
     model.save_pretrained(folder)
 
 
-def _write_glyphs(folder: Path, settings: Mapping[str, Any], seed: int) -> None:
+def write_glyph_encoder(
+    folder: Path, settings: Mapping[str, Any], seed: int, *, dtype: torch.dtype = torch.float32
+) -> None:
+    """Write ByT5's tokenizer and an encoder of random weights, in the original's layout."""
     from transformers import ByT5Tokenizer, T5Config, T5EncoderModel
 
     T5Config(**settings).save_pretrained(folder / "byt5-small")
@@ -183,7 +186,7 @@ def _write_glyphs(folder: Path, settings: Mapping[str, Any], seed: int) -> None:
     with_special_tokens = dict(settings)
     with_special_tokens["vocab_size"] += len(COLORS) + len(FONTS)
     encoder = drawn(T5EncoderModel(T5Config(**with_special_tokens)), seed).encoder
-    state = {GLYPH_PREFIX + name: tensor for name, tensor in encoder.state_dict().items()}
+    state = {GLYPH_PREFIX + name: tensor.to(dtype) for name, tensor in encoder.state_dict().items()}
     for part in ("assets", "checkpoints"):
         (folder / "Glyph-SDXL-v2" / part).mkdir(parents=True)
     (folder / "Glyph-SDXL-v2" / "assets" / "color_idx.json").write_text(json.dumps(COLORS))

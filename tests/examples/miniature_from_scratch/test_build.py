@@ -21,7 +21,7 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.wan.encoders import TextEncoder, load_text_encoder
 
 SHIPPED = Path("assets/miniature")
-REQUESTS = [Request("a red circle moves up")]
+REQUESTS = [Request("a red circle moves up"), Request('a sign that says "HELLO"')]
 SHIPPED_WAN = Path("assets/miniature_wan")
 SHIPPED_TI2V = Path("assets/miniature_wan_ti2v")
 WEIGHTS = {

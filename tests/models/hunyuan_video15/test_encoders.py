@@ -12,6 +12,7 @@ from hyvideo.loading.model_setup import load_encoder
 from hyvideo.models.hunyuan_video15.encoders import load_text_encoder
 from hyvideo.models.hunyuan_video15.family import FAMILY
 from hyvideo.models.hunyuan_video15.prompt_encoders import TextEncoder
+from hyvideo.models.placement import Placements
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from tests.models.checkpoint_files import VERSION, assert_same_model, rewrite
@@ -116,23 +117,21 @@ def whole_model_in_float16(root):
     return states[-3][0, tokens.crop_start :]
 
 
-def encoder_of(root, group_offload=False, **settings):
+def encoder_of(root, way="none", **settings):
     settings = {"transformer_version": VERSION, "dtype": "fp32"} | settings
     config = Config().with_settings(pretrained_model_root=str(root), **settings).resolved()
-    return load_encoder(config, CPU, group_offload=group_offload)[0]
+    return load_encoder(config, CPU, Placements.of_sampling(way))[0]
 
 
 def states_of(encoder):
     return encoder([Request(PROMPT)]).samples[0].text.float()
 
 
-@pytest.mark.parametrize("group_offload", [False, True])
-def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(
-    wide_heads, group_offload
-):
+@pytest.mark.parametrize("way", ["none", "group"])
+def test_an_fp16_text_encoder_has_fp16_rotary_frequencies_as_in_the_original(wide_heads, way):
     """Float32 frequencies, with which no released transformer was trained, give other states."""
     expected = whole_model_in_float16(wide_heads).float()
-    found = states_of(encoder_of(wide_heads, group_offload))
+    found = states_of(encoder_of(wide_heads, way))
     exact = TextEncoder(*load_text_encoder(wide_heads, dtype=torch.float16))([PROMPT])[0].float()
     assert len(expected) > 100
     assert torch.equal(found, expected)

@@ -24,7 +24,7 @@ while True:
 PROGRAM = """
 import sys
 from hyvideo.files.cli import exit_on_interrupt
-from hyvideo.ratings.steps import run
+from hyvideo.files.steps import run
 with exit_on_interrupt("program.py"):
     run([sys.executable, "-c", *sys.argv[1:]])
 """

@@ -83,6 +83,7 @@ class Trainer:
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
         self.progress = Progress(PreemptionSignals(mesh), on_stage, self.bar.stage)
         self.progress.enter("load")
+        self.is_report_named = False
         self.lease = Lease(self.output_dir)  # of the main rank
         with ExitStack() as on_error:
             # first, so that no other process can write a newer checkpoint
@@ -384,6 +385,10 @@ class Trainer:
             self._write_timeline()
             with optional(REPORT_FILE, (Exception,)):  # a page must not end a run
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
+                if not self.is_report_named:
+                    place = Path(self.recorded.record.output_dir) / REPORT_FILE
+                    self.bar.say(f"report: {place}, which grows with every validation")
+                    self.is_report_named = True
 
     def _open_records(self) -> MetricsWriter:
         """Return the metrics writer, positioned at the resumed iteration, after writing

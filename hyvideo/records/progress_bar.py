@@ -160,6 +160,12 @@ class ProgressBar(AbstractContextManager):
             )
             self.next_line = now + PLAIN_LINE_SECONDS
 
+    def say(self, text: str) -> None:
+        """Print a line, in a terminal above the bar."""
+        if self.is_shown:
+            clock = tqdm.format_interval(time.monotonic() - STARTED)
+            tqdm.write(f"{clock}  {text}", file=self.stream)
+
     def _line(self, text: str, now: float) -> None:
         print(f"{tqdm.format_interval(now - STARTED)}  {text}", file=self.stream, flush=True)
         starts = self.iteration == self.initial

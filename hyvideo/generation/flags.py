@@ -116,9 +116,9 @@ class SamplingFlags(Section):
 class MemoryFlags(Section):
     """Memory.
 
-    By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them; of
-    two experts that do not fit together, it keeps the one of the step. On a CPU, where it was tested,
-    offloading does not change the videos.
+    By default, a GPU with less than 60 GiB offloads models in groups. A larger one keeps all models
+    or, if they do not fit together, the one in use. On a CPU, where it was tested, offloading does not
+    change the videos.
     """
 
     offloading: Literal["auto", "none", "model", "group", "true", "false"] = start(

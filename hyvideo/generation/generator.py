@@ -24,7 +24,7 @@ from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.files.digests import digest_of, digest_weights
 from hyvideo.files.files import PARTIAL, make_folder, remove_partial
-from hyvideo.files.text import lines_of
+from hyvideo.files.text import counted, lines_of
 from hyvideo.generation.best_of import make_best_of
 from hyvideo.generation.offloading import automatic_offloading, split_and_compile
 from hyvideo.generation.settings import GenerationSettings
@@ -43,7 +43,7 @@ from hyvideo.models.placement import Placements
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
-from hyvideo.records.progress_bar import stage_bar
+from hyvideo.records.progress_bar import print_stage, stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
 from hyvideo.settings.identity import base_loras_of
@@ -182,6 +182,7 @@ class Generator:
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
         config = self.config
+        print_stage(f"loading the text encoders and the VAE, for {counted(len(videos), 'prompt')}")
         self.encoder, vae = model_setup.load_encoder(config, self.device, self.placements)
         for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
             on_stage("encoding", video.number)
@@ -190,6 +191,7 @@ class Generator:
                 self.refiner.encode(self.encoder, video)
         self.encoder(self.sampling.negative_requests)
         self.encoder.release()
+        print_stage("loading the transformer")
         on_stage("loading")
         self.pipeline = self.settings.source.load(
             config,
@@ -242,6 +244,7 @@ class Generator:
 
     def _sampled(self, videos: list[Video]) -> Iterator[tuple[Video, Sampled]]:
         """Yield the final latents of each video."""
+        print_stage(f"sampling {counted(len(videos), 'video')}")
         for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
             yield video, self._sample(video)
 

@@ -401,6 +401,7 @@ def test_the_file_of_one_video_can_be_named(make, tmp_path):
         ),
         (["--prompt", "a", "--eta", "0.5"], "--eta needs --stochastic: the ODE adds no noise"),
         (["--prompt", "a", "--image_path", "nowhere.png"], "got 'nowhere.png'"),
+        (["--prompt", "a", "--last_image_path", "b.png"], "--last_image_path needs --image_path"),
         (["--prompt", "a", "--video_length", "6"], "into one latent frame, got 6; use 5 or 9"),
         (
             ["--prompt", "a", "--height", "40", "--width", "64"],

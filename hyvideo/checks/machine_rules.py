@@ -158,22 +158,48 @@ def sizes_fit_the_model(inputs: RunInputs) -> Problems:
 
 
 def image_problems(
-    task: str | None, requests: list[Request], version: str, source: str
+    task: str | None,
+    given_frames: tuple[int, int] | None,
+    requests: list[Request],
+    version: str,
+    source: str,
 ) -> Problems:
-    """Yield images given to a text-to-video version, or no image in any row for an image-to-video
-    version.
+    """Yield images given to a version that reads none, or only the first, and images that it needs.
+
+    ``given_frames`` are the fewest and the most images of a row (`Family.given_frames`). If they are
+    None, an image-to-video version needs an image in any row.
     """
     with_image = [request for request in requests if request.image is not None]
+    with_last = [request for request in requests if request.last_image is not None]
+    fewest, most = given_frames or (0, 1)
     if task == "t2v" and with_image:
         yield (
             f"{version} is for text-to-video, got {len(with_image)} reference images in {source}, "
             f"the first for {with_image[0].described}; use an i2v version or remove the images"
+        )
+    elif with_last and most < 2:
+        yield (
+            f"{version} makes videos from a first frame, got a last frame for {len(with_last)} "
+            f"prompts of {source}, the first for {with_last[0].described}; use "
+            "wan2.1_flf2v_14b_720p or remove the last frames"
         )
     if task == "i2v" and requests and not with_image:
         yield (
             f"{version} is for image-to-video, got no reference image for the {len(requests)} "
             f"prompts of {source}; add a column ref_image_path to the CSV, pass --image_path to "
             "generate.py, or use a t2v version"
+        )
+        return
+    lacking = [request for request in requests if len(request.images) < fewest]
+    if lacking:
+        columns, flags = "ref_image_path", "--image_path"
+        if fewest == 2:
+            columns += " and ref_last_image_path"
+            flags += " and --last_image_path"
+        yield (
+            f"{version} needs {columns} in every row, got {len(lacking)} of {len(requests)} prompts "
+            f"of {source} without, the first is {lacking[0].described}; add them, or pass {flags} "
+            "to generate.py"
         )
 
 

@@ -19,7 +19,7 @@ from hyvideo.files.tables import Table, find_file, read_table
 from hyvideo.files.text import note, quote
 
 COLUMNS = ("prompt", "video")
-OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
+OPTIONAL_COLUMNS = ("ref_image_path", "ref_last_image_path", "score", "keep")
 KEEP = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 KEEP |= {"1.0": True, "0.0": False}  # pandas, once a cell of the column is empty
 # in the folder of scripts.rate
@@ -98,8 +98,8 @@ def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
     """Read tables of videos, files or folders, and return an example for each video that is trained
     on, in order.
 
-    Columns: `prompt`, `video`, and perhaps `ref_image_path`, `keep` (1 or 0) and `score`. Dropped
-    are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
+    Columns: `prompt`, `video`, and perhaps `ref_image_path`, `ref_last_image_path`, `keep` (1 or 0)
+    and `score`. Dropped are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
     each prompt (rounded up), so that no prompt is lost. Video paths are relative to the folder of
     their table or to the working directory. Raises ValueError, naming the row, for what is missing or not a number.
     """

@@ -160,15 +160,17 @@ class Source:
         return pipeline
 
 
-def make_and_read_requests(prompts: list[str], image: str | None, csvs: list[str]) -> list[Request]:
-    """Return requests for prompts that share an image, then requests of CSV files.
+def make_and_read_requests(
+    prompts: list[str], csvs: list[str], image: str | None = None, last_image: str | None = None
+) -> list[Request]:
+    """Return requests for prompts that share given frames, then requests of CSV files.
 
     Raises ValueError for invalid input.
     """
     for number, prompt in enumerate(prompts, start=1):
         if not prompt.strip():
             raise ValueError(f"number {number} of --prompt is blank")
-    requests = [Request(prompt, image) for prompt in prompts] + read_requests(*csvs)
+    requests = [Request(prompt, image, last_image) for prompt in prompts] + read_requests(*csvs)
     check_images(requests)
     return requests
 

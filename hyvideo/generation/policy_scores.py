@@ -88,7 +88,7 @@ class Evaluator:
             self.device, config, config.validation_sampling, has_scorers=True
         )
         self.placements = Placements.of_sampling(way)
-        self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
+        self.requests: list[Request] = make_and_read_requests([], config.data.valid_video_csv)
         self.size = config.validation_sampling.size
 
     @cached_property

@@ -35,7 +35,7 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     choose.
     """
     requests = generation.make_and_read_requests(
-        options.prompt, options.image_path, options.valid_video_csv
+        options.prompt, options.valid_video_csv, options.image_path, options.last_image_path
     )
     settings = generation_settings(options, has_images=any(request.image for request in requests))
     config = settings.config

@@ -46,6 +46,8 @@ class GenerationSettings:
             "original_prompt": request.original_prompt,
             "image": request.image,
             "image_hash": digest_file(request.image) if request.image else None,
+            "last_image": request.last_image,
+            "last_image_hash": digest_file(request.last_image) if request.last_image else None,
             "seed": request.seed_or(self.seed),
             "number": video.number,
         }

@@ -246,7 +246,7 @@ class DataSettings(Section):
     prompts_csv: list[str] = learning(
         ["assets/prompts/train.csv"],
         "Files or folders of prompts: one in each line, or tables with `prompt`, optionally "
-        "`ref_image_path`.",
+        "`ref_image_path` and `ref_last_image_path`.",
         is_path=True,
     )
     valid_video_csv: list[str] = records(

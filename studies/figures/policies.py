@@ -37,9 +37,9 @@ def compare(
     Without ``prompts``, ``num_prompts`` rows of valid_video_csv are used.
     """
     if prompts:
-        requests = make_and_read_requests(prompts, None, [])
+        requests = make_and_read_requests(prompts, [])
     else:
-        requests = make_and_read_requests([], None, config.data.valid_video_csv)
+        requests = make_and_read_requests([], config.data.valid_video_csv)
         requests = [requests[row] for row in evenly_spaced(num_prompts, len(requests))]
     sample_policies(config, policies, requests, out, only_checks=True)
     device = choose_device(config.model.device, processes.local_rank())

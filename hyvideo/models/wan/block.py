@@ -60,8 +60,8 @@ def forward(
     """Return the tokens after the block. Shape: (batch, tokens, dim).
 
     Args:
-        context: Embedded texts, including padding, after the embedded picture of Wan2.1
-            image-to-video. Shape: (batch, 512 or 257 + 512, dim).
+        context: Embedded texts, including padding, after the one or two embedded pictures of Wan2.1
+            image-to-video. Shape: (batch, pictures x 257 + 512, dim).
         time: Shift, scale and gate of self-attention, then of the feed-forward network, to which
             the block's table is added. Shape: (batch, 6, dim).
     """
@@ -93,7 +93,7 @@ def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
 
 def _cross_attention(attention: nn.Module, tokens: Tensor, context: Tensor) -> Tensor:
     """Return cross-attention of this rank's tokens to the text, including its padding, plus that of
-    the same queries to the picture, whose tokens stand before the text.
+    the same queries to the pictures, whose tokens stand before the text.
 
     Shape: (batch, tokens, dim).
     """

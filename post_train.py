@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.checks.layout import planned_world_size
+from hyvideo.checks.machine_rules import check_gpu
 from hyvideo.checks.rules import check, with_local_weights
 from hyvideo.checks.without_effect import settings_without_effect
 from hyvideo.files.text import labelled, lines_of, shorten
@@ -55,6 +56,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             show(command)
             return 0
         inputs = check(config, processes.world_size(), file=command.file)
+        check_gpu(config.model.device)
         if processes.rank() == 0:
             print_start(command, inputs)
         trainer = build(with_local_weights(config), at_end)

@@ -20,6 +20,7 @@ from hyvideo.files.files import (
 from hyvideo.files.run_folder import STOPPED_FOR_HACKING
 from hyvideo.files.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings import processes
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings, ValidationSettings
@@ -200,6 +201,14 @@ def image_problems(
             f"{version} needs {columns} in every row, got {len(lacking)} of {len(requests)} prompts "
             f"of {source} without, the first is {lacking[0].described}; add them, or pass {flags} "
             "to generate.py"
+        )
+
+
+def check_gpu(device: str) -> None:
+    """Raise ValueError if the run asks for a GPU on a machine that has none."""
+    if device == "cuda" and not processes.may_have_gpu():
+        raise ValueError(
+            "device cuda needs a GPU that torch can use, and none was found; set device auto or cpu"
         )
 
 

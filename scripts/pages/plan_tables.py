@@ -128,6 +128,22 @@ WAN_VERSIONS = {  # label: (number of GPUs, flags)
 }
 
 
+_ON_24_GB = (
+    "--sample_n_frames 25 --height 240 --width 416 --base_weight_dtype fp8 "
+    "--offload vae reward anchor policy --lora_rank 16"
+)
+_ON_80_GB = (
+    "--sample_n_frames 49 --height 480 --width 832 --base_weight_dtype bf16 --offload vae reward"
+)
+_SMALL, _LARGE = "25 frames of 240 x 416", "49 frames of 480 x 832"
+WAN_FROM_IMAGES = (  # method, video size, recipe
+    ("DiffusionNFT", _SMALL, Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb")),
+    ("SAGE-GRPO", _SMALL, Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_80gb", _ON_24_GB)),
+    ("DiffusionNFT", _LARGE, Recipe("1 H100", "wan21_i2v_14b_1gpu_24gb", _ON_80_GB)),
+    ("SAGE-GRPO", _LARGE, Recipe("1 H100", "wan21_i2v_14b_1gpu_80gb")),
+)
+
+
 def planned(recipe: Recipe, *flags: str) -> PlannedRun:
     """Return the plan of a recipe."""
     words = ["--config", str(ROOT / f"configs/{recipe.config}.yaml"), *recipe.flags.split(), *flags]
@@ -252,3 +268,15 @@ def wan_versions() -> str:
         run = planned(Recipe(f"{number} H100", "wan21_1gpu_nft", flags))
         rows.append([label, f"`{flags}`", f"{memory(run).needed_gib:.1f}"])
     return markdown_table(["version", "flags", "GiB"], rows)
+
+
+def wan_from_images() -> str:
+    """Return the recipes of Wan2.1 image-to-video: two configs, and each at the other's size."""
+    rows = []
+    for learns, size, recipe in WAN_FROM_IMAGES:
+        run = planned(recipe)
+        command = f"`{' '.join((recipe.config, recipe.flags)).strip()}`"
+        gpu = recipe.gpus.removeprefix("1 ")
+        rows.append([learns, gpu, size, command, hours(run), f"{memory(run).needed_gib:.1f}"])
+    heads = ["learns with", "GPU", "video size", "config and flags", "hours", "GiB"]
+    return markdown_table(heads, rows)

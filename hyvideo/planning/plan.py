@@ -84,9 +84,10 @@ def cost_rows(run: PlannedRun) -> list[Row]:
         f"{chosen.checkpointing}: {memory(chosen).needed_gib:.1f} of {run.hardware.gpu_memory:.4g} "
         "GiB"
     )
-    if chosen.checkpointing == "full":
-        selective = run.with_settings(activation_checkpointing="selective")
-        text += f"; selective is faster but needs {memory(selective).needed_gib:.1f} GiB"
+    faster = {"full": "selective", "selective": "none"}.get(chosen.checkpointing)
+    if faster:
+        needed = memory(run.with_settings(activation_checkpointing=faster)).needed_gib
+        text += f"; {faster} is faster but needs {needed:.1f} GiB"
     rows.append(("recomputation", text))
     return rows
 

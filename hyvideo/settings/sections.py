@@ -455,7 +455,7 @@ class DistributedSettings(Section):
     activation_checkpointing: Literal["none", "auto", "full", "selective"] = machine(
         "none",
         "Recompute all (full), or all but attention (selective), in the backward pass, which saves "
-        "memory; auto: selective if it fits.",
+        "memory; auto: the fastest that fits.",
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")

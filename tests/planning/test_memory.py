@@ -45,11 +45,14 @@ def test_decoding_matches_the_simulated_vae(frames, height, width, gib):
     assert decoding_bytes(run) / GIB == pytest.approx(gib, rel=0.02)
 
 
-def test_auto_checkpointing_is_selective_if_it_fits():
+def test_auto_checkpointing_is_the_fastest_that_fits():
     auto, needed = simulated(activation_checkpointing="auto"), {}
-    for kind in ("selective", "full"):
+    for kind in ("none", "selective", "full"):
         needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
+    assert needed["none"] > needed["selective"] + 0.1 > needed["full"] + 0.2
     for gib, kind in (
+        (needed["none"] / 0.9 + 0.1, "none"),
+        (needed["none"] / 0.9 - 0.1, "selective"),
         (needed["selective"], "selective"),
         (needed["selective"] - 0.1, "full"),
         (1.0, "full"),

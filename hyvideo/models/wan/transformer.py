@@ -10,8 +10,11 @@ Another model that makes videos from a first frame (TI2V-5B) reads its latents w
 does not depend on the weights, so that no sampler, log-probability or loss needs to know of it.
 
 Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the
-model's training. Rotary tables are computed on demand: as buffers, they would be lost on the meta
-device and rounded when the model is cast.
+model's training. Padding tokens are all equal, so the layers compute one of them and attention
+repeats its key and value.
+
+Rotary tables are computed on demand: as buffers, they would be lost on the meta device and rounded
+when the model is cast.
 """
 
 import functools
@@ -29,7 +32,7 @@ from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.norms import layer_norm
-from hyvideo.models.wan.block import TwoTimes
+from hyvideo.models.wan.block import Context, TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
 
@@ -98,11 +101,12 @@ def forward(
     check_timestep(timestep)
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
-    context = self.condition_embedder.text_embedder(padded_texts(conditions))
+    text = self.condition_embedder.text_embedder(padded_texts(conditions))
+    pictures = None
     if self.config.image_dim:
-        features = torch.stack([sample.image.embeds for sample in conditions]).to(context.dtype)
+        features = torch.stack([sample.image.embeds for sample in conditions]).to(text.dtype)
         pictures = _embedded_pictures(self.condition_embedder.image_embedder, features)
-        context = torch.cat((pictures, context), dim=1)
+    context = Context(text, pictures)
     time, block_time = _time_embedding(self, timestep, ends)
     frames = None
     noisy = latents
@@ -205,9 +209,14 @@ def with_given_video(conditions: Sequence[Condition], latents: Tensor) -> Tensor
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
-    """Return the texts padded with zeros (batch, 512, dim)."""
+    """Return the texts padded with zeros to one more token than the longest has, and at most to 512.
+
+    The other tokens of the padding, up to the 512th, would be equal to the last one.
+    Shape: (batch, tokens, dim).
+    """
+    num_tokens = min(max(len(sample.text) for sample in conditions) + 1, TEXT_SLOTS)
     return torch.stack(
-        [F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions]
+        [F.pad(sample.text, (0, 0, 0, num_tokens - len(sample.text))) for sample in conditions]
     )
 
 

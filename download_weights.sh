@@ -5,8 +5,8 @@
 #   --version NAMES   transformers, comma-separated or repeated (480p_t2v): 480p_i2v, 720p_t2v, 720p_i2v, ..._distilled;
 #                     super-resolution: 720p_sr_distilled (for 480p), 1080p_sr_distilled (for 720p);
 #                     or one version of Wan: wan2.1_t2v_1.3b, wan2.1_t2v_14b, wan2.2_ti2v_5b, wan2.2_t2v_a14b,
-#                     wan2.2_i2v_a14b, wan2.1_i2v_14b_480p, wan2.1_i2v_14b_720p, and its students of few steps:
-#                     wan2.1_t2v_1.3b_anyflow, wan2.1_t2v_14b_anyflow, wan2.2_ti2v_5b_fastwan,
+#                     wan2.2_i2v_a14b, wan2.1_i2v_14b_480p, wan2.1_i2v_14b_720p, wan2.1_flf2v_14b_720p, and its
+#                     students of few steps: wan2.1_t2v_1.3b_anyflow, wan2.1_t2v_14b_anyflow, wan2.2_ti2v_5b_fastwan,
 #                     wan2.2_t2v_a14b_4step, wan2.2_i2v_a14b_4step (the latter with their LoRAs)
 #   --with PARTS      parts besides transformer, VAE and language model (quoted_text,reward; for Wan: reward), any of
 #                     i2v (SigLIP; gated, needs HF_TOKEN), quoted_text (glyph encoder, from ModelScope),
@@ -63,7 +63,7 @@ for version in "${versions[@]}"; do
         wan2.2_i2v_a14b | wan2.2_i2v_a14b_4step) wan=Wan-AI/Wan2.2-I2V-A14B-Diffusers ;;
         wan2.1_i2v_14b_480p) wan=Wan-AI/Wan2.1-I2V-14B-480P-Diffusers ;;
         wan2.1_i2v_14b_720p) wan=Wan-AI/Wan2.1-I2V-14B-720P-Diffusers ;;
-        wan*_flf2v_*) fail "version $version is not supported: no models for a first and a last frame" ;;
+        wan2.1_flf2v_14b_720p) wan=Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers ;;
         480p_t2v | 480p_i2v | 720p_t2v | 720p_i2v | 480p_t2v_distilled | 480p_i2v_distilled) ;;
         720p_i2v_distilled | 480p_i2v_step_distilled | 480p_t2v_step_distilled) ;;
         720p_t2v_distilled) echo "download_weights.sh: $version was announced, and may not be on the hub yet" >&2 ;;
@@ -148,7 +148,7 @@ if [ -n "$wan" ]; then
         from_either "$wan" "$wan" "" --include "$part/*"
     done
     case "${versions[0]}" in
-        wan2.1_i2v_*) for part in image_encoder image_processor; do from_either "$wan" "$wan" "" --include "$part/*"; done ;;
+        wan2.1_i2v_* | wan2.1_flf2v_*) for part in image_encoder image_processor; do from_either "$wan" "$wan" "" --include "$part/*"; done ;;
     esac
     case "${versions[0]}" in *_a14b*) from_either "$wan" "$wan" "" --include "transformer_2/*" ;; esac
     lora= # of the students of 4 steps, one file per expert

@@ -7,7 +7,8 @@ from accelerate import init_empty_weights
 
 from hyvideo.models.family import component_of, family_of
 from hyvideo.models.hunyuan_video15.transformer import _image_channels
-from hyvideo.models.wan.transformer import padded_texts, with_given_video
+from hyvideo.models.wan.settings import TEXT_SLOTS as WAN_TEXT_SLOTS
+from hyvideo.models.wan.transformer import with_given_video
 
 TEXT_SLOTS, GLYPH_SLOTS, IMAGE_SLOTS = 1000, 256, 729  # padded lengths of HunyuanVideo-1.5
 
@@ -31,7 +32,8 @@ def stock_inputs(transformer, latents, timestep, conditions):
     """
     common = {"timestep": timestep, "return_dict": False}
     if family_of(transformer).name == "wan":
-        inputs = {"hidden_states": latents, "encoder_hidden_states": padded_texts(conditions)}
+        texts, _ = padded([sample.text for sample in conditions], WAN_TEXT_SLOTS)
+        inputs = {"hidden_states": latents, "encoder_hidden_states": texts}
         if transformer.config.image_dim:
             inputs["hidden_states"] = with_given_video(conditions, latents)
             features = [sample.image.embeds for sample in conditions]
@@ -47,18 +49,18 @@ def stock_inputs(transformer, latents, timestep, conditions):
         texts[0].new_zeros(0, config.image_embed_dim) if c.image is None else c.image.embeds
         for c in conditions
     ]
-    padded, masks = zip(*map(_padded, (texts, glyphs, images), slots))
+    tokens, masks = zip(*map(padded, (texts, glyphs, images), slots))
     return common | {
         "hidden_states": torch.cat([latents, _image_channels(latents, conditions)], dim=1),
-        "encoder_hidden_states": padded[0],
+        "encoder_hidden_states": tokens[0],
         "encoder_attention_mask": masks[0],
-        "encoder_hidden_states_2": padded[1],
+        "encoder_hidden_states_2": tokens[1],
         "encoder_attention_mask_2": masks[1],
-        "image_embeds": padded[2],
+        "image_embeds": tokens[2],
     }
 
 
-def _padded(samples, slots):
+def padded(samples, slots):
     """Return tokens padded with zeros (batch, slots, dim), and a mask of the valid tokens (batch,
     slots).
     """

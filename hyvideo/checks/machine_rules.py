@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyvideo.data.examples import check_videos
 from hyvideo.data.prompts import Request, check_images
+from hyvideo.data.video_files import ClipForm
 from hyvideo.files.files import (
     file_problem,
     find_path,
@@ -19,6 +20,7 @@ from hyvideo.files.files import (
 from hyvideo.files.run_folder import STOPPED_FOR_HACKING
 from hyvideo.files.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings import processes
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings, ValidationSettings
@@ -130,8 +132,6 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 def check_pairs(inputs: RunInputs) -> None:
     """Raise ValueError for pairs without a preference, and for videos that do not fit the run."""
     check_images(inputs.videos.all_requests)
-    from hyvideo.data.videos import ClipForm  # imports torch
-
     data = inputs.config.data
     check_videos(inputs.videos.all, ClipForm(*inputs.config.sampling.size, data.fps, data.fit))
 
@@ -159,22 +159,56 @@ def sizes_fit_the_model(inputs: RunInputs) -> Problems:
 
 
 def image_problems(
-    task: str | None, requests: list[Request], version: str, source: str
+    task: str | None,
+    given_frames: tuple[int, int] | None,
+    requests: list[Request],
+    version: str,
+    source: str,
 ) -> Problems:
-    """Yield images given to a text-to-video version, or no image in any row for an image-to-video
-    version.
+    """Yield images given to a version that reads none, or only the first, and images that it needs.
+
+    ``given_frames`` are the fewest and the most images of a row (`Family.given_frames`). If they are
+    None, an image-to-video version needs an image in any row.
     """
     with_image = [request for request in requests if request.image is not None]
+    with_last = [request for request in requests if request.last_image is not None]
+    fewest, most = given_frames or (0, 1)
     if task == "t2v" and with_image:
         yield (
             f"{version} is for text-to-video, got {len(with_image)} reference images in {source}, "
             f"the first for {with_image[0].described}; use an i2v version or remove the images"
+        )
+    elif with_last and most < 2:
+        yield (
+            f"{version} makes videos from a first frame, got a last frame for {len(with_last)} "
+            f"prompts of {source}, the first for {with_last[0].described}; use "
+            "wan2.1_flf2v_14b_720p or remove the last frames"
         )
     if task == "i2v" and requests and not with_image:
         yield (
             f"{version} is for image-to-video, got no reference image for the {len(requests)} "
             f"prompts of {source}; add a column ref_image_path to the CSV, pass --image_path to "
             "generate.py, or use a t2v version"
+        )
+        return
+    lacking = [request for request in requests if len(request.images) < fewest]
+    if lacking:
+        columns, flags = "ref_image_path", "--image_path"
+        if fewest == 2:
+            columns += " and ref_last_image_path"
+            flags += " and --last_image_path"
+        yield (
+            f"{version} needs {columns} in every row, got {len(lacking)} of {len(requests)} prompts "
+            f"of {source} without, the first is {lacking[0].described}; add them, or pass {flags} "
+            "to generate.py"
+        )
+
+
+def check_gpu(device: str) -> None:
+    """Raise ValueError if the run asks for a GPU on a machine that has none."""
+    if device == "cuda" and not processes.may_have_gpu():
+        raise ValueError(
+            "device cuda needs a GPU that torch can use, and none was found; set device auto or cpu"
         )
 
 

@@ -11,18 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hyvideo.data.prompts import Request, hash_requests, request_of
+from hyvideo.data.video_files import ClipForm, read_header
 from hyvideo.files.digests import digest_of
 from hyvideo.files.tables import Table, find_file, read_table
 from hyvideo.files.text import note, quote
 
-if TYPE_CHECKING:
-    from hyvideo.data.videos import ClipForm
-
 COLUMNS = ("prompt", "video")
-OPTIONAL_COLUMNS = ("ref_image_path", "score", "keep")
+OPTIONAL_COLUMNS = ("ref_image_path", "ref_last_image_path", "score", "keep")
 KEEP = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 KEEP |= {"1.0": True, "0.0": False}  # pandas, once a cell of the column is empty
 # in the folder of scripts.rate
@@ -101,8 +98,8 @@ def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
     """Read tables of videos, files or folders, and return an example for each video that is trained
     on, in order.
 
-    Columns: `prompt`, `video`, and perhaps `ref_image_path`, `keep` (1 or 0) and `score`. Dropped
-    are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
+    Columns: `prompt`, `video`, and perhaps `ref_image_path`, `ref_last_image_path`, `keep` (1 or 0)
+    and `score`. Dropped are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
     each prompt (rounded up), so that no prompt is lost. Video paths are relative to the folder of
     their table or to the working directory. Raises ValueError, naming the row, for what is missing or not a number.
     """
@@ -186,12 +183,10 @@ def existing_video(table: Table, name: str, column: str, place: str) -> Path:
     return video
 
 
-def check_videos(examples: Iterable[Example], form: "ClipForm") -> None:
+def check_videos(examples: Iterable[Example], form: ClipForm) -> None:
     """Raise ValueError, naming the row, if a video cannot be read or brought to the form of a
     training video; otherwise print what is done to how many.
     """
-    from hyvideo.data.videos import read_header  # imports torch
-
     places: dict[Path, str] = {}
     for example in examples:
         for video in example.videos:

@@ -131,7 +131,7 @@ def read_ratings(path: str | Path) -> list[Rating]:
     needed = ["prompt", form.first, form.second]
     if form is OURS:
         needed += form.answers
-    optional = [*form.answers, "dimension", "ref_image_path", *LEFT_OUT]
+    optional = [*form.answers, "dimension", "ref_image_path", "ref_last_image_path", *LEFT_OUT]
     rows = table.select(what, needed, [name for name in optional if name not in needed])
     if rows and form.answers and not any(column in rows[0] for column in form.answers):
         raise ValueError(

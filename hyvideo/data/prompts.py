@@ -16,15 +16,18 @@ from hyvideo.files.files import find_path, publish
 from hyvideo.files.tables import Table, csv_text, find_file, read_table
 from hyvideo.files.text import quote
 
-COLUMNS = ("prompt", "ref_image_path", "seed", "original_prompt", "checks")
+COLUMNS = ("prompt", "ref_image_path", "ref_last_image_path", "seed", "original_prompt", "checks")
 
 
 @dataclass(frozen=True)
 class Request:
-    """A video to generate: a prompt and, for image-to-video, the file of its first frame."""
+    """A video to generate: a prompt and, for image-to-video, the file of its first frame and perhaps
+    that of its last frame.
+    """
 
     prompt: str  # what the video shows
     image: str | None = None  # path of the first frame; None: text-to-video
+    last_image: str | None = None  # path of the last frame, of a video that has a first one
     # of the initial noise in validation and generation; None: the run's or the call's seed
     seed: int | None = None
     # the negative prompt, whose quoted text is not encoded, as in the original pipeline
@@ -33,6 +36,11 @@ class Request:
     checks: str | None = None  # JSON list of yes/no questions about the video
     # row and file, for messages; empty if the prompt is from a flag
     place: str = field(default="", compare=False)
+
+    @property
+    def images(self) -> tuple[str, ...]:
+        """Paths of the given frames: none, the first, or the first and the last."""
+        return tuple(path for path in (self.image, self.last_image) if path is not None)
 
     @property
     def described(self) -> str:
@@ -103,28 +111,51 @@ def _read_prompts(path: Path) -> list[Request]:
 
 
 def request_of(row: dict[str, str], table: Table, what: str, place: str) -> Request:
-    """Return the prompt of a row and its first frame. Raises ValueError, naming the ``place``."""
+    """Return the prompt of a row and its given frames. Raises ValueError, naming the ``place``."""
     prompt = row["prompt"].strip()
     if not prompt:
         raise ValueError(
             f"every row of {what} needs a prompt, {place} has none; add it or remove the row"
         )
-    image = row.get("ref_image_path", "").strip()
-    picture = find_file(table.folder, image)
-    if image and not picture:
+    first = _picture(row, "ref_image_path", table, place)
+    last = _picture(row, "ref_last_image_path", table, place)
+    if last and not first:
         raise ValueError(
-            f"ref_image_path must be an image file, relative to {table.folder} or to the working "
-            f"directory, got {quote(image)} in {place}; correct the path or remove the row"
+            f"a row with ref_last_image_path needs ref_image_path, the first frame, {place} has "
+            "none; add it or remove the last frame"
         )
-    return Request(prompt, str(picture.resolve()) if picture else None, place=place)
+    return Request(prompt, first, last, place=place)
+
+
+def _picture(row: dict[str, str], column: str, table: Table, place: str) -> str | None:
+    """Return the path of a row's picture, None if the cell is empty.
+
+    Raises ValueError for a missing file.
+    """
+    name = row.get(column, "").strip()
+    if not name:
+        return None
+    picture = find_file(table.folder, name)
+    if not picture:
+        raise ValueError(
+            f"{column} must be an image file, relative to {table.folder} or to the working "
+            f"directory, got {quote(name)} in {place}; correct the path or remove the row"
+        )
+    return str(picture.resolve())
 
 
 def write_requests(path: Path, requests: Sequence[Request]) -> None:
     """Write a prompts CSV. The paths of images are relative to its folder."""
     rows = []
+    folder = path.parent.resolve()
     for request in requests:
-        image = request.image and os.path.relpath(request.image, path.parent.resolve())
-        rows.append([request.prompt, image, request.seed, request.original_prompt, request.checks])
+        images = [
+            image and os.path.relpath(image, folder)
+            for image in (request.image, request.last_image)
+        ]
+        rows.append(
+            [request.prompt, *images, request.seed, request.original_prompt, request.checks]
+        )
     with publish(path) as temporary:
         temporary.write_text(csv_text(COLUMNS, rows), encoding="utf-8")
 
@@ -141,22 +172,24 @@ def hash_requests(requests: Sequence[Request]) -> str:
     """Return a hash of the prompts, in order, their seeds, questions (``checks``) and the contents
     of their images, not of file names.
     """
-    paths = dict.fromkeys(request.image for request in requests if request.image)
+    paths = dict.fromkeys(path for request in requests for path in request.images)
     images = {path: hashlib.blake2b(Path(path).read_bytes()).hexdigest() for path in paths}
     rows = []
     for request in requests:
         row = [request.prompt, request.image and images[request.image]]
+        if request.last_image:
+            row.append({"last": images[request.last_image]})
         row += [value for value in (request.seed, request.checks) if value is not None]
         rows.append(row)
     return hashlib.blake2b(json.dumps(rows).encode(), digest_size=16).hexdigest()
 
 
 def check_images(requests: Iterable[Request]) -> None:
-    """Raise ValueError, naming the prompt, for a first frame that cannot be read."""
+    """Raise ValueError, naming the prompt, for a given frame that cannot be read."""
     first_uses: dict[str, Request] = {}
     for request in requests:
-        if request.image:
-            first_uses.setdefault(request.image, request)
+        for image in request.images:
+            first_uses.setdefault(image, request)
     for image, request in first_uses.items():
         try:
             read_image(image)

@@ -19,7 +19,7 @@ SYNONYMS = {
     "prompt": ("caption", "text", "prompt_en", "frame_caption"),
     "video": ("video_path", "file_name", "media_path", "file_path", "path"),
 }
-# Columns of other projects that may have the first frame, the last frame, or a picture to train on.
+# Columns of other projects that may have the first frame or a picture to train on, and the last frame.
 PICTURE_COLUMNS = (
     "image",
     "images",
@@ -32,6 +32,15 @@ PICTURE_COLUMNS = (
     "cond_image",
     "ref_image",
     "reference_image",
+)
+LAST_PICTURE_COLUMNS = (
+    "last_image",
+    "last_image_path",
+    "last_frame",
+    "last_frame_path",
+    "end_image",
+    "end_image_path",
+    "end_frame",
 )
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 VIDEOS = (".mp4", ".mov", ".m4v", ".webm", ".mkv", ".avi")
@@ -98,10 +107,12 @@ class Table:
     def _check_unread(self, unread: Sequence[str], absent: Sequence[str]) -> None:
         for column in unread:
             near = [name for name in absent if _letters(name) == _letters(column)]
-            if self._has_pictures(column) or (
-                column.casefold() in PICTURE_COLUMNS and "ref_image_path" in absent
-            ):
-                near = ["ref_image_path"] if "ref_image_path" in absent else []
+            picture = "ref_image_path"
+            if column.casefold() in LAST_PICTURE_COLUMNS:
+                picture = "ref_last_image_path"
+            named = column.casefold() in (*PICTURE_COLUMNS, *LAST_PICTURE_COLUMNS)
+            if self._has_pictures(column) or (named and picture in absent):
+                near = [picture] if picture in absent else []
                 if not near:
                     raise ValueError(
                         f"the column `{column}` of {self.path} has pictures, which are not read; "

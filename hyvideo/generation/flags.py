@@ -52,10 +52,13 @@ class PromptFlags(Section):
 
     prompt: list[str] = start([], "One or more prompts.")
     image_path: str | None = start(None, "First frame for the videos of --prompt (image-to-video).")
+    last_image_path: str | None = start(
+        None, "Last frame for the videos of --prompt, beside --image_path (first and last frame)."
+    )
     valid_video_csv: list[str] = start(
         [],
         "Files or folders of prompts: one in each line, or tables with `prompt`, optionally "
-        "`ref_image_path` and `seed`.",
+        "`ref_image_path`, `ref_last_image_path` and `seed`.",
     )
     num_videos: int = start(1, "Videos per prompt.", ge=1, le=100_000)
     seed: int = start(0, "Random seed.", ge=-(2**63), le=2**64 - 1)
@@ -116,9 +119,9 @@ class SamplingFlags(Section):
 class MemoryFlags(Section):
     """Memory.
 
-    By default, a GPU with less than 60 GiB offloads models in groups, and a larger one keeps them; of
-    two experts that do not fit together, it keeps the one of the step. On a CPU, where it was tested,
-    offloading does not change the videos.
+    By default, a GPU with less than 60 GiB offloads models in groups. A larger one keeps all models
+    or, if they do not fit together, the one in use. On a CPU, where it was tested, offloading does not
+    change the videos.
     """
 
     offloading: Literal["auto", "none", "model", "group", "true", "false"] = start(
@@ -233,6 +236,11 @@ def check(options: argparse.Namespace) -> None:
         raise ValueError(
             "--image_path needs --prompt; for a CSV, set images in its column ref_image_path"
         )
+    if options.last_image_path and not options.image_path:
+        raise ValueError(
+            "--last_image_path needs --image_path, the first frame; for a CSV, set images in its "
+            "columns ref_image_path and ref_last_image_path"
+        )
     if (options.height is None) != (options.width is None):
         raise ValueError(
             f"--height and --width must be given together, got {options.height} and {options.width}"
@@ -266,14 +274,15 @@ def convert_reference_flags(options: argparse.Namespace) -> None:
     """Convert the public reference's forms: ``--image_path none``, and flags with another name
     here.
 
-    As in the public reference, ``--valid_video_csv`` replaces ``--prompt`` and its image.
+    As in the public reference, ``--valid_video_csv`` replaces ``--prompt`` and its images.
     """
     if options.image_path and options.image_path.lower() == "none":
         options.image_path = None
     if options.prompt and options.valid_video_csv:
-        unused = ["prompt", "image_path"] if options.image_path else ["prompt"]
-        print_ignored(unused, "--valid_video_csv names the prompts")
-        options.prompt, options.image_path = [], None
+        images = [name for name in ("image_path", "last_image_path") if getattr(options, name)]
+        print_ignored(["prompt", *images], "--valid_video_csv names the prompts")
+        options.prompt = []
+        options.image_path = options.last_image_path = None
     if options.rewrite.lower() in TRUTHS:
         options.rewrite = str(TRUTHS[options.rewrite.lower()]).lower()
     words = {"true": "model", "false": "none"}

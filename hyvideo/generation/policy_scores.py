@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_header
+from hyvideo.data.video_files import read_header
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.digests import digest_of
 from hyvideo.generation.generation import Source, make_and_read_requests
@@ -37,7 +37,7 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import trained_prompts
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity
-from hyvideo.validation.held_out import ScorerMetrics
+from hyvideo.validation.held_out_metrics import ScorerMetrics
 from hyvideo.validation.pixels import diversity, thumbnail
 from hyvideo.validation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.validation.validation import Validation
@@ -88,7 +88,7 @@ class Evaluator:
             self.device, config, config.validation_sampling, has_scorers=True
         )
         self.placements = Placements.of_sampling(way)
-        self.requests: list[Request] = make_and_read_requests([], None, config.data.valid_video_csv)
+        self.requests: list[Request] = make_and_read_requests([], config.data.valid_video_csv)
         self.size = config.validation_sampling.size
 
     @cached_property

@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 
 from hyvideo.data.prompts import Request
-from hyvideo.files.files import read_json
 from hyvideo.models import loading
+from hyvideo.models.config_file import read_config
 from hyvideo.models.family import Family, Part, family_named
 from hyvideo.models.guidance import Expert
 from hyvideo.models.sizes import versions_of_sizes
@@ -132,7 +132,7 @@ def version_problems(root: Path, version: str | None, family: Family) -> list[st
     """
     index = read_index(root)
     folder = loading.transformer_folder(root, version)
-    config = read_json(folder.path / "config.json", folder.label)
+    config = read_config(folder.path, folder.label)
 
     def has_experts_of(name: str | None) -> bool:
         return not index or index.get("boundary_ratio") == version_defaults(name).boundary

@@ -472,8 +472,11 @@ def check_checkpoint(
             problems.append(f"{problem} for a validation video" if is_validation else problem)
     problems += head_problems(config.distributed.sp_size, architecture.num_attention_heads)
     task = loading.read_task(root, version)
+    arguments, _ = loading.read_arguments(loading.read_transformer(folder, family), folder)
+    given_frames = family.given_frames(arguments)
     for source, prompts in requests.items():
-        problems += image_problems(task, prompts, f"transformer_version {version}", source)
+        name = f"transformer_version {version}"
+        problems += image_problems(task, given_frames, prompts, name, source)
     if problems:
         raise ValueError("\n".join(dict.fromkeys(problems)))
     return family.kinds(all_requests)

@@ -31,13 +31,13 @@ def _to_device_or_none(tensor: Tensor | None, device: torch.device | str) -> Ten
 
 @dataclass(frozen=True)
 class ImageCondition:
-    """Features of a reference image, and the latents of the video's first frame or of
-    the given video that begins with it.
+    """Features of the given frames, and the latents of the video's first frame or of
+    the given video that has them.
     """
 
     embeds: Tensor | None  # (image tokens, dim); None if the family uses no features
     # float32, scaled for the transformer: (channels, height, width) or, of a model that reads a
-    # whole given video, (channels, frames, height, width)
+    # whole given video, the channels after the noisy ones: (channels, frames, height, width)
     latents: Tensor
 
     def to(self, device: torch.device | str) -> "ImageCondition":

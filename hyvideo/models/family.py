@@ -51,8 +51,8 @@ class Part(NamedTuple):
     """A kind of condition: its input in a request, and the frozen encoder that computes it."""
 
     kind: str  # field of `Condition`
-    # the encoder's input; None if a request has no such condition
-    content: Callable[[Request], str | None]
+    # the encoder's input, a text or the paths of images; None if a request has no such condition
+    content: Callable[[Request], str | tuple[str, ...] | None]
     folders: tuple[str, ...]  # folders with its files in the checkpoint folder, in either layout
     # (root, *, transformer, vae, dtype, device, random_weights_seed, placement, rotary_dtype)
     # -> encoder: (contents, (frames, height, width) of the videos) -> tensors per content;
@@ -60,7 +60,7 @@ class Part(NamedTuple):
     load: Callable[..., Callable[..., list[dict[str, Tensor]]]]
     # (root, weights_needed) -> loading problems, from the file headers
     problems: Callable[[Path, bool], list[str]]
-    # the content is the path of an image, which is resized and cropped to the video size
+    # the content is the path of an image, or several, which are resized and cropped to the video size
     is_file: bool = False
     feeds: str = ""  # the transformer's module that gets no gradient if no request has this kind
 
@@ -130,6 +130,9 @@ class Family:
     # task of a transformer, from its config and the pipeline's model_index.json, which is empty if
     # there is no such file; None if the pipeline's class decides
     task: Callable[[Mapping[str, Any], Mapping[str, Any]], Task | None] = lambda *_: None
+    # fewest and most given frames of a video, of a transformer with this config: 1 is the first, 2 the
+    # first and the last; None: 0 or 1, as the task says
+    given_frames: Callable[[Mapping[str, Any]], tuple[int, int] | None] = lambda config: None
     # modules that get no gradient
     without_gradient: Callable[[nn.Module], tuple[str, ...]] = lambda transformer: ()
     # whether the VAE's decoder returns a tensor and a cache for its next call, as in Mochi

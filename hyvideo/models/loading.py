@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from hyvideo.files.files import read_json
 from hyvideo.files.text import describe_error
+from hyvideo.models.config_file import read_config
 from hyvideo.models.decoding import use_channels_last
 from hyvideo.models.family import (
     Component,
@@ -276,7 +277,7 @@ def read_arguments(component: Component, folder: Folder) -> tuple[dict[str, Any]
     original's names.
     """
     path = folder.path / "config.json"
-    config = read_json(path, folder.label)
+    config = read_config(folder.path, folder.label)
     try:
         if config.get("_class_name") != component.class_name:
             return component.config_to_diffusers(config), True

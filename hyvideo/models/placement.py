@@ -49,6 +49,10 @@ class Weights:
         """Return the bytes on the host."""
         return 0.0 if placement == Placement.GPU else self.total
 
+    def while_put(self, placement: Placement) -> float:
+        """Return the bytes on the host that moving the weights there takes in addition: a block."""
+        return self.of_blocks / self.num_blocks if placement == Placement.BLOCKS else 0.0
+
     def copied(self, placement: Placement, *, uses: float, forwards: float) -> float:
         """Return the bytes that are copied to the GPU for a number of uses, and of forward passes
         within them.

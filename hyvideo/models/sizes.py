@@ -20,6 +20,7 @@ import yaml
 
 from hyvideo.files.files import read_json
 from hyvideo.files.text import nearest
+from hyvideo.models.config_file import read_config
 from hyvideo.models.registry import class_problem, folder_of, is_built_in, module_of, packages
 from hyvideo.models.versions import FAMILIES, RELEASED, UNSUPPORTED, version_defaults
 
@@ -174,7 +175,7 @@ def read_architecture(root: str | Path, version: str) -> Sizes:
     path = _config_file(root, version)
     if path:
         try:
-            config = read_json(path, "transformer")
+            config = read_config(path.parent, "transformer")
             vae_config = read_json(vae, "VAE") if vae.is_file() else {}
             return read_sizes(_family(config, version), config, vae_config)
         except (OSError, ValueError, TypeError, ArithmeticError, LookupError) as error:

@@ -24,6 +24,7 @@ from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import Part
 
 Encoded = dict[str, Tensor]  # one part in its stored form
+Content = str | tuple[str, ...]  # a text, or paths of images
 _RETRY_S = 0.2
 MAX_CACHE_BYTES = 2**30  # of the parts in memory, in each process
 
@@ -138,8 +139,8 @@ class ConditionEncoder:
             self.store.patience_s = patience_s
 
     def _encode(
-        self, part: Part, contents: list[str], size: tuple[int, int, int]
-    ) -> dict[str, Encoded]:
+        self, part: Part, contents: list[Content], size: tuple[int, int, int]
+    ) -> dict[Content, Encoded]:
         """Return the encoded parts by content; those that are not stored are encoded in
         one batch.
         """
@@ -147,7 +148,8 @@ class ConditionEncoder:
         for content in contents:
             identity = content
             if part.is_file:
-                identity = f"{size} {self._file_hash(content)}"
+                paths = (content,) if isinstance(content, str) else content
+                identity = f"{size} {' '.join(map(self._file_hash, paths))}"
             keys[content] = self._key(part.kind, identity)
         known = {content: self.store.get(key) for content, key in keys.items()}
         missing = [content for content, encoded in known.items() if encoded is None]

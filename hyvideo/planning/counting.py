@@ -227,9 +227,13 @@ def _forward_flops(
         needs_image = family_named(family_name).task(model.config, {}) == "i2v"
         image = None
         if needs_image:
-            width = getattr(model.config, "image_dim", None)
-            features = torch.empty(257, width) if width else None
-            image = ImageCondition(features, torch.empty(*shape))
+            config = model.config
+            features = None
+            if config.get("image_dim"):
+                features = torch.empty(config.pos_embed_seq_len or 257, config.image_dim)
+            # those that the transformer reads beside the noisy ones
+            channels = max(config.get("in_channels", 0) - shape[0], 0) or shape[0]
+            image = ImageCondition(features, torch.empty(channels, *shape[1:]))
         condition = Condition(torch.empty(*text) if text[1] else None, image=image)
         timestep = torch.full((1,), 500.0)
         ends = timestep if model.is_flow_map else None

@@ -110,12 +110,15 @@ def generation_memory(run: PlannedRun, way: Offloading, *, has_scorers: bool = F
 def host_gib(run: PlannedRun, way: Offloading, *, has_scorers: bool = False) -> float:
     """Return the peak GiB of host memory of the process: models that are not on the GPU.
 
-    Tensors are read and pinned one by one; the encoders are freed before the transformer is loaded.
+    Tensors are read one by one and pinned one by one, or block by block; the encoders are freed before
+    the transformer is loaded.
     """
     reward = run.config.reward
     placements = Placements.of_sampling(way)
     encoders = Weights(states.encoder_bytes(run)).on_host(placements.encoders)
-    transformers = sum(weights.on_host(place) for weights, place in experts(run, placements))
+    loaded = experts(run, placements)
+    transformers = sum(weights.on_host(place) for weights, place in loaded)
+    transformers += max(weights.while_put(place) for weights, place in loaded)
     peak = max(encoders, transformers) + states.vae_weights(run).on_host(placements.vae)
     if has_scorers:
         peak += Weights(scorer_bytes(reward, reward.reward_model)).on_host(placements.scorers)

@@ -4,8 +4,8 @@
     seconds of a stage = max(computing, gathers of the weights that FSDP has sharded) + copies
 
 Blocks that are copied from the host overlap with computing; other copies do not. Not counted:
-encoders, scorers but HPSv3 and VideoAlign, exchanges of tokens with sp_size, compilation, and the
-writing of files.
+encoders, scorers but HPSv3 and VideoAlign, copies for the scoring of a validation, exchanges of
+tokens with sp_size, compilation, and the writing of files.
 """
 
 import math

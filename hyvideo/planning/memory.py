@@ -25,6 +25,9 @@ GIB = 2**30
 # percent fragmentation.
 CONTEXT_GIB, CONTEXT_AND_NCCL_GIB = 0.8, 3.0
 FRAGMENTATION = 0.05
+# Without recomputation, activations are most of the memory, and the plan is confirmed to 7 % only. A
+# run that ends for lack of memory costs more than recomputation, so a tenth stays free.
+_FREE_WITHOUT_RECOMPUTATION = 0.1
 
 
 @dataclass(frozen=True)
@@ -54,16 +57,20 @@ class Memory:
 
 
 def resolve_auto(run: PlannedRun) -> PlannedRun:
-    """Return the run with ``auto`` checkpointing replaced: selective if it fits the GPU, else full;
-    full on a CPU.
+    """Return the run with ``auto`` checkpointing replaced: the fastest of none, selective and full
+    that fits the GPU, where none must leave a tenth of it free; full on a CPU.
     """
     if run.settings.activation_checkpointing != "auto":
         return run
-    selective, full = (
-        run.with_settings(activation_checkpointing=kind) for kind in ("selective", "full")
+    none, selective, full = (
+        run.with_settings(activation_checkpointing=kind) for kind in ("none", "selective", "full")
     )
-    fits = run.config.model.device != "cpu" and memory(selective).fits(run.hardware.gpu_memory)
-    return selective if fits else full
+    if run.config.model.device == "cpu":
+        return full
+    gpu_memory = run.hardware.gpu_memory
+    if memory(none).fits(gpu_memory * (1 - _FREE_WITHOUT_RECOMPUTATION)):
+        return none
+    return selective if memory(selective).fits(gpu_memory) else full
 
 
 @dataclass(frozen=True)

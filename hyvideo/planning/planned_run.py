@@ -113,7 +113,7 @@ class PlannedRun:
     @property
     def has_images(self) -> bool:
         """Return whether the version encodes reference images, also with the VAE."""
-        return "i2v" in self.settings.transformer_version
+        return any(word in self.settings.transformer_version for word in ("i2v", "flf2v"))
 
     @cached_property
     def validation(self) -> "PlannedRun | None":

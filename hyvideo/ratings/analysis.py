@@ -28,6 +28,7 @@ class Judgement:
     first: str  # files, relative to the study's folder
     second: str
     ref_image_path: str
+    ref_last_image_path: str
     versus: tuple[int, int]  # methods, the earlier first
     value: float  # share of a win for the earlier method
 
@@ -52,6 +53,7 @@ def judgements(study: Study, key: dict) -> list[Judgement]:
             first=pair["first"],
             second=pair["second"],
             ref_image_path=pair.get("ref_image_path", ""),
+            ref_last_image_path=pair.get("ref_last_image_path", ""),
             versus=(min(first, second), max(first, second)),
             value=won if first < second else 1 - won,
         )
@@ -104,10 +106,11 @@ def win_rates(given: Sequence[Judgement], methods: Sequence[str]) -> list[dict]:
 
 
 def pairs_csv(given: Sequence[Judgement]) -> str:
-    """Format the answers as pairs to train on, with the first frames if there are any."""
+    """Format the answers as pairs to train on, with the given frames if there are any."""
     columns = ["prompt", "first", "second", "dimension", "answer", "rater"]
-    if any(j.ref_image_path for j in given):
-        columns.append("ref_image_path")
+    for column in ("ref_image_path", "ref_last_image_path"):
+        if any(getattr(j, column) for j in given):
+            columns.append(column)
     return csv_text(columns, [[getattr(j, name) for name in columns] for j in given])
 
 

@@ -15,7 +15,8 @@ import numpy as np
 
 from hyvideo.data.examples import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import is_as_written, read_video, write_video
+from hyvideo.data.video_files import is_as_written
+from hyvideo.data.videos import read_video, write_video
 from hyvideo.files.files import publish, remove_partial
 from hyvideo.files.text import quote
 from hyvideo.ratings.rating import KEY, SIDES, STUDY, VIDEOS
@@ -79,17 +80,17 @@ def clips_of(folder: Path, requests: list[Request]) -> Clips:
 
 
 def two_sides(videos: list[Clip]) -> dict[str, Clips]:
-    """Return videos as two methods: of each prompt and first frame, the first and
+    """Return videos as two methods: of each prompt and given frames, the first and
     second video, the third and fourth, and so on are compared.
 
     Raises ValueError if no prompt has two videos.
     """
     by_prompt = defaultdict(list)
     for clip in videos:
-        by_prompt[clip.prompt, clip.image].append(clip)
+        by_prompt[clip.prompt, clip.image, clip.last_image].append(clip)
     places = defaultdict(itertools.count)
     sides: dict[str, Clips] = {"even": {}, "odd": {}}
-    for (prompt, _), clips in by_prompt.items():
+    for (prompt, *_), clips in by_prompt.items():
         for even, odd in zip(clips[::2], clips[1::2]):
             unit = (prompt, next(places[prompt]))
             sides["even"][unit] = even
@@ -145,6 +146,8 @@ def make_study(
             }
             if chosen[0].image:
                 secret["ref_image_path"] = os.path.abspath(chosen[0].image)
+            if chosen[0].last_image:
+                secret["ref_last_image_path"] = os.path.abspath(chosen[0].last_image)
             key[pair] = shown[pair] | secret
         served[secrets.token_urlsafe(16)] = {"name": f"r{number:02d}", "pairs": shown}
     if questions is None:

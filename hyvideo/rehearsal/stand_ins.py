@@ -16,7 +16,7 @@ from pathlib import Path
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hyvideo.files import steps
 from hyvideo.models import attention, attention_kernels, decoding

@@ -21,6 +21,7 @@ function drawCurves() {
     if (RUNS.length === 1) byId("no-steps").hidden = Boolean(document.querySelector("#steps figure"));
     byId("others").hidden = !document.querySelector("#others figure");
   });
+  if (window.Plotly) whenIdle(renderNext);
 }
 
 const metricNames = () => [...new Set(shownRuns().flatMap(([, run]) => Object.keys(run.metrics)))];

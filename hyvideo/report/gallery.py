@@ -87,6 +87,7 @@ def find_videos(folder: Path) -> Iterator[dict[str, str]]:
         with suppress(OSError, ValueError, LookupError, TypeError):
             settings = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
             if isinstance(settings, dict) and isinstance(settings.get("prompt"), str):
+                settings.pop("settings_hash", None)  # for the program alone
                 choice = settings.pop("best_of", None)
                 texts = {}
                 for name, value in settings.items():

@@ -1,4 +1,4 @@
-// Plots: each is drawn when it comes near the screen.
+// Plots: each is drawn when it comes near the screen, and the others while the page is idle.
 const DASHES = { solid: "solid", dash: "dashed", dot: "dotted" };
 const MAX_SHARED_HOVER = 6;  // lines of a plot whose values are shown together
 
@@ -28,8 +28,26 @@ function render(plot) {
   const spec = specs.get(plot);
   if (!spec?.isNear || spec.isDrawn || !window.Plotly) return;
   spec.isDrawn = true;
+  if (plot.classList.toggle("constant", Boolean(spec.text))) {
+    Plotly.purge(plot);
+    plot.textContent = spec.text;
+    return;
+  }
+  if (!plot.querySelector(".plotly")) plot.replaceChildren();
   Plotly.react(plot, spec.data, themed(spec.layout), { responsive: true, displaylogo: false, displayModeBar: false });
 }
+
+/** Draws one of the plots that are not near the screen, so that a picture or a print of the whole page has them. */
+function renderNext() {
+  const next = [...specs].find(([plot, spec]) => !spec.isDrawn && plot.checkVisibility());
+  if (!next) return;
+  next[1].isNear = true;
+  render(next[0]);
+  whenIdle(renderNext);
+}
+
+/** Safari has no idle callbacks. */
+const whenIdle = (call) => (window.requestIdleCallback ? requestIdleCallback(call, { timeout: 200 }) : setTimeout(call, 50));
 
 /** Draws all plots, for a print, except those in a closed fold, which have no size. */
 function renderAll() {
@@ -39,7 +57,10 @@ function renderAll() {
   }
 }
 
-const plotly = loadPlotly().then(() => specs.forEach((_, plot) => render(plot)));
+const plotly = loadPlotly().then(() => {
+  specs.forEach((_, plot) => render(plot));
+  whenIdle(renderNext);
+});
 addEventListener("beforeprint", renderAll);
 
 /** A layout in the colours of the page, which change with light and dark mode. */
@@ -73,7 +94,8 @@ function draw(section, title, data, { x = "iteration", unit = "", note = "", xax
   }
   const lines = data.filter((trace) => trace.hoverinfo !== "skip");
   plot.setAttribute("aria-label", `${title}: ${lines.map((each) => each.name || "values").join(", ")}`);
-  plot.style.minHeight = `${height}px`;
+  const text = constantText(lines, unit);
+  plot.style.minHeight = text ? "" : `${height}px`;
   const caption = plot.previousSibling;
   const styles = new Map(data.filter((each) => each.meta && each.line).map((each) => [each.meta, each.line.dash]));
   caption.replaceChildren(title);
@@ -89,6 +111,7 @@ function draw(section, title, data, { x = "iteration", unit = "", note = "", xax
   const spec = specs.get(plot);
   spec.isFresh = true;
   spec.isDrawn = false;
+  spec.text = text;
   spec.data = data;
   spec.layout = {
     height,
@@ -100,6 +123,21 @@ function draw(section, title, data, { x = "iteration", unit = "", note = "", xax
     ...layout,
   };
   render(plot);
+}
+
+/** The values of lines or of a map in words if none of them changes in any iteration, or "". */
+function constantText(lines, unit) {
+  const parts = [];
+  for (const { name, type, y, z } of lines) {
+    if (!["scatter", "heatmap"].includes(type)) return "";
+    const values = (type === "heatmap" ? z.flat() : y).filter(Number.isFinite);
+    if (values.length < 2 || values.some((value) => value !== values[0])) return "";
+    parts.push([name, `${number(values[0])}${values[0] && unit ? ` ${unit}` : ""}`]);
+  }
+  const texts = new Set(parts.map(([, text]) => text));
+  if (parts.length > 4 && texts.size > 1) return "";
+  if (texts.size === 1) return `${[...texts][0]} in every iteration`;
+  return parts.map(([name, text]) => `${name}: ${text}`).join(", ");
 }
 
 /** Removes the plots that `drawing` did not draw, for example of runs that are no longer selected. */

@@ -17,7 +17,10 @@ if (RUNS.length) {
     drawGallery();
   });
   byId("filter")?.addEventListener("input", filterRuns);
-  if (byId("runs-table")) drawTable();
+  if (byId("runs-table")) {
+    drawTable();
+    drawOtherSettings();
+  }
   drawRuns();
 }
 if (DATA.rows.length) drawFolders();

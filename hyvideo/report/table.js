@@ -1,5 +1,6 @@
 // Table of the runs: sorted by a column, filtered by a text; the check boxes select what the plots show.
 const VERDICTS = { better: "▲ improved", suspect: "! suspected hacking", unclear: "● unclear", worse: "▼ decreased", none: "– no comparison" };
+const MAX_SETTINGS = 6;  // that have a column; the fold below the table has the others
 const sorting = { key: "run", isDown: false };
 
 /** Time of all processes for a rollout. */
@@ -22,7 +23,7 @@ function columns() {
     ...(several ? [{ key: "reward", title: "Reward", value: (run) => run.reward }] : []),
     { key: "before", title: "Before", value: (run) => run.before ?? NaN, text: (run) => format(run.before ?? NaN) },
     { key: "after", title: "After", value: (run) => run.after ?? NaN, text: (run) => format(run.after ?? NaN) },
-    ...DATA.settings.map((name) => ({ key: `setting ${name}`, title: name, value: (run) => settingValue(run.settings[name]), text: (run) => run.settings[name] })),
+    ...DATA.settings.slice(0, MAX_SETTINGS).map((name) => ({ key: `setting ${name}`, title: name, value: (run) => settingValue(run.settings[name]), text: (run) => run.settings[name] })),
     { key: "iterations", title: "Iterations", value: (run) => run.iterations, text: (run) => (run.iterations < run.maxSteps ? `${run.iterations} of ${run.maxSteps}` : String(run.iterations)) },
     { key: "total", title: "Rollouts", value: (run) => run.rollouts * run.iterations, text: (run) => (run.rollouts * run.iterations).toLocaleString("en-US") },
     { key: "seconds", title: "Time", value: (run) => run.seconds, text: (run) => duration(run.seconds) },
@@ -34,6 +35,21 @@ function columns() {
     { key: "restarts", title: "Restarts", value: (run) => run.restarts },
     { key: "checkpoint", title: "Last checkpoint", value: (run) => run.checkpoint ?? NaN, text: (run) => String(run.checkpoint ?? "none") },
   ];
+}
+
+/** The settings without a column, one row each. */
+function drawOtherSettings() {
+  const others = DATA.settings.slice(MAX_SETTINGS);
+  const fold = byId("other-settings");
+  fold.hidden = !others.length;
+  if (!others.length) return;
+  fold.querySelector("summary").textContent = `${others.length} more settings in which the runs differ`;
+  const list = fold.appendChild(element("dl", undefined, { className: "facts" }));
+  for (const name of others) {
+    const row = list.appendChild(element("div"));
+    const values = [...new Set(RUNS.map(([, run]) => run.settings[name]))];
+    row.append(element("dt", name), element("dd", values.length > 6 ? `${values.length} values` : values.map((value) => value || "–").join(", ")));
+  }
 }
 
 function passesFilter([name, run]) {

@@ -107,13 +107,13 @@ class Rewriter:
 
     def _body(self, request: Request) -> str:
         content = [{"type": "text", "text": request.prompt}]
-        if request.image:
-            image = read_image(request.image)
+        for place, path in enumerate(request.images):
+            image = read_image(path)
             image.thumbnail((MAX_SIDE, MAX_SIDE))
             file = io.BytesIO()
             image.save(file, "jpeg", quality=95)
             url = f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
-            content.insert(0, {"type": "image_url", "image_url": {"url": url}})
+            content.insert(place, {"type": "image_url", "image_url": {"url": url}})
         messages = [
             {"role": "system", "content": self.instruction},
             {"role": "user", "content": content},
@@ -155,7 +155,7 @@ def _started(path: Path, requests: list[Request]) -> list[Request]:
     return done
 
 
-def _given(request: Request) -> tuple[str, str | None, int | None]:
-    """Return prompt, image and seed as the user gave them, in a form that a CSV preserves."""
+def _given(request: Request) -> tuple[str, list[str], int | None]:
+    """Return prompt, images and seed as the user gave them, in a form that a CSV preserves."""
     prompt = (request.original_prompt or request.prompt).strip()
-    return prompt, request.image and os.path.realpath(request.image), request.seed
+    return prompt, [os.path.realpath(image) for image in request.images], request.seed

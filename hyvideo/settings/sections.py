@@ -246,7 +246,7 @@ class DataSettings(Section):
     prompts_csv: list[str] = learning(
         ["assets/prompts/train.csv"],
         "Files or folders of prompts: one in each line, or tables with `prompt`, optionally "
-        "`ref_image_path`.",
+        "`ref_image_path` and `ref_last_image_path`.",
         is_path=True,
     )
     valid_video_csv: list[str] = records(
@@ -455,7 +455,7 @@ class DistributedSettings(Section):
     activation_checkpointing: Literal["none", "auto", "full", "selective"] = machine(
         "none",
         "Recompute all (full), or all but attention (selective), in the backward pass, which saves "
-        "memory; auto: selective if it fits.",
+        "memory; auto: the fastest that fits.",
     )
     enable_compile: Switch = machine("auto", "Compile the transformer's blocks; auto: on a GPU.")
     deterministic: bool = machine(False, "Use only deterministic GPU kernels; slower.")

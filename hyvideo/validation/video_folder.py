@@ -62,6 +62,7 @@ class Clip:
     group: int  # index of the prompt
     seed: int | None  # of the initial noise, if it is recorded
     image: str | None = None  # first frame
+    last_image: str | None = None
 
 
 def find_clips(
@@ -95,7 +96,8 @@ def find_clips(
             if not isinstance(seed, int):
                 seed = None
             prompt = record["prompt"]
-            clips.append(Clip(path, prompt, places[prompt], seed, record.get("image")))
+            images = (record.get("image"), record.get("last_image"))
+            clips.append(Clip(path, prompt, places[prompt], seed, *images))
         return clips
     if has_captions(folder):
         return _captioned(folder)
@@ -119,7 +121,7 @@ def find_clips(
         f"{quote(owners[-1].prompt, 60)}"
     )
     return [
-        Clip(path, owner.prompt, place, owner.seed, owner.image)
+        Clip(path, owner.prompt, place, owner.seed, owner.image, owner.last_image)
         for path, place, owner in zip(paths, places, owners)
     ]
 
@@ -137,6 +139,7 @@ def _captioned(folder: Path) -> list[Clip]:
             places[example.request],
             None,
             example.request.image,
+            example.request.last_image,
         )
         for example in examples
     ]
@@ -207,9 +210,12 @@ def write_videos_csv(
         if value is None:
             continue
         video = os.path.relpath(clip.path, path.parent)
-        image = os.path.abspath(clip.image) if clip.image else ""
-        rows.append([clip.prompt, video, image, value])
-    write_text(path, csv_text([*COLUMNS, "ref_image_path", column], rows))
+        images = [
+            os.path.abspath(image) if image else "" for image in (clip.image, clip.last_image)
+        ]
+        rows.append([clip.prompt, video, *images, value])
+    columns = [*COLUMNS, "ref_image_path", "ref_last_image_path", column]
+    write_text(path, csv_text(columns, rows))
 
 
 def read_clips(

@@ -68,6 +68,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/train_wan.md": {
         "video sizes": plan_tables.wan_sizes,
         "versions": plan_tables.wan_versions,
+        "recipes from images": plan_tables.wan_from_images,
         "experts": result_tables.experts,
     },
     "examples/galaxies/README.md": {"results": galaxies_table.results},

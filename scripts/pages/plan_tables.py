@@ -115,17 +115,33 @@ PER_ROLLOUT = (
     Recipe("1 RTX 4090", "wan21_1gpu_nft"),
     Recipe("1 RTX 4090", "wan21_1gpu_4step"),
 )
-WAN_VERSIONS = {  # label: (number of GPUs, flags)
-    "Wan2.1 14B, LoRA, one GPU of 48 GB": (1, "--transformer_version wan2.1_t2v_14b"),
+WAN_VERSIONS = {  # label: (GPUs, flags)
+    "Wan2.1 14B, LoRA, one GPU of 48 GB": ("1 L40S", "--transformer_version wan2.1_t2v_14b"),
     "Wan2.1 14B, all weights, eight GPUs of 80 GB": (
-        8,
+        "8 H100",
         "--transformer_version wan2.1_t2v_14b --lora_rank 0 --learning_rate 1e-5 --enable_fsdp true",
     ),
     "Wan2.2 5B, LoRA, one GPU of 24 GB": (
-        1,
+        "1 RTX 4090",
         "--transformer_version wan2.2_ti2v_5b --height 256 --width 448",
     ),
 }
+
+
+_ON_24_GB = (
+    "--sample_n_frames 25 --height 240 --width 416 --base_weight_dtype fp8 "
+    "--offload vae reward anchor policy --lora_rank 16"
+)
+_ON_80_GB = (
+    "--sample_n_frames 49 --height 480 --width 832 --base_weight_dtype bf16 --offload vae reward"
+)
+_SMALL, _LARGE = "25 frames of 240 x 416", "49 frames of 480 x 832"
+WAN_FROM_IMAGES = (  # method, video size, recipe
+    ("DiffusionNFT", _SMALL, Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb")),
+    ("SAGE-GRPO", _SMALL, Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_80gb", _ON_24_GB)),
+    ("DiffusionNFT", _LARGE, Recipe("1 H100", "wan21_i2v_14b_1gpu_24gb", _ON_80_GB)),
+    ("SAGE-GRPO", _LARGE, Recipe("1 H100", "wan21_i2v_14b_1gpu_80gb")),
+)
 
 
 def planned(recipe: Recipe, *flags: str) -> PlannedRun:
@@ -155,7 +171,7 @@ def costs() -> str:
                 str(run.plan.rollouts),
                 str(length.iterations),
                 hours(run),
-                f"{length.gpu_hours:,.0f}",
+                f"{length.gpu_hours:,.{0 if length.gpu_hours >= 1 else 1}f}",
                 f"{memory(run).needed_gib:.1f}",
                 f"{sum(disk_bytes(run).values()) / GIB:.0f}",
             ]
@@ -204,7 +220,8 @@ def memory_by_sequence_parallelism() -> str:
     rows = []
     for gpus in (8, 16, 64):
         recipe = Recipe(f"{gpus} H100", "hunyuanvideo15_480p_8gpu")
-        runs = [planned(recipe, "--sp_size", str(size)) for size in (1, 2, 4, 8)]
+        flags = ["--activation_checkpointing", "selective", "--sp_size"]
+        runs = [planned(recipe, *flags, str(size)) for size in (1, 2, 4, 8)]
         rows.append([str(gpus), *(f"{memory(run).peak() / GIB:.1f}" for run in runs)])
     return markdown_table(["GPUs", *(f"`sp_size` {size}" for size in (1, 2, 4, 8))], rows)
 
@@ -241,14 +258,27 @@ def wan_sizes() -> str:
         times = [f"{whole_run(run).iteration_seconds:.0f} s, {hours(run)} h" for run in runs]
         needed = f"{memory(runs[0]).needed_gib:.1f} GiB"
         rows.append([f"`{name}`", f"{frames} frames of {height} x {width}", *times, needed])
-    heads = ["config", "video size", "RTX 4090: iteration, run", "H100: iteration, run", "memory"]
+    heads = ["config", "video size", "RTX 4090: iteration, run", "H100: iteration, run"]
+    heads.append("memory on the RTX 4090")
     return markdown_table(heads, rows)
 
 
 def wan_versions() -> str:
     """Return the memory of other versions of Wan with the recipe of DiffusionNFT."""
     rows = []
-    for label, (number, flags) in WAN_VERSIONS.items():
-        run = planned(Recipe(f"{number} H100", "wan21_1gpu_nft", flags))
+    for label, (gpus, flags) in WAN_VERSIONS.items():
+        run = planned(Recipe(gpus, "wan21_1gpu_nft", flags))
         rows.append([label, f"`{flags}`", f"{memory(run).needed_gib:.1f}"])
     return markdown_table(["version", "flags", "GiB"], rows)
+
+
+def wan_from_images() -> str:
+    """Return the recipes of Wan2.1 image-to-video: two configs, and each at the other's size."""
+    rows = []
+    for learns, size, recipe in WAN_FROM_IMAGES:
+        run = planned(recipe)
+        command = f"`{' '.join((recipe.config, recipe.flags)).strip()}`"
+        gpu = recipe.gpus.removeprefix("1 ")
+        rows.append([learns, gpu, size, command, hours(run), f"{memory(run).needed_gib:.1f}"])
+    heads = ["learns with", "GPU", "video size", "config and flags", "hours", "GiB"]
+    return markdown_table(heads, rows)

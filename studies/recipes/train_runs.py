@@ -5,12 +5,15 @@ cost.
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from hyvideo.checks.rules import check
 from hyvideo.files.cli import exit_on_signals
 from hyvideo.files.files import ROOT
+from hyvideo.files.text import counted
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.hours import whole_run
 from hyvideo.planning.planned_run import PlannedRun
@@ -104,6 +107,15 @@ def command(study: RecipeStudy, run: RecipeRun) -> list[str]:
     return [*start, str(POST_TRAIN), *study.flags(run)]
 
 
+def time_left(took: Sequence[float], num_runs: int, jobs: int) -> str:
+    """Return how many runs are left, and about how long they take: the mean of the seconds so far."""
+    left = num_runs - len(took)
+    if not left:
+        return "no run left"
+    minutes = left * sum(took) / len(took) / jobs / 60
+    return f"{counted(left, 'run')} left, about {counted(max(1, round(minutes)), 'minute')}"
+
+
 def train_runs(study: RecipeStudy, runs: list[RecipeRun], *, jobs: int) -> bool:
     """Train runs, ``jobs`` at a time, and return whether all succeeded.
 
@@ -118,15 +130,20 @@ def train_runs(study: RecipeStudy, runs: list[RecipeRun], *, jobs: int) -> bool:
     paths = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
 
+    took: list[float] = []  # seconds of each run that has ended
+
     def train(run: RecipeRun) -> int:
         path = logs / f"{run.name}.log"
+        print(f"{run.name}: training, log {path}", flush=True)
+        start = time.monotonic()
         with open(path, "ab") as log:
             process = subprocess.Popen(command(study, run), stdout=log, stderr=log, env=environment)
             running.add(process)
             code = process.wait()
             running.discard(process)
+        took.append(time.monotonic() - start)
         outcome = f"failed with exit code {code}, see {path}" if code else "trained"
-        print(f"{run.name}: {outcome}", flush=True)
+        print(f"{run.name}: {outcome}, {time_left(took, len(runs), jobs)}", flush=True)
         return code
 
     # a run that continues would block its folder for the next start

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from hyvideo.data.prompts import (
     are_seen,
     hash_requests,
     read_requests,
+    write_requests,
 )
 
 
@@ -115,6 +117,41 @@ def test_a_row_may_name_an_image_beside_the_file(write, tmp_path):
     first, second = read_requests(write("prompt,ref_image_path\na cat jumps,cat.png\na dog,\n"))
     assert first == Request("a cat jumps", str(tmp_path / "cat.png"))
     assert second == Request("a dog")
+
+
+def test_a_row_may_name_a_last_frame_beside_the_first(write, tmp_path):
+    for name in ("one.png", "two.png"):
+        (tmp_path / name).write_bytes(name.encode())
+    one, two = (str(tmp_path / name) for name in ("one.png", "two.png"))
+    text = (
+        "prompt,ref_last_image_path,ref_image_path\na cat jumps,two.png,one.png\na dog,,one.png\n"
+    )
+    both, first = read_requests(write(text))
+    assert (both.image, both.last_image, both.images) == (one, two, (one, two))
+    assert (first.image, first.last_image, first.images) == (one, None, (one,))
+    hashes = [both, first, replace(both, image=two, last_image=one), replace(both, last_image=one)]
+    assert len({hash_requests([request]) for request in hashes}) == 4
+    (tmp_path / "copy").mkdir()
+    write_requests(tmp_path / "copy" / "prompts.csv", [both, first])
+    assert read_requests(tmp_path / "copy" / "prompts.csv") == [both, first]
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("prompt,ref_last_image_path\na cat,{}\n", "needs ref_image_path.*row 1 of"),
+        (
+            "prompt,ref_image_path,ref_last_image_path\na cat,{},dog.png\n",
+            "ref_last_image_path.*dog",
+        ),
+        ("prompt,ref_image_path,last_frame\na cat,{},{}\n", "`last_frame`.*`ref_last_image_path`"),
+        ("prompt,image,ref_last_image_path\na cat,{},{}\n", "`image`.*`ref_image_path`"),
+    ],
+)
+def test_a_last_frame_needs_a_first_one_and_its_own_column(write, tmp_path, text, message):
+    (tmp_path / "cat.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=message):
+        read_requests(write(text.format("cat.png", "cat.png")))
 
 
 def test_a_missing_image_is_named(write):

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from hyvideo.models.sizes import released_sizes
 from hyvideo.planning import activations
 from hyvideo.planning.flops import count_parameters
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.memory import GIB, memory, resolve_auto
 from hyvideo.planning.persistent import decoding_bytes, pinned_bytes
+from hyvideo.planning.planned_run import PlannedRun
+from hyvideo.settings.command_line import load_config
 from tests.planning.simulated import LORA, simulated, transformer_gib, with_layers
 from tests.planning.simulated import RELEASED as RELEASED_SIZES
 
@@ -42,11 +45,14 @@ def test_decoding_matches_the_simulated_vae(frames, height, width, gib):
     assert decoding_bytes(run) / GIB == pytest.approx(gib, rel=0.02)
 
 
-def test_auto_checkpointing_is_selective_if_it_fits():
+def test_auto_checkpointing_is_the_fastest_that_fits():
     auto, needed = simulated(activation_checkpointing="auto"), {}
-    for kind in ("selective", "full"):
+    for kind in ("none", "selective", "full"):
         needed[kind] = memory(simulated(activation_checkpointing=kind)).needed_gib
+    assert needed["none"] > needed["selective"] + 0.1 > needed["full"] + 0.2
     for gib, kind in (
+        (needed["none"] / 0.9 + 0.1, "none"),
+        (needed["none"] / 0.9 - 0.1, "selective"),
         (needed["selective"], "selective"),
         (needed["selective"] - 0.1, "full"),
         (1.0, "full"),
@@ -198,3 +204,29 @@ def test_fp8_stores_a_byte_per_frozen_matrix_weight_and_a_scale_per_row():
     assert saved == pytest.approx(RELEASED.matrices, rel=0.003)
     one_matrix = 4 * 2048 * 2048
     assert one_matrix * 2 < fp8.phases["rollout"]["working weights"] < one_matrix * 12
+
+
+def test_compiled_blocks_without_recomputation_keep_dequantized_matrices():
+    """Inductor saves them for the backward pass, which eager blocks and recomputation do not."""
+    settings = LORA | {"base_weight_dtype": "fp8", "activation_checkpointing": "none"}
+
+    def begins(**changes):
+        run = simulated(1, **settings | changes)
+        return memory(run).total("backward begins")
+
+    compiled, eager = begins(enable_compile="true"), begins(enable_compile="false")
+    assert compiled - eager == 2 * RELEASED.matrices
+    full = {"activation_checkpointing": "full"}
+    assert begins(enable_compile="true", **full) == begins(enable_compile="false", **full)
+
+
+def test_an_expert_without_guidance_keeps_the_inputs_of_one_branch():
+    """Only the other expert is guided, as in the validation of a fine-tuning."""
+    config = load_config("configs/wan22_a14b_1gpu_sft.yaml")
+    run = PlannedRun(config, 1, released_sizes(config.model.transformer_version))
+    own, other = "cfg_scale", "low_noise_cfg_scale"
+    plain, guided_other, guided = (
+        activations.kept_bytes(resolve_auto(run.with_settings(**scales)))
+        for scales in ({own: 1.0, other: 1.0}, {own: 1.0, other: 4.0}, {own: 4.0, other: 1.0})
+    )
+    assert plain == guided_other == guided / 2

@@ -25,6 +25,7 @@ def share_of(values, raters, prompts):
                 first="",
                 second="",
                 ref_image_path="",
+                ref_last_image_path="",
                 versus=(0, 1),
             )
             for value, rater, prompt in zip(values, raters, prompts)

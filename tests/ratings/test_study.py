@@ -119,18 +119,21 @@ def test_folders_are_compared_on_their_common_prompts(folders, tmp_path):
 
 
 def test_videos_of_a_prompt_and_first_frame_are_compared_two_by_two(tmp_path):
-    folder = write_folder(tmp_path / "made", ["a star"] * 5 + ["a dog"])
-    for number in (0, 3):
+    folder = write_folder(tmp_path / "made", ["a star"] * 7 + ["a dog"])
+    first = {"image": str(tmp_path / "a.png")}
+    both = first | {"last_image": str(tmp_path / "b.png")}
+    for number, images in {0: first, 3: first, 5: both, 6: both}.items():
         path = folder / f"clip_{number}.json"
-        path.write_text(
-            json.dumps(json.loads(path.read_text()) | {"image": str(tmp_path / "a.png")})
-        )
+        path.write_text(json.dumps(json.loads(path.read_text()) | images))
     sides = two_sides(find_clips(folder, []))
     pairs = [
         (sides["even"][unit].path.stem, sides["odd"][unit].path.stem) for unit in sides["even"]
     ]
-    assert pairs == [("clip_0", "clip_3"), ("clip_1", "clip_2")]
-    make_study(tmp_path / "study", sides, raters=1, pairs=2)
+    assert pairs == [("clip_0", "clip_3"), ("clip_1", "clip_2"), ("clip_5", "clip_6")]
+    make_study(tmp_path / "study", sides, raters=1, pairs=3)
     key = json.loads((tmp_path / "study/key.json").read_text())["pairs"].values()
-    images = {pair["unit"]: pair.get("ref_image_path") for pair in key}
-    assert images == {0: str(tmp_path / "a.png"), 1: None}
+    images = {
+        pair["unit"]: (pair.get("ref_image_path"), pair.get("ref_last_image_path")) for pair in key
+    }
+    one, other = str(tmp_path / "a.png"), str(tmp_path / "b.png")
+    assert images == {0: (one, None), 1: (None, None), 2: (one, other)}

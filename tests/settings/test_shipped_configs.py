@@ -149,11 +149,13 @@ def test_the_predictions_in_a_header_are_those_of_the_plan(path, monkeypatch, ch
     )
     assert gpus
     text = path.read_text()
+    needed = []
     for hours, number, name in gpus:
         run = planned(path, 1 if number == "an" else int(number), hardware_of(name))
+        needed.append(memory(run).needed_gib)
         now = f"{whole_run(run).seconds / 3600:.1f}"
         text = text.replace(f" {hours} h on {number} {name}", f" {now} h on {number} {name}")
-    gib, disk = f"{memory(run).needed_gib:.1f}", f"{sum(disk_bytes(run).values()) / GIB:.0f}"
+    gib, disk = f"{min(needed):.1f}", f"{sum(disk_bytes(run).values()) / GIB:.0f}"
     text = re.sub(
         r"; [\d.]+ GiB( per GPU)?, \d+ GiB of disk", rf"; {gib} GiB\1, {disk} GiB of disk", text
     )

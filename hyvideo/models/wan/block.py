@@ -14,6 +14,13 @@ from hyvideo.models.norms import layer_norm, modulated_norm, rms_norm
 from hyvideo.models.wan.settings import TEXT_SLOTS
 
 
+class Context(NamedTuple):
+    """What the tokens of a video attend to, embedded."""
+
+    text: Tensor  # (batch, rows, dim); all rows from the last one to the 512th are equal
+    pictures: Tensor | None  # one or two: (batch, pictures x 257, dim), for Wan2.1 image-to-video
+
+
 class TwoTimes(NamedTuple):
     """Times of a block whose first ``num_clean`` local tokens, which are a given first frame, have
     another timestep than the others. Shape of each: (batch, 6, dim).
@@ -55,13 +62,11 @@ class _Modulation(NamedTuple):
 
 
 def forward(
-    self: nn.Module, tokens: Tensor, context: Tensor, time: Tensor | TwoTimes, layout: Layout
+    self: nn.Module, tokens: Tensor, context: Context, time: Tensor | TwoTimes, layout: Layout
 ) -> Tensor:
     """Return the tokens after the block. Shape: (batch, tokens, dim).
 
     Args:
-        context: Embedded texts, including padding, after the embedded picture of Wan2.1
-            image-to-video. Shape: (batch, 512 or 257 + 512, dim).
         time: Shift, scale and gate of self-attention, then of the feed-forward network, to which
             the block's table is added. Shape: (batch, 6, dim).
     """
@@ -91,25 +96,36 @@ def _self_attention(block: nn.Module, tokens: Tensor, layout: Layout) -> Tensor:
     return block.attn1.to_out[0](attended.flatten(2))
 
 
-def _cross_attention(attention: nn.Module, tokens: Tensor, context: Tensor) -> Tensor:
+def _cross_attention(attention: nn.Module, tokens: Tensor, context: Context) -> Tensor:
     """Return cross-attention of this rank's tokens to the text, including its padding, plus that of
-    the same queries to the picture, whose tokens stand before the text.
+    the same queries to the pictures.
 
     Shape: (batch, tokens, dim).
     """
-    picture, text = context.tensor_split((context.shape[1] - TEXT_SLOTS,), dim=1)
-    query, key, value = (part.transpose(1, 2) for part in _projected(attention, tokens, text))
+    query, key, value = _projected(attention, tokens, context.text)
+    query, key, value = (
+        part.transpose(1, 2) for part in (query, _with_padding(key), _with_padding(value))
+    )
     attended = scaled_dot_product(query, key, value)
-    if picture.shape[1]:
+    if context.pictures is not None:
         key, value = (
             part.unflatten(2, (attention.heads, -1)).transpose(1, 2)
             for part in (
-                rms_norm(attention.norm_added_k, attention.add_k_proj(picture)),
-                attention.add_v_proj(picture),
+                rms_norm(attention.norm_added_k, attention.add_k_proj(context.pictures)),
+                attention.add_v_proj(context.pictures),
             )
         )
         attended = attended + scaled_dot_product(query, key, value)
     return attention.to_out[0](attended.transpose(1, 2).flatten(2))
+
+
+def _with_padding(rows: Tensor) -> Tensor:
+    """Return the keys or values of 512 tokens of text, of which the given last one is repeated.
+
+    Shape: (batch, rows, heads, head dim) to (batch, 512, heads, head dim).
+    """
+    padding = rows[:, -1:].expand(-1, TEXT_SLOTS - rows.shape[1], -1, -1)
+    return torch.cat((rows, padding), dim=1)
 
 
 def _projected(attention: nn.Module, tokens: Tensor, context: Tensor) -> QueryKeyValue:

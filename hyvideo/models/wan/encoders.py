@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.files.files import read_json
+from hyvideo.models.config_file import read_config
 from hyvideo.models.encoders import (
     PromptEncoder,
     class_problems,
@@ -24,7 +25,7 @@ from hyvideo.models.encoders import (
 from hyvideo.models.family import Part
 from hyvideo.models.offload import device_of, on_device
 from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
-from hyvideo.models.wan.vae import given_latents
+from hyvideo.models.wan.vae import given_latents, with_mask
 from hyvideo.weights.weight_files import Folder
 
 _MODEL = "UMT5EncoderModel"
@@ -140,7 +141,7 @@ def _load_image(
     **kwargs: Any,
 ):
     """Return the encoder of first frames, or of whole given videos if the transformer reads them,
-    with the features of the first frame if it reads those.
+    with the features of the given frames if it reads those.
     """
     features = None
     if transformer["image_dim"]:
@@ -148,17 +149,21 @@ def _load_image(
             root, dtype=dtype, device=device, random_weights_seed=random_weights_seed
         )
 
-    def encode(paths: list[str], size: tuple[int, int, int]) -> list[dict[str, Tensor]]:
+    def encode(
+        contents: list[tuple[str, ...]], size: tuple[int, int, int]
+    ) -> list[dict[str, Tensor]]:
         frames, height, width = size
         encoded = []
-        for path in paths:
-            picture = fit(read_image(path), height, width)
+        for paths in contents:
+            pictures = [fit(read_image(path), height, width) for path in paths]
+            first, *last = map(to_pixels, pictures)
             if reads_given_video(transformer):
-                part = {"latents": given_latents(vae, to_pixels(picture), frames)}
+                given = given_latents(vae, first, frames, *last)
+                part = {"latents": with_mask(given, has_last_frame=bool(last))}
             else:
-                part = {"latents": given_latents(vae, to_pixels(picture))[:, 0]}
+                part = {"latents": given_latents(vae, first)[:, 0]}
             if features:
-                part["embeds"] = features(picture)
+                part["embeds"] = torch.cat([features(picture) for picture in pictures])
             encoded.append(part)
         return encoded
 
@@ -169,14 +174,17 @@ def _image_problems(root: Path, weights_needed: bool = True) -> list[str]:
     """Return the problems of CLIP, if the transformer reads its features; the VAE is checked in any
     case.
     """
-    configs = [
-        read_json(path, "transformer") for path in (root / "transformer").rglob("config.json")
-    ]
-    if not any(config.get("image_dim") for config in configs):
+    paths = [root / "config.json", *(root / "transformer").rglob("config.json")]
+    if not any(_reads_features(path.parent) for path in paths if path.is_file()):
         return []
     _preprocessor_file(root)
     folder = Folder(root / "image_encoder", _CLIP_LABEL)
     return class_problems(_CLIP, folder, weights_needed, rename=_rename_clip)
+
+
+def _reads_features(folder: Path) -> bool:
+    config = read_config(folder, "transformer")
+    return bool(config.get("image_dim") or config.get("model_type") == "flf2v")
 
 
 def _preprocessor_file(root: Path) -> Path:
@@ -210,7 +218,7 @@ PARTS = (
     ),
     Part(
         "image",
-        lambda request: request.image,
+        lambda request: request.images or None,
         ("image_encoder", "image_processor"),
         load=_load_image,
         problems=_image_problems,

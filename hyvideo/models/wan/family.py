@@ -44,4 +44,5 @@ FAMILY = Family(
     set_tiling=vae.set_tiling,
     pipelines={"t2v": "WanPipeline", "i2v": "WanImageToVideoPipeline"},
     task=settings.task,
+    given_frames=settings.given_frames,
 )

@@ -15,6 +15,7 @@ from hyvideo.weights.names import (
     settings_to_diffusers,
     settings_to_original,
 )
+from hyvideo.weights.tensor_names import tensor_names
 
 NAMES = yaml.safe_load(Path(__file__).with_name("names.yaml").read_text(encoding="utf-8"))
 ANYFLOW = "AnyFlowTransformer3DModel"  # diffusers' class of students with a second time embedder
@@ -37,6 +38,17 @@ def task(config: Mapping[str, Any], index: Mapping[str, Any]) -> Task:
     return "ti2v" if _is_ti2v_5b(config) or index.get("expand_timesteps") else "t2v"
 
 
+def given_frames(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the fewest and the most given frames of a video. Wan2.1 image-to-video has the features
+    of one picture or, with their positions, of two; Wan2.2 A14B has none and takes one or two.
+    """
+    if not reads_given_video(config):
+        return None
+    if not config["image_dim"]:
+        return 1, 2
+    return (2, 2) if config["pos_embed_seq_len"] else (1, 1)
+
+
 def reads_given_video(config: Mapping[str, Any]) -> bool:
     """Return whether a transformer's input has the noisy latents, a mask of the given frames (4
     channels) and the latents of the given video, as image-to-video of Wan2.2 A14B.
@@ -50,11 +62,29 @@ def _is_ti2v_5b(config: Mapping[str, Any]) -> bool:
 
 def transformer_config_to_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of ``diffusers.WanTransformer3DModel`` for the original's
-    ``config.json``.
+    ``config.json``, see `completed`.
     """
+    if config.get("model_type") == "flf2v":
+        config = {"pos_embed_seq_len": 514} | _features(config) | dict(config)
     return settings_to_diffusers(_TABLE, config) | {
         "attention_head_dim": config["dim"] // config["num_heads"]
     }
+
+
+def completed(config: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
+    """Return a config.json of the original with what only the tensors in its folder say: whether an
+    image-to-video model reads CLIP's features, as that of Wan2.1, or none, as that of Wan2.2 A14B.
+    """
+    if config.get("model_type") != "i2v":
+        return config
+    if not any(name.startswith("img_emb.") for name in tensor_names(folder)):
+        return config
+    return _features(config) | dict(config)
+
+
+def _features(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the features that Wan2.1 image-to-video reads."""
+    return {"image_dim": 1280, "added_kv_proj_dim": config["dim"]}
 
 
 def is_flow_map(config: Mapping[str, Any]) -> bool:
@@ -75,7 +105,7 @@ def transformer_config_to_original(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the original's ``config.json`` for the config of a diffusers transformer."""
     others = {
         "_class_name": "WanModel",
-        "model_type": task(config, {}),
+        "model_type": "flf2v" if config["pos_embed_seq_len"] else task(config, {}),
         "dim": config["num_attention_heads"] * config["attention_head_dim"],
         "text_len": TEXT_SLOTS,
     }

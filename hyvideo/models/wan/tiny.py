@@ -60,7 +60,7 @@ def vae_settings(version: str) -> dict[str, Any]:
     return settings | residual | three
 
 
-# 257 states, as of the released model
+_CLIP_TOKENS = 257  # as of the released model
 _CLIP = {
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -89,6 +89,7 @@ def write(root: Path, version: str, *, num_heads: int, prompts: Iterable[str]) -
         boundary=known.boundary,
         reads_given_video=known.task == "i2v",
         reads_features=known.task == "i2v" and version.startswith("wan2.1"),
+        reads_last_frame="flf2v" in version,
     )
 
 
@@ -120,13 +121,15 @@ def write_checkpoint(
     boundary: float | None = None,
     reads_given_video: bool = False,
     reads_features: bool = False,
+    reads_last_frame: bool = False,
 ) -> None:
     """Write transformer, VAE, UMT5, tokenizer, scheduler and model_index.json with random weights
     in float32.
 
     The tokenizer has a token for each of ``words``, which begin with "▁", and for each character.
     ``is_anyflow`` writes the transformer, scheduler and index of AnyFlow, ``boundary`` two experts,
-    ``reads_given_video`` the pipeline of image-to-video, and ``reads_features`` also CLIP.
+    ``reads_given_video`` the pipeline of image-to-video, ``reads_features`` also CLIP, and
+    ``reads_last_frame`` positions of the features of two pictures.
     """
     import diffusers
     from transformers import UMT5Config, UMT5EncoderModel
@@ -145,6 +148,8 @@ def write_checkpoint(
     if reads_features:
         width = transformer["num_attention_heads"] * transformer["attention_head_dim"]
         settings |= {"image_dim": _CLIP["hidden_size"], "added_kv_proj_dim": width}
+    if reads_last_frame:
+        settings["pos_embed_seq_len"] = 2 * _CLIP_TOKENS
     model = getattr(diffusers, class_name)(**settings)
     umt5 = UMT5Config(
         vocab_size=len(tokenizer),

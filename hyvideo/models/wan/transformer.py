@@ -1,17 +1,20 @@
 """Forward pass of Wan's transformer on the layers of diffusers' class, with optional sequence
 parallelism.
 
-Image-to-video of Wan2.1 and of Wan2.2 A14B reads the given video beside the noisy one: its latents
-and a mask of the given frames, in channels of their own. That of Wan2.1 also attends to features of
-the first frame, of a CLIP model.
+Image-to-video of Wan2.1 and of Wan2.2 A14B reads the given video beside the noisy one: a mask of the
+given frames, the first and perhaps the last, and its latents, in channels of their own. That of
+Wan2.1 also attends to features of the given frames, of a CLIP model.
 
 Another model that makes videos from a first frame (TI2V-5B) reads its latents without noise, at timestep
 0, in place of the first latent frame. The velocity of that frame leads exactly to these latents and
 does not depend on the weights, so that no sampler, log-probability or loss needs to know of it.
 
 Texts are padded with zeros to 512 tokens, and attention does not mask the padding, as in the
-model's training. Rotary tables are computed on demand: as buffers, they would be lost on the meta
-device and rounded when the model is cast.
+model's training. Padding tokens are all equal, so the layers compute one of them and attention
+repeats its key and value.
+
+Rotary tables are computed on demand: as buffers, they would be lost on the meta device and rounded
+when the model is cast.
 """
 
 import functools
@@ -29,7 +32,7 @@ from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
 from hyvideo.models.norms import layer_norm
-from hyvideo.models.wan.block import TwoTimes
+from hyvideo.models.wan.block import Context, TwoTimes
 from hyvideo.models.wan.block import forward as block_forward
 from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
 
@@ -40,11 +43,6 @@ def finish(transformer: nn.Module) -> None:
     Raises ValueError for an unsupported model.
     """
     config = transformer.config
-    if config.pos_embed_seq_len:
-        raise ValueError(
-            "models for a first and a last frame (FLF2V) are not supported, got "
-            f"pos_embed_seq_len={config.pos_embed_seq_len}. Use Wan2.1 or Wan2.2 image-to-video"
-        )
     if reads_given_video(config):
         fits = bool(config.image_dim) == bool(config.added_kv_proj_dim)
     else:
@@ -103,11 +101,12 @@ def forward(
     check_timestep(timestep)
     patch = tuple(self.config.patch_size)
     grid = tuple(size // p for size, p in zip(latents.shape[2:], patch))
-    context = self.condition_embedder.text_embedder(padded_texts(conditions))
+    text = self.condition_embedder.text_embedder(padded_texts(conditions))
+    pictures = None
     if self.config.image_dim:
-        features = torch.stack([sample.image.embeds for sample in conditions]).to(context.dtype)
-        picture = _embedded_picture(self.condition_embedder.image_embedder, features)
-        context = torch.cat((picture, context), dim=1)
+        features = torch.stack([sample.image.embeds for sample in conditions]).to(text.dtype)
+        pictures = _embedded_pictures(self.condition_embedder.image_embedder, features)
+    context = Context(text, pictures)
     time, block_time = _time_embedding(self, timestep, ends)
     frames = None
     noisy = latents
@@ -146,8 +145,14 @@ def forward(
     return frames.with_velocity(velocity, noisy, timestep)
 
 
-def _embedded_picture(embedder: nn.Module, features: Tensor) -> Tensor:
-    """Return the tokens of a picture's features. Shape: (batch, 257, image dim) to (batch, 257, dim)."""
+def _embedded_pictures(embedder: nn.Module, features: Tensor) -> Tensor:
+    """Return the tokens of the features of one picture, or of a first and a last one, which have
+    positions.
+
+    Shape: (batch, 257 or 514, image dim) to (batch, 257 or 514, dim).
+    """
+    if embedder.pos_embed is not None:
+        features = features + embedder.pos_embed
     return layer_norm(embedder.norm2, embedder.ff(layer_norm(embedder.norm1, features)))
 
 
@@ -195,22 +200,23 @@ def first_frames(conditions: Sequence[Condition], latents: Tensor) -> FirstFrame
 
 
 def with_given_video(conditions: Sequence[Condition], latents: Tensor) -> Tensor:
-    """Return the noisy latents with the channels of the given videos after them: a mask, which is 1
-    in the first latent frame, and their latents.
+    """Return the noisy latents with the channels of the given videos after them.
 
-    Shape: (batch, 2 channels + 4, frames, height,
-    width).
+    Shape: (batch, 2 channels + 4, frames, height, width).
     """
     given = torch.stack([sample.image.latents for sample in conditions]).to(latents.dtype)
-    mask = latents.new_zeros(len(latents), 4, *latents.shape[2:])
-    mask[:, :, 0] = 1
-    return torch.cat((latents, mask, given), dim=1)
+    return torch.cat((latents, given), dim=1)
 
 
 def padded_texts(conditions: Sequence[Condition]) -> Tensor:
-    """Return the texts padded with zeros (batch, 512, dim)."""
+    """Return the texts padded with zeros to one more token than the longest has, and at most to 512.
+
+    The other tokens of the padding, up to the 512th, would be equal to the last one.
+    Shape: (batch, tokens, dim).
+    """
+    num_tokens = min(max(len(sample.text) for sample in conditions) + 1, TEXT_SLOTS)
     return torch.stack(
-        [F.pad(sample.text, (0, 0, 0, TEXT_SLOTS - len(sample.text))) for sample in conditions]
+        [F.pad(sample.text, (0, 0, 0, num_tokens - len(sample.text))) for sample in conditions]
     )
 
 

@@ -91,14 +91,18 @@ def upsample_forward(layer: nn.Upsample, hidden: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def given_latents(vae: nn.Module, first_frame: Tensor, num_frames: int = 1) -> Tensor:
-    """Return the latents of a video that is its first frame and zeros (gray), scaled for the
+def given_latents(
+    vae: nn.Module, first_frame: Tensor, num_frames: int = 1, last_frame: Tensor | None = None
+) -> Tensor:
+    """Return the latents of a video that is its given frames and zeros (gray), scaled for the
     transformer, in float32 on the CPU.
 
     Tiling is disabled, because it would change them. Shape: (3, height, width) to (channels,
     frames, height, width).
     """
     video = F.pad(first_frame[:, None], (0, 0, 0, 0, 0, num_frames - 1))
+    if last_frame is not None:
+        video[:, -1] = last_frame
     tiling = vae.use_tiling
     vae.use_tiling = False
     with on_device(vae):
@@ -106,6 +110,20 @@ def given_latents(vae: nn.Module, first_frame: Tensor, num_frames: int = 1) -> T
         encoded = vae.encode(pixels).latent_dist.mode().float()
     vae.use_tiling = tiling
     return latents(vae.config).scaled(encoded)[0].cpu()
+
+
+def with_mask(given: Tensor, *, has_last_frame: bool) -> Tensor:
+    """Return the latents of a given video after the mask of its given frames, which has a channel
+    for each of the four frames of a latent frame. The first latent frame has one frame only, whose
+    mask is repeated.
+
+    Shape: (channels, frames, height, width) to (4 + channels, frames, height, width).
+    """
+    mask = given.new_zeros(4, *given.shape[1:])
+    mask[:, 0] = 1
+    if has_last_frame:
+        mask[3, -1] = 1
+    return torch.cat((mask, given))
 
 
 def set_tiling(vae: nn.Module, tile_size: int, overlap: float) -> None:

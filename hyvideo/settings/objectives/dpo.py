@@ -28,7 +28,7 @@ class DPOSettings(GivenVideosSettings):
     pairs_csv: list[str] = learning(
         [],
         "Rated pairs of videos, folders of scripts.rate or tables: `prompt`, `first`, `second`, "
-        "`answer`, optionally `dimension`, `ref_image_path`, or public forms.",
+        "`answer`, optionally `dimension`, `ref_image_path`, `ref_last_image_path`, or public forms.",
         is_path=True,
     )
     pair_weights: dict[str, float] = learning(

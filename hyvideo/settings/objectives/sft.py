@@ -21,7 +21,8 @@ class SFTSettings(GivenVideosSettings):
     videos_csv: list[str] = learning(
         [],
         "Videos to train on, folders of videos with captions or of scripts.rate, or tables: "
-        "`prompt`, `video`, optionally `ref_image_path`, `keep` (1 or 0), `score`.",
+        "`prompt`, `video`, optionally `ref_image_path`, `ref_last_image_path`, `keep` (1 or 0), "
+        "`score`.",
         is_path=True,
     )
     keep_fraction: float = learning(

@@ -17,7 +17,7 @@ from hyvideo.models.loading import (
 from hyvideo.models.lora import target_modules
 from hyvideo.models.lora_files import read_lora
 from hyvideo.models.lora_saving import save_lora
-from hyvideo.models.wan.transformer import padded_texts
+from hyvideo.models.wan.settings import TEXT_SLOTS
 from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.config import Config
@@ -25,6 +25,7 @@ from tests.cuda.speed import relative_difference
 from tests.models.test_lora import assert_same_changes
 from tests.models.wan.test_lora import draw
 from tests.models.wan.tiny import FAMILY, SIZES, inputs, tiny
+from tests.stock_models import padded
 from tests.tiny_wan import write_wan
 
 VERSION = "wan2.1_t2v_1.3b_anyflow"
@@ -59,11 +60,12 @@ def stock_velocity(stock, latents, timestep, conditions, ends):
     for each frame.
     """
     frames = latents.shape[2]
+    texts, _ = padded([sample.text for sample in conditions], TEXT_SLOTS)
     return stock(
         hidden_states=latents.transpose(1, 2),
         timestep=timestep[:, None].expand(-1, frames),
         r_timestep=ends[:, None].expand(-1, frames),
-        encoder_hidden_states=padded_texts(conditions),
+        encoder_hidden_states=texts,
         return_dict=False,
     )[0].transpose(1, 2)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from hyvideo.data.images import fit, read_image, to_pixels
 from hyvideo.data.prompts import Request
 from hyvideo.data.randomness import normal
 from hyvideo.loading.model_setup import load_encoder, load_pipeline
@@ -49,11 +50,16 @@ def roots(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def image(tmp_path_factory):
-    path = tmp_path_factory.mktemp("images") / "image.png"
-    values = torch.rand(70, 90, 3, generator=torch.Generator().manual_seed(0))
-    Image.fromarray((values * 255).byte().numpy()).save(path)
-    return str(path)
+def images(tmp_path_factory):
+    """Return the paths of a first and of a last frame."""
+    folder = tmp_path_factory.mktemp("images")
+    generator = torch.Generator().manual_seed(0)
+    paths = []
+    for name in ("first.png", "last.png"):
+        values = torch.rand(70, 90, 3, generator=generator)
+        Image.fromarray((values * 255).byte().numpy()).save(folder / name)
+        paths.append(str(folder / name))
+    return paths
 
 
 def config_of(root, version=T2V, **changes):
@@ -143,29 +149,38 @@ def test_the_table_of_steps_of_image_to_video():
             assert sum(expert_at(level, boundary) == "high" for level in levels) == expected
 
 
-@pytest.mark.parametrize("shift, steps", [(5, 4), (3, 10)])
-def test_image_to_video_equals_diffusers(roots, image, shift, steps):
+@pytest.mark.parametrize(
+    "shift, steps, has_last_frame", [(5, 4, False), (3, 10, False), (5, 4, True)]
+)
+def test_image_to_video_equals_diffusers(roots, images, shift, steps, has_last_frame):
     root, schedule = roots[I2V], Schedule.ode(steps, shift)
     scales = {"cfg_scale": 4.0, "low_noise_cfg_scale": 3.0}
     encoder, pipeline = loaded(config_of(root, I2V, **scales), ("text", "image"))
     noise = normal(pipeline.latent_shape(*SIZE), 0, "wan")[None]
     theirs = stock(root, schedule)
-    pixels = theirs.video_processor.preprocess(Image.open(image), *SIZE[1:])
+    given = images[: 1 + has_last_frame]
+    # both encode the pictures that this project fits to the size
+    frames = [to_pixels(fit(read_image(path), *SIZE[1:]))[None] for path in given]
     with torch.no_grad():
         _, condition = theirs.prepare_latents(
-            pixels, 1, 4 if pipeline.latents.channels == 4 else 16, *SIZE[1:], SIZE[0],
-            torch.float32, CPU, None, noise.clone(),
-        )  # fmt: skip
-    conditions = encoder([Request(PROMPT, image)], SIZE)
-    given = conditions.samples[0].image.latents
-    from hyvideo.data.images import fit, read_image, to_pixels
-
-    fitted = to_pixels(fit(read_image(image), *SIZE[1:]))
-    assert condition.shape[1] == 4 + len(given)
-    assert condition[0, :4, 0].eq(1).all() and condition[0, :4, 1:].eq(0).all()
-    # both encode the picture that this project fits to the size
+            frames[0],
+            1,
+            16,
+            *SIZE[1:],
+            SIZE[0],
+            torch.float32,
+            CPU,
+            None,
+            noise.clone(),
+            *frames[1:],
+        )
+    conditions = encoder([Request(PROMPT, *given)], SIZE)
+    found = conditions.samples[0].image.latents
+    assert torch.equal(found[:4], condition[0, :4])  # the mask
+    torch.testing.assert_close(found, condition[0], atol=1e-5, rtol=0)
     ours = pipeline.sample_ode(conditions, noise, schedule)
-    theirs_latents = latents_of(theirs, noise, steps, image=fitted[None])
+    pictures = dict(zip(("image", "last_image"), frames))
+    theirs_latents = latents_of(theirs, noise, steps, **pictures)
     assert relative_difference(ours, theirs_latents) <= 2e-6
 
 

@@ -41,11 +41,22 @@ def test_the_bf16_velocity_is_as_accurate_as_diffusers():
     assert error <= 1.05 * stock_error
 
 
-def test_a_text_may_have_512_tokens():
-    ours, arguments = installed(), inputs(1)
-    full = arguments | {"conditions": [Condition(torch.randn(512, 32))]}
+@pytest.mark.parametrize(
+    "lengths, computed",
+    [((512,), 512), ((511,), 512), ((512, 3), 512), ((40, 3), 41), ((1,), 2), ((0, 2), 3)],
+)
+def test_texts_and_one_padding_token_are_computed_and_the_velocity_equals_diffusers(
+    lengths, computed
+):
+    ours, arguments = installed(), inputs(len(lengths))
+    arguments["conditions"] = [Condition(torch.randn(length, 32)) for length in lengths]
+    rows = []
+    for block in ours.blocks:
+        block.attn2.to_k.register_forward_hook(lambda layer, args, keys: rows.append(keys.shape[1]))
     with torch.no_grad():
-        assert relative(ours(**full), stock_twin(ours)(**stock_inputs(ours, **full))[0]) <= 2e-6
+        expected = stock_twin(ours)(**stock_inputs(ours, **arguments))[0]
+        assert relative(ours(**arguments), expected) <= 2e-6
+    assert rows == [computed] * len(ours.blocks)
 
 
 def test_the_time_embedding_is_float32_in_a_bf16_model_and_under_autocast():

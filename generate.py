@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> list[str]:
     if not options.print_memory:
         flags.check(options)
 
-    from hyvideo.generation import program  # after the checks: it imports torch
+    from hyvideo.generation import program  # after the checks of flags, which need less
 
     if options.print_memory:
         program.print_memory(options)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hyvideo.checks.layout import planned_world_size
+from hyvideo.checks.machine_rules import check_gpu
 from hyvideo.checks.rules import check, with_local_weights
 from hyvideo.checks.without_effect import settings_without_effect
 from hyvideo.files.text import labelled, lines_of, shorten
@@ -55,6 +56,9 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
             show(command)
             return 0
         inputs = check(config, processes.world_size(), file=command.file)
+        check_gpu(config.model.device)
+        if processes.rank() == 0:
+            print_start(command, inputs)
         trainer = build(with_local_weights(config), at_end)
         if trainer is None:
             return 0
@@ -77,10 +81,10 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
     from hyvideo.report.run_summary import print_summary
     from hyvideo.training.on_policy_check import OffPolicyError
     from hyvideo.training.preemption import Stopped
-    from hyvideo.validation.held_out import RewardHacking
+    from hyvideo.validation.reward_hacking import RewardHacking
 
     if trainer.mesh.is_main:
-        print_start(command, inputs, trainer)
+        print_built(inputs, trainer)
     code = 0
     try:
         trainer.train()
@@ -143,11 +147,13 @@ def show(command: CommandLine) -> None:
         print("\n".join(["", *memory_table(memory(planned)), ""]))
         print("\n".join(recommendation(planned, command.words)))
 
-    sys.stdout.flush()  # what follows builds the models without weights, which takes seconds
-    from hyvideo.loading.machine import missing_requirements
+    sys.stdout.flush()
+    from hyvideo.loading.requirements import missing_requirements
 
-    for line in lines_of(labelled("missing on this host", missing_requirements(inputs))):
-        print(line)
+    label = "missing on this host"
+    for message in missing_requirements(inputs):  # the last ones take seconds
+        print(*lines_of([(label, message)]), flush=True)
+        label = ""
 
 
 def planned_hardware(command: CommandLine):
@@ -180,19 +186,41 @@ def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None
     )
 
 
-def print_start(command: CommandLine, inputs: RunInputs, trainer) -> None:
-    """Print the plan, the number of trained parameters, the attention kernel and the first
-    iteration.
+def print_start(command: CommandLine, inputs: RunInputs) -> None:
+    """Print what starts, with which settings, and the plan, before torch is imported.
+
+    Hours and memory on a GPU follow once its model is known.
+    """
+    from hyvideo.planning.plan import plan_lines
+    from hyvideo.records.progress_bar import print_stage
+
+    config = command.config
+    on_gpu = config.model.device != "cpu" and processes.may_have_gpu()
+    as_run = inputs.with_config(config.resolve_auto(on_gpu=on_gpu, recompute="auto"))
+    model = config.model
+    rows = [
+        ("command", f"post_train.py {shlex.join(command.words)}"),
+        ("model", f"{model.transformer_version} in {model.pretrained_model_root}"),
+    ]
+    print("\n".join(lines_of(rows)))
+    print_plan(as_run, [] if on_gpu else plan_lines(as_run, "cpu"), command.flags)
+    sys.stdout.flush()
+    print_stage("importing torch and the models")
+
+
+def print_built(inputs: RunInputs, trainer) -> None:
+    """Print the cost of the run on its GPU, the number of trained parameters, the attention kernel
+    and the first iteration.
     """
     from hyvideo.loading.gpu_driver import cudnn_problem
     from hyvideo.loading.machine import device_name, gpu_memory
     from hyvideo.planning.plan import plan_lines
 
     device = trainer.device
-    as_run = inputs.with_config(trainer.config)  # without ``auto``
-    hardware = hardware_of_device(device_name(device), gpu_memory(device))
-    cost = plan_lines(as_run, device.type, hardware)
-    print_plan(inputs, cost, command.flags)
+    if processes.may_have_gpu():
+        as_run = inputs.with_config(trainer.config)  # without ``auto``
+        hardware = hardware_of_device(device_name(device), gpu_memory(device))
+        print("\n".join(plan_lines(as_run, device.type, hardware)))
     trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
     kernel, rejected = trainer.run.loaded.attention

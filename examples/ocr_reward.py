@@ -25,7 +25,6 @@ QUOTED = re.compile(r'"([^"]+)"|“([^”]+)”')
 HEIGHT = 48  # of a line, as the recognizer was trained
 WIDTHS = 160  # a line is padded to a multiple of this width
 LEAST_PROBABILITY = 1e-4  # of a character, at which ``ocr_log`` is 0
-BLANK = 0  # class of "no character"
 
 
 class Ocr(Scorer):
@@ -58,7 +57,7 @@ class Ocr(Scorer):
         frames = [_evenly_spaced(video, self.num_frames) for video in videos]
         lines = [self._lines(frame) for video in frames for frame in video]
         read = iter(self.recognizer([line for of_frame in lines for line in of_frame]))
-        # by frame, the log-probabilities of its lines
+        # by frame, the probabilities of its lines
         pages = iter([[next(read) for _ in of_frame] for of_frame in lines])
         rows = []
         for video, prompt in zip(frames, prompts):
@@ -72,7 +71,7 @@ class Ocr(Scorer):
         return [frame] if self.detector is None else self.detector(frame)
 
     def _frame_scores(self, lines: list[Tensor], text: str) -> tuple[float, float]:
-        """Return both scores of a frame from the log-probabilities of its lines."""
+        """Return both scores of a frame from the probabilities of its lines."""
         if not lines:
             return 0.0, 0.0
         whole = torch.cat(lines)  # text may be spread over several lines
@@ -133,7 +132,7 @@ class Recognizer:
         self.class_of = torch.tensor([self.classes[letter] for letter in self.letters])
 
     def __call__(self, lines: list[Tensor]) -> list[Tensor]:
-        """Return the log-probabilities of each line. Shapes: uint8 (3, height, width) to (columns,
+        """Return the probabilities of each line. Shapes: uint8 (3, height, width) to (columns,
         classes).
 
         Only lines of one padded width share a batch, so that no line depends on the others.
@@ -152,19 +151,21 @@ class Recognizer:
     def _read(self, pixels: Tensor) -> Tensor:
         (name,) = (node.name for node in self.session.get_inputs())
         read = torch.from_numpy(self.session.run(None, {name: pixels.numpy()})[0])
-        return torch.zeros_like(read).index_add(2, self.class_of, read).clamp(min=1e-30).log()
+        return torch.zeros_like(read).index_add(2, self.class_of, read)
 
     def text(self, line: Tensor) -> str:
-        """Return the text of a line's log-probabilities: the likeliest class of each column, where
-        equal neighbors count once.
+        """Return the text of a line's probabilities: the likeliest class of each column, where equal
+        neighbors count once.
         """
         classes = line.argmax(1).unique_consecutive().tolist()
         return "".join(self.letters[number] for number in classes)
 
     def log_probability(self, line: Tensor, text: str) -> float:
         """Return the log-probability of ``text`` (connectionist temporal classification)."""
-        target = torch.tensor([self.classes[letter] for letter in text])
-        loss = F.ctc_loss(line, target, (len(line),), (len(target),), BLANK, reduction="sum")
+        letters = ["", *sorted(set(text))]  # no other class has a part in it
+        log_probs = line[:, [self.classes[letter] for letter in letters]].clamp(min=1e-30).log()
+        target = torch.tensor([letters.index(letter) for letter in text])
+        loss = F.ctc_loss(log_probs, target, (len(line),), (len(target),), reduction="sum")
         return -loss.item()
 
 

@@ -2,6 +2,8 @@ import logging
 import sys
 from importlib.util import find_spec
 
+from hyvideo.files import clock  # noqa: F401  starts the clock of the log before other imports
+
 if find_spec("pydantic") is None:
     print(
         f"{sys.executable} does not have the packages of this project: run `source "

@@ -33,8 +33,9 @@ from hyvideo.loading.machine import resolve_auto
 from hyvideo.planning.hardware import hardware_of_device
 from hyvideo.records.metrics import MetricsWriter
 from hyvideo.records.progress_bar import ProgressBar
-from hyvideo.records.run_files import write_config
-from hyvideo.records.stage_timer import StageTimer, write_timeline
+from hyvideo.records.run_config import write_config
+from hyvideo.records.stage_timer import StageTimer
+from hyvideo.records.timeline import write_timeline
 from hyvideo.records.trackers import check_login
 from hyvideo.report.page import REPORT_FILE, write_report
 from hyvideo.rewards.rewards import Scorer
@@ -48,7 +49,7 @@ from hyvideo.training.progress import Progress
 from hyvideo.training.rewards import TooManyMissingRewards
 from hyvideo.training.run_setup import build_run
 from hyvideo.training.run_state import check_changes
-from hyvideo.validation import held_out
+from hyvideo.validation import reward_hacking
 from hyvideo.validation.validation import Validation
 
 
@@ -82,6 +83,7 @@ class Trainer:
         self.bar = ProgressBar(config.optimizer.max_steps, is_shown=mesh.is_main)
         self.progress = Progress(PreemptionSignals(mesh), on_stage, self.bar.stage)
         self.progress.enter("load")
+        self.is_report_named = False
         self.lease = Lease(self.output_dir)  # of the main rank
         with ExitStack() as on_error:
             # first, so that no other process can write a newer checkpoint
@@ -245,10 +247,8 @@ class Trainer:
         with self.progress.signals, writer or nullcontext():
             try:
                 self._train_until(self.config.optimizer.max_steps, writer)
-            except (
-                NotOwner,
-                held_out.RewardHacking,
-            ):  # the first must not write, the second has saved
+            # the first must not write, the second has saved
+            except (NotOwner, reward_hacking.RewardHacking):
                 raise
             except BaseException as error:  # also sys.exit in code of a scorer
                 self._save_after(error)
@@ -311,7 +311,7 @@ class Trainer:
             self.run.state.checkpoints.wait()
             failed = self.run.state.checkpoints.last_failed
             saved = None if failed else folder
-            held_out.stop(self.validation.verdict, self.output_dir, saved, self.mesh)
+            reward_hacking.stop(self.validation.verdict, self.output_dir, saved, self.mesh)
 
     def _save_after(self, error: BaseException) -> None:
         """Save the last finished iteration after an error that all ranks raise together; after any
@@ -385,6 +385,10 @@ class Trainer:
             self._write_timeline()
             with optional(REPORT_FILE, (Exception,)):  # a page must not end a run
                 write_report([self.output_dir], self.output_dir / REPORT_FILE)
+                if not self.is_report_named:
+                    place = Path(self.recorded.record.output_dir) / REPORT_FILE
+                    self.bar.say(f"report: {place}, which grows with every validation")
+                    self.is_report_named = True
 
     def _open_records(self) -> MetricsWriter:
         """Return the metrics writer, positioned at the resumed iteration, after writing

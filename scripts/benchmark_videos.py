@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     )
 
     from studies.benchmarks import LAYOUTS, list_clips, make_videos  # slow to import
-    from studies.figures.policies import read_policies
+    from studies.figures.named_policies import read_policies
 
     clips = list_clips(
         LAYOUTS[options.layout],

@@ -30,6 +30,7 @@ from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.text import quote
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.processes import configure_allocator
+from studies.figures.named_policies import read_policies
 
 
 @exit_on_error("compare_policies.py")
@@ -68,11 +69,13 @@ def main(argv: list[str] | None = None) -> None:
         output=options.output_dir,
     )
 
+    policies = read_policies(options.policies, config.validation_sampling)
+
     from studies.figures.policies import compare  # slow to import
 
     compare(
         with_local_weights(config),
-        options.policies,
+        policies,
         prompts=options.prompt or [],
         num_prompts=options.num_prompts,
         out=options.output_dir,

@@ -93,7 +93,7 @@ def config_of(options: argparse.Namespace, settings: list[str]) -> Config:
     if has_config or not options.checkpoint_path:
         return parse(settings, others=own).config
 
-    from hyvideo.loading.saved_policy import settings_of_run  # slow to import
+    from hyvideo.loading.run_settings import settings_of_run
 
     run_settings, file = settings_of_run(options.checkpoint_path)
     if file:

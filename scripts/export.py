@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> list[str]:
 
         check_login(options.push_to_hub)
 
-    from hyvideo.loading.saved_policy import settings_of_run
+    from hyvideo.loading.run_settings import settings_of_run
     from hyvideo.models.registry import register
 
     checkpoint = checkpoint_of(options)

@@ -52,6 +52,7 @@ SEVERAL = {"quick": ["correct", "speed"], "all": ["correct", "speed", "more"]}
 HARDWARE = "hardware.yaml"
 # Of the FLOPs of a forward pass with 18,318 tokens, the size of the shipped recipes.
 _ATTENTION_SHARE = 0.6
+_SLOW_CPU = 10.0  # of a rehearsal beside other programs
 
 
 def parse_options(argv: list[str] | None) -> argparse.Namespace:
@@ -128,12 +129,12 @@ def chosen_lanes(options: argparse.Namespace) -> dict[str, Lane]:
 
 def gpu_of(device: str) -> tuple[float, float]:
     """Return the memory of the GPU in GiB, which the lanes share, and by how much it is slower than
-    an H200, for their time limits. On a CPU, tiny models always fit.
+    an H200, for their time limits. On a CPU, tiny models always fit, and may take their time.
 
     Raises ValueError if there is no GPU.
     """
     if device == "cpu":
-        return math.inf, 1.0
+        return math.inf, _SLOW_CPU
     import torch
 
     from hyvideo.loading.gpu_driver import driver_problem

@@ -14,10 +14,12 @@ import sqlite3
 import sys
 from pathlib import Path
 
+from hyvideo.data.prompts import read_requests
 from hyvideo.files.cli import Parser, exit_on_error, exit_on_interrupt, truth
-from hyvideo.files.files import find_path
+from hyvideo.files.files import find_path, folder_problem
 from hyvideo.files.text import quote
 from hyvideo.generation import flags as generation
+from hyvideo.settings.command_line import read_settings
 
 
 def make_parser() -> Parser:
@@ -79,6 +81,13 @@ def rate(options: argparse.Namespace, flags: list[str]) -> None:
             f"STUDY must be a folder and the first word, got the file {quote(options.study)}"
         )
     questions = questions_of(options.questions)
+    if options.config:
+        read_settings(options.config)
+    if options.prompts_csv:
+        read_requests(*options.prompts_csv)
+    problem = folder_problem(options.videos) if options.videos else None
+    if problem:
+        raise ValueError(f"--videos must be a folder, got {quote(options.videos)}: {problem}")
 
     from hyvideo.ratings import own_videos  # after the flags: it imports torch
 

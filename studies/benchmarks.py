@@ -17,12 +17,13 @@ from hyvideo.data.randomness import generator
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.files.files import make_folder
-from hyvideo.generation.generator import GenerationSettings, Generator
-from hyvideo.generation.video_sampler import Video
+from hyvideo.generation.generator import Generator
+from hyvideo.generation.settings import GenerationSettings
+from hyvideo.generation.videos import Video
 from hyvideo.loading.model_setup import choose_device
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
-from studies.figures.policies import Policies
+from studies.figures.named_policies import Policies
 
 
 @dataclass(frozen=True)

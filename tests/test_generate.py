@@ -24,8 +24,11 @@ from hyvideo.data.videos import read_video
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation import flags as generate_flags
 from hyvideo.generation import generation, generator, program, video_sampler
-from hyvideo.generation.step_cache import StepCaching
-from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
+from hyvideo.generation.settings import GenerationSettings
+from hyvideo.generation.step_caching import StepCaching
+from hyvideo.generation.video_sampler import STAGE, VideoSampler
+from hyvideo.generation.videos import Video
+from hyvideo.loading import model_setup
 from hyvideo.loading.video_latents import write_latents
 from hyvideo.models import loading
 from hyvideo.models.loading import load_transformer, stream_transformer
@@ -364,7 +367,7 @@ def test_step_caching_changes_the_video_and_starts_anew_for_each(make, tmp_path)
         ({"guidance_interval": "0.2:0.8"}, "guidance_interval: each step must have the"),
     ):
         config = Config().with_settings(**changed).resolved()
-        settings = generator.GenerationSettings(
+        settings = GenerationSettings(
             config, config.validation_sampling, generation.Source(), seed=0
         )
         with pytest.raises(ValueError, match=f"--enable_cache cannot be combined with {message}"):
@@ -609,7 +612,7 @@ def test_a_lora_is_added_with_its_scale(tmp_path, tiny_config, monkeypatch):
     save_lora({name: LoraPair(torch.ones(2, into), torch.ones(out, 2), 4.0)}, tmp_path)
     transformer = load_transformer("assets/miniature", "miniature")
     monkeypatch.setattr(
-        generation.model_setup,
+        model_setup,
         "load_pipeline",
         lambda *_, **__: SimpleNamespace(transformer=transformer),
     )
@@ -666,9 +669,7 @@ def test_the_next_call_deletes_what_a_killed_one_left_also_of_complete_videos(ma
 
 
 def test_two_calls_cannot_write_to_one_folder(make, tmp_path, monkeypatch, in_use):
-    monkeypatch.setattr(
-        generation.model_setup, "load_encoder", lambda *_: pytest.fail("loads the model")
-    )
+    monkeypatch.setattr(model_setup, "load_encoder", lambda *_: pytest.fail("loads the model"))
     with in_use(tmp_path / "videos"):
         code, _, output = make("--transformer_version", "480p_t2v", "--prompt", "a cat", *SMALL)
     assert code == 2 and f"{tmp_path}/videos' is in use" in output.err

@@ -56,32 +56,6 @@ def test_bad_input_exits_with_one_message_and_code_2(program, tmp_path, argument
     assert not (tmp_path / "out").exists()
 
 
-SECONDS = """
-import runpy, sys, time
-try:
-    runpy.run_path("post_train.py", run_name="__main__")
-except SystemExit as end:
-    slow = [name for name in ("torch", "transformers", "diffusers") if name in sys.modules]
-    print(f"code {end.code} after {time.process_time():.2f} s with {slow}")
-"""
-
-
-@pytest.mark.parametrize(
-    "arguments, code",
-    [(["--help"], 0), ([*SMOKE, "--prompts_csv", "nowhere.csv"], 2)],
-)
-def test_a_user_error_is_reported_within_a_second_and_a_half_without_torch(
-    program, tmp_path, arguments, code
-):
-    folder = [] if "--help" in arguments else ["--output_dir", tmp_path / "out"]
-    result = program("-c", SECONDS, *arguments, *folder, fresh=True)
-    words = result.stdout.splitlines()[-1].split()
-    assert words[:3] == ["code", str(code), "after"] and words[5:] == ["with", "[]"], (
-        result.stdout + result.stderr
-    )
-    assert float(words[3]) < 1.5
-
-
 ALLOCATOR = """
 import os, runpy, sys
 

@@ -176,7 +176,7 @@ def _verify_checkpoint(folder: Path) -> None:
 # --- what a path names ----------------------------------------------------------------------------
 
 
-def saved_policy(path: Path) -> Path:
+def newest_of_run(path: Path) -> Path:
     """Return the newest complete checkpoint of a run, which is printed, or ``path`` if it is no run.
 
     Raises ValueError for a run without a complete checkpoint.
@@ -191,13 +191,36 @@ def saved_policy(path: Path) -> Path:
     return found[-1]
 
 
-def saved_lora(path: Path) -> Path:
-    """Return the LoRA of a run's newest checkpoint or of a checkpoint; ``path`` if it is neither.
-
-    Raises ValueError as `saved_policy` does.
-    """
-    checkpoint = saved_policy(path)
+def lora_of_run(path: Path) -> Path:
+    """Return the LoRA in a run's newest checkpoint or in a checkpoint; ``path`` if it is neither."""
+    checkpoint = newest_of_run(path)
     return checkpoint / LORA if (checkpoint / LORA).is_dir() else checkpoint
+
+
+def saved_policy(path: Path) -> Path:
+    """Return the folder of a policy that a program is given, of a run the newest checkpoint.
+
+    Raises ValueError if it does not exist, and as `newest_of_run` does.
+    """
+    if not path.exists():
+        raise ValueError(
+            "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
+            f"{path} does not exist"
+        )
+    return newest_of_run(path)
+
+
+def saved_lora(path: Path) -> Path:
+    """Return the LoRA that a program is given, of a run's newest checkpoint or of a checkpoint the
+    folder in it.
+
+    Raises ValueError if it does not exist, and as `newest_of_run` does.
+    """
+    if not path.exists():
+        raise ValueError(
+            f"LoRA: {path} must be a safetensors file, or a folder with one; it does not exist"
+        )
+    return lora_of_run(path)
 
 
 def run_of(folder: Path) -> Path | None:

@@ -1,20 +1,24 @@
 """Loading of the tensors of a checkpoint, and the search for corrupted files, by any number of
 ranks.
+
+`reader`, and with it torch.distributed.checkpoint, is imported where tensors are read: this takes a
+second of CPU time, which a base model or a new run does not need.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hyvideo.checkpoints.format import TENSORS, corruption_of
-from hyvideo.checkpoints.reader import SafeReader, read_shapes
 from hyvideo.distributed.collectives import first_reason, raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sharded_tensors import assign_ranks, local_shard, replica_group
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 
 def corruption(folder: Path, mesh: Mesh) -> str | None:
@@ -35,6 +39,10 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
     Collective; without a mesh, this process loads alone. Parts that several ranks hold are read
     once and broadcast. Raises ValueError on every rank if any cannot load a tensor.
     """
+    import torch.distributed.checkpoint as dcp
+
+    from hyvideo.checkpoints.reader import SafeReader
+
     mesh = mesh or Mesh.single()
     names = sorted(targets)
     group = replica_group(targets.values(), mesh)
@@ -52,8 +60,10 @@ def load_tensors(folder: Path, targets: dict[str, Tensor], mesh: Mesh | None = N
             dist.broadcast(local_shard(targets[name]), group=group, group_src=reader)
 
 
-def stored_shapes(folder: Path) -> dict[str, TensorStorageMetadata]:
+def stored_shapes(folder: Path) -> "dict[str, TensorStorageMetadata]":
     """Return the metadata of each tensor of a checkpoint by name, as `read_shapes` does."""
+    from hyvideo.checkpoints.reader import read_shapes
+
     return read_shapes(folder / TENSORS)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hyvideo.data.examples import check_videos
 from hyvideo.data.prompts import Request, check_images
+from hyvideo.data.video_files import ClipForm
 from hyvideo.files.files import (
     file_problem,
     find_path,
@@ -19,6 +20,7 @@ from hyvideo.files.files import (
 from hyvideo.files.run_folder import STOPPED_FOR_HACKING
 from hyvideo.files.text import quote
 from hyvideo.models.versions import RELEASED
+from hyvideo.settings import processes
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings, ValidationSettings
@@ -130,8 +132,6 @@ def pairs_are_usable(inputs: RunInputs, *, existing: bool) -> Problems:
 def check_pairs(inputs: RunInputs) -> None:
     """Raise ValueError for pairs without a preference, and for videos that do not fit the run."""
     check_images(inputs.videos.all_requests)
-    from hyvideo.data.videos import ClipForm  # imports torch
-
     data = inputs.config.data
     check_videos(inputs.videos.all, ClipForm(*inputs.config.sampling.size, data.fps, data.fit))
 
@@ -201,6 +201,14 @@ def image_problems(
             f"{version} needs {columns} in every row, got {len(lacking)} of {len(requests)} prompts "
             f"of {source} without, the first is {lacking[0].described}; add them, or pass {flags} "
             "to generate.py"
+        )
+
+
+def check_gpu(device: str) -> None:
+    """Raise ValueError if the run asks for a GPU on a machine that has none."""
+    if device == "cuda" and not processes.may_have_gpu():
+        raise ValueError(
+            "device cuda needs a GPU that torch can use, and none was found; set device auto or cpu"
         )
 
 

@@ -11,15 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hyvideo.data.prompts import Request, hash_requests, request_of
+from hyvideo.data.video_files import ClipForm, read_header
 from hyvideo.files.digests import digest_of
 from hyvideo.files.tables import Table, find_file, read_table
 from hyvideo.files.text import note, quote
-
-if TYPE_CHECKING:
-    from hyvideo.data.videos import ClipForm
 
 COLUMNS = ("prompt", "video")
 OPTIONAL_COLUMNS = ("ref_image_path", "ref_last_image_path", "score", "keep")
@@ -186,12 +183,10 @@ def existing_video(table: Table, name: str, column: str, place: str) -> Path:
     return video
 
 
-def check_videos(examples: Iterable[Example], form: "ClipForm") -> None:
+def check_videos(examples: Iterable[Example], form: ClipForm) -> None:
     """Raise ValueError, naming the row, if a video cannot be read or brought to the form of a
     training video; otherwise print what is done to how many.
     """
-    from hyvideo.data.videos import read_header  # imports torch
-
     places: dict[Path, str] = {}
     for example in examples:
         for video in example.videos:

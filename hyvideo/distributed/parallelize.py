@@ -20,6 +20,7 @@ from torch.utils.checkpoint import (
 
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.distributed.sequence_parallel import SplitSequence
+from hyvideo.models import attention
 from hyvideo.models.family import blocks, install
 
 # Outputs saved by "selective": attention is 80 % of a forward pass's FLOPs at 480p and 121 frames,
@@ -105,6 +106,7 @@ def _compile(transformer: nn.Module, backend: str, is_hooked: bool) -> None:
     kernels are specialized for the first text length. Numbers such as an epsilon are constant; as
     inputs of the graph, they would make torch trace each block twice.
     """
+    attention.leave_out_of_graphs()
     torch._dynamo.config.recompile_limit = _RECOMPILE_LIMIT
     torch._dynamo.config.specialize_float = True
     torch._inductor.config.emulate_precision_casts = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hyvideo.generation.stored_latents import Sampled
-from hyvideo.generation.video_sampler import Video
+from hyvideo.generation.videos import Video
 from hyvideo.models.placement import Placement
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.run_files import or_none

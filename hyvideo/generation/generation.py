@@ -2,37 +2,39 @@
 
 Without ``sde_type`` the sampler is that of the validation, which is the ODE unless the model
 samples with noise; with it, it samples a rollout as in training.
+
+Imports torch only where the policy is read: wrong flags and paths end before.
 """
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from hyvideo.checkpoints.format import is_lora
 from hyvideo.checks.machine_rules import fp8_is_installed
 from hyvideo.data.prompts import Request, check_images, read_requests
 from hyvideo.files.digests import digest_weights
 from hyvideo.files.text import quote
-from hyvideo.generation.video_sampler import Video, is_own
-from hyvideo.loading import model_setup, saved_policy
-from hyvideo.models import loading
-from hyvideo.models.fp8 import store_all
-from hyvideo.models.lora import Lora, add_lora, fit_lora
+from hyvideo.generation.videos import Video, is_own
 from hyvideo.models.placement import ON_DEVICE, Placements
 from hyvideo.models.registry import register
 from hyvideo.models.versions import RELEASED, version_defaults, version_for
-from hyvideo.pipelines.condition_encoder import ConditionEncoder
-from hyvideo.pipelines.grpo_pipeline import DTYPES, GRPOPipeline
 from hyvideo.schedulers.transitions import parse_sigmas
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config, without_custom_objective
 from hyvideo.settings.problems import raise_problems
 from hyvideo.settings.sampling import Sampling
 from hyvideo.settings.sections import ModelSettings
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from hyvideo.models.lora import Lora
+    from hyvideo.pipelines.condition_encoder import ConditionEncoder
+    from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 
 MINIATURE = "configs/miniature.yaml"
 # Fields of `Sampling` that settings of a call replace, by setting.
@@ -86,6 +88,10 @@ class Source:
 
         The files of a checkpoint are compared with its digests (`checkpoints.format.verify`).
         """
+        from hyvideo.loading import saved_policy
+        from hyvideo.models import loading
+        from hyvideo.models.lora import fit_lora
+
         raise_problems(fp8_is_installed(model))
         root = model.pretrained_model_root
         version = model.transformer_version
@@ -102,8 +108,10 @@ class Source:
                 self.read_lora(model),
             )
 
-    def read_lora(self, model: ModelSettings) -> Lora:
+    def read_lora(self, model: ModelSettings) -> "Lora":
         """Return the LoRA, for the expert of a model of two that ``model`` names."""
+        from hyvideo.loading import saved_policy
+
         return saved_policy.read_saved_lora(
             self.lora, model.trained_expert, ignore_expert=model.ignore_lora_expert
         )
@@ -111,18 +119,23 @@ class Source:
     def load(
         self,
         config: Config,
-        device: torch.device,
-        encoder: ConditionEncoder,
-        vae: nn.Module,
+        device: "torch.device",
+        encoder: "ConditionEncoder",
+        vae: "nn.Module",
         kinds: frozenset[str],
         *,
         placements: Placements = ON_DEVICE,
         sampling: Sampling | None = None,
-    ) -> GRPOPipeline:
+    ) -> "GRPOPipeline":
         """Load the pipeline of the policy, whose frozen matrices are stored as the config says; it
         samples as rollouts are unless ``sampling`` is given. The caller then calls
         `place_transformers`.
         """
+        from hyvideo.loading import model_setup, saved_policy
+        from hyvideo.models.fp8 import store_all
+        from hyvideo.models.lora import add_lora
+        from hyvideo.pipelines.grpo_pipeline import DTYPES
+
         is_overwritten = self.checkpoint is not None and not is_lora(self.checkpoint)
         pipeline = model_setup.load_pipeline(
             config,

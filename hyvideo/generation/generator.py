@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -22,119 +22,35 @@ from hyvideo.checks.layout import rank_problems
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
 from hyvideo.distributed.watchdog import Watchdog
-from hyvideo.files.digests import digest_file, digest_of, digest_weights
+from hyvideo.files.digests import digest_of, digest_weights
 from hyvideo.files.files import PARTIAL, make_folder, remove_partial
-from hyvideo.files.text import lines_of
+from hyvideo.files.text import counted, lines_of
 from hyvideo.generation.best_of import make_best_of
-from hyvideo.generation.generation import Source
 from hyvideo.generation.offloading import automatic_offloading, split_and_compile
-from hyvideo.generation.step_cache import StepCaching, step_cache
+from hyvideo.generation.settings import GenerationSettings
+from hyvideo.generation.step_cache import step_cache
+from hyvideo.generation.step_caching import StepCaching
 from hyvideo.generation.stored_latents import Sampled, stored
 from hyvideo.generation.super_resolution import Refiner
-from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler, is_complete
+from hyvideo.generation.video_sampler import STAGE, VideoSampler
+from hyvideo.generation.videos import Video, is_complete
 from hyvideo.loading import model_setup
 from hyvideo.loading.gpu_driver import check_allocator
 from hyvideo.loading.input_digests import digest_models
 from hyvideo.loading.machine import check_compiler
 from hyvideo.models.conditions import Conditions
-from hyvideo.models.placement import Offloading, Placements
+from hyvideo.models.placement import Placements
 from hyvideo.models.sizes import read_architecture
 from hyvideo.models.versions import version_defaults
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
-from hyvideo.records.progress_bar import stage_bar
+from hyvideo.records.progress_bar import print_stage, stage_bar
 from hyvideo.records.stage_timer import peak_memory_gib
 from hyvideo.settings import processes
-from hyvideo.settings.config import Config
 from hyvideo.settings.identity import base_loras_of
 from hyvideo.settings.reward_settings import given_reward_weights, reward_options
-from hyvideo.settings.sampling import ODE, Sampling
+from hyvideo.settings.sampling import ODE
 from hyvideo.settings.sections import DistributedSettings, ModelSettings
 from hyvideo.settings.version_notes import generation_notes
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """Settings, policy and options that the videos of a call are made with."""
-
-    config: Config  # of the model
-    sampling: Sampling  # the size is that of each video
-    source: Source  # the policy
-    seed: int  # of requests without one
-    offloading: Offloading | None = None  # None: the memory of the GPU decides
-    initial_noise: str = "default"  # or "reference", or "validation"
-    num_videos: int = 1  # of each prompt
-    sp_size: int = 1  # processes of torchrun that share each video
-    caching: StepCaching | None = None
-    sr: bool = False  # super-resolution
-    save_pre_sr_video: bool = False
-    keep_latents: bool = False
-    best_of: int = 1  # candidates of each video
-
-    def record_of(self, video: Video) -> dict:
-        """Return what the JSON file of a video has of the settings: everything needed to reproduce
-        the video.
-        """
-        return (
-            self._record_of_prompt(video)
-            | self._record_of_policy()
-            | self._record_of_sampling(video)
-        )
-
-    def _record_of_prompt(self, video: Video) -> dict:
-        request = video.request
-        return {
-            "prompt": request.prompt,
-            "original_prompt": request.original_prompt,
-            "image": request.image,
-            "image_hash": digest_file(request.image) if request.image else None,
-            "last_image": request.last_image,
-            "last_image_hash": digest_file(request.last_image) if request.last_image else None,
-            "seed": request.seed_or(self.seed),
-            "number": video.number,
-        }
-
-    def _record_of_policy(self) -> dict:
-        model = self.config.model
-        source = self.source
-        return {
-            "model": model.pretrained_model_root,
-            "version": model.transformer_version,
-            "expert": model.trained_expert,
-            "base_lora": model.base_lora_path or None,
-            "low_noise_base_lora": model.low_noise_base_lora_path or None,
-            "checkpoint": str(source.checkpoint) if source.checkpoint else None,
-            "lora": str(source.lora) if source.lora else None,
-            "lora_scale": source.lora_scale if source.lora else None,
-            "policy_hash": source.policy_hash,
-            "dtype": model.dtype,
-            "base_weight_dtype": model.base_weight_dtype,
-            "partner_weight_dtype": model.partner_weight_dtype,
-            "vae_dtype": model.vae_dtype,
-            "use_sageattn": model.attention_kernel == "sage",
-            "enable_torch_compile": self.config.distributed.enable_compile == "true",
-        }
-
-    def _record_of_sampling(self, video: Video) -> dict:
-        sampling = self.sampling
-        is_stochastic = sampling.sampler != ODE
-        has_experts = sampling.boundary is not None
-        return {
-            "steps": sampling.steps,
-            "shift": sampling.shift,
-            "sigmas": sampling.sigmas,
-            "guidance_scale": sampling.guidance_scale,
-            "low_noise_guidance_scale": sampling.low_noise_guidance_scale if has_experts else None,
-            "guidance_interval": sampling.guidance_interval,
-            "negative_prompt": sampling.negative_prompt if sampling.is_guided else None,
-            "sde_type": sampling.sampler if is_stochastic else None,
-            "eta": sampling.eta if is_stochastic else 0.0,
-            "frames": sampling.frames,
-            "height": video.height,
-            "width": video.width,
-            "fps": sampling.fps,
-            "initial_noise": self.initial_noise,
-            "step_caching": asdict(self.caching) if self.caching else None,
-        }
 
 
 class Generator:
@@ -266,6 +182,7 @@ class Generator:
     def _load(self, videos: list[Video], on_stage: Callable[..., None]) -> None:
         """Encode the prompts, release the encoders, and load the other models."""
         config = self.config
+        print_stage(f"loading the text encoders and the VAE, for {counted(len(videos), 'prompt')}")
         self.encoder, vae = model_setup.load_encoder(config, self.device, self.placements)
         for video in stage_bar("encoding", "prompt", is_shown=self.mesh.is_main)(videos):
             on_stage("encoding", video.number)
@@ -274,6 +191,7 @@ class Generator:
                 self.refiner.encode(self.encoder, video)
         self.encoder(self.sampling.negative_requests)
         self.encoder.release()
+        print_stage("loading the transformer")
         on_stage("loading")
         self.pipeline = self.settings.source.load(
             config,
@@ -326,6 +244,7 @@ class Generator:
 
     def _sampled(self, videos: list[Video]) -> Iterator[tuple[Video, Sampled]]:
         """Yield the final latents of each video."""
+        print_stage(f"sampling {counted(len(videos), 'video')}")
         for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
             yield video, self._sample(video)
 

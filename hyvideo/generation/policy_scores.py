@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import read_header
+from hyvideo.data.video_files import read_header
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.digests import digest_of
 from hyvideo.generation.generation import Source, make_and_read_requests
@@ -37,7 +37,7 @@ from hyvideo.settings.config import Config
 from hyvideo.settings.run_inputs import trained_prompts
 from hyvideo.training.rewards import make_async_scorer
 from hyvideo.validation.contents import joint_identity, policy_identity
-from hyvideo.validation.held_out import ScorerMetrics
+from hyvideo.validation.held_out_metrics import ScorerMetrics
 from hyvideo.validation.pixels import diversity, thumbnail
 from hyvideo.validation.scores_file import Evaluation, mark_seen, read_evaluation, write_evaluation
 from hyvideo.validation.validation import Validation

@@ -10,20 +10,19 @@ from pathlib import Path
 from hyvideo.checkpoints.format import saved_lora, saved_policy
 from hyvideo.checks.rules import check_evaluation, check_sampling, with_local_weights
 from hyvideo.data.images import bucket_sizes, nearest_size, read_image, size_of_aspect_ratio
-from hyvideo.distributed import mesh as ranks
 from hyvideo.files.run_folder import Lease
-from hyvideo.files.text import quote
+from hyvideo.files.text import counted, quote
 from hyvideo.generation import generation
 from hyvideo.generation.flags import CACHING, SPEED
 from hyvideo.generation.generation import Source, resolve_sampling
-from hyvideo.generation.generator import GenerationSettings, Generator
-from hyvideo.generation.step_cache import StepCaching
-from hyvideo.loading.saved_policy import settings_of_run
+from hyvideo.generation.settings import GenerationSettings
+from hyvideo.generation.step_caching import StepCaching
+from hyvideo.loading.run_settings import settings_of_run
 from hyvideo.models.sizes import family_of_version
 from hyvideo.models.versions import FAMILIES, version_defaults
 from hyvideo.planning.generation import memory_lines
+from hyvideo.records.progress_bar import print_stage
 from hyvideo.report.gallery import PAGE_FILE, write_gallery
-from hyvideo.rewards.prompt_rewriting import read_rewriter
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import read_settings
 from hyvideo.settings.config import Config
@@ -40,7 +39,11 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     )
     settings = generation_settings(options, has_images=any(request.image for request in requests))
     config = settings.config
-    rewriter = read_rewriter(options.rewrite)
+    rewriter = None
+    if options.rewrite != "false":
+        from hyvideo.rewards.prompt_rewriting import read_rewriter
+
+        rewriter = read_rewriter(options.rewrite)
     model = config.model
     check_noise(options, requests, model.pretrained_model_root, model.transformer_version)
     output = options.output_path
@@ -62,6 +65,17 @@ def make_videos(options: argparse.Namespace) -> list[str]:
     videos = generation.list_videos(
         sizes, [r for r in requests for _ in range(options.num_videos)], output
     )
+    sampling = settings.sampling
+    print_stage(
+        f"{counted(len(videos), 'video')} of {sampling.frames} frames by "
+        f"{model.transformer_version}, {sampling.steps} steps, guidance scale "
+        f"{sampling.guidance_scale:g}, to {output}"
+    )
+    print_stage("importing torch and the models")
+    from hyvideo.distributed import mesh as ranks  # after the checks: these import torch
+    from hyvideo.generation.generator import Generator
+
+    print_stage("checking the files of the model")
     generator = Generator(settings, videos)
     if rewriter:  # after all checks, because it calls a service
         requests = rewriter.write(requests)

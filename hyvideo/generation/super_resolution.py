@@ -24,7 +24,8 @@ from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_im
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.files import read_json
 from hyvideo.generation.offloading import split_and_compile
-from hyvideo.generation.video_sampler import STAGE, Video, VideoSampler
+from hyvideo.generation.video_sampler import STAGE, VideoSampler
+from hyvideo.generation.videos import Video
 from hyvideo.loading import fit_checks
 from hyvideo.loading.model_setup import place_transformers, weights_seed
 from hyvideo.models import loading

@@ -15,24 +15,19 @@ from torch import Tensor, nn
 from hyvideo.checkpoints.format import (
     LORA,
     MODEL,
-    STATE,
-    has_state,
     is_checkpoint,
     is_lora,
-    read_state,
-    run_of,
     verify,
     write_model,
 )
 from hyvideo.checkpoints.loading import check_shapes, load_tensors, stored_shapes
 from hyvideo.checkpoints.state import sampled_name
+from hyvideo.loading.run_settings import check_trained_expert
 from hyvideo.models import loading
 from hyvideo.models.family import component_of
 from hyvideo.models.guidance import Expert
 from hyvideo.models.lora import Lora, add_lora, fit_lora, with_lora
 from hyvideo.models.lora_files import check_expert, read_lora
-from hyvideo.settings.command_line import read_settings
-from hyvideo.settings.config import LEAVES
 
 
 def write_model_file(transformer: nn.Module, folder: Path) -> None:
@@ -79,37 +74,6 @@ def check_policy(
         check_shapes(folder, _by_stored_name(transformer, stored_shapes(folder)))
     else:
         loading.load_transformer_weights(transformer, _transformer_folder(folder, expert))
-
-
-def check_trained_expert(folder: Path, expert: Expert | None) -> None:
-    """Raise ValueError if the run of a checkpoint trained the other expert of a model of two."""
-    saved = (_settings(folder) or {}).get("expert", expert)
-    if expert and saved != expert:
-        raise ValueError(
-            f"checkpoint {folder} has the {saved}-noise expert, got expert {expert}; set expert "
-            f"{saved}"
-        )
-
-
-def settings_of_run(folder: Path) -> tuple[dict, Path | None]:
-    """Return the settings of the run that wrote a checkpoint, and their file; ({}, None) if no run
-    wrote it.
-
-    The file is the run's config.yaml or, if the checkpoint was moved out of the run's folder, its
-    state.json.
-    """
-    saved = _settings(folder)
-    if saved is None:
-        return {}, None
-    run = run_of(folder)
-    if run and (run / "config.yaml").is_file():
-        return read_settings(run / "config.yaml"), run / "config.yaml"
-    known = {name: value for name, value in saved.items() if name in LEAVES}
-    return known, folder / STATE
-
-
-def _settings(folder: Path) -> dict | None:
-    return read_state(folder).get("settings", {}) if has_state(folder) else None
 
 
 def load_into(transformer: nn.Module, folder: Path, expert: Expert | None = None) -> None:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hyvideo.data.examples import LATENTS_KEY, LATENTS_SUFFIX, VAE_KEY, VIDEO_KEY
-from hyvideo.data.videos import ClipForm, read_clip, read_header
+from hyvideo.data.video_files import ClipForm, read_header
+from hyvideo.data.videos import read_clip
 from hyvideo.distributed.collectives import raise_on_all_ranks
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.digests import digest_file, digest_of

@@ -162,8 +162,16 @@ def attend(joint: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
     return _attend_in_runs(by_head, lengths).transpose(1, 2)
 
 
-# If it were compiled, every combination of lengths would be a separate graph.
-@torch.compiler.disable
+def leave_out_of_graphs() -> None:
+    """Leave attention for samples of unequal length out of blocks that are compiled later: every
+    combination of lengths would be a separate graph.
+
+    A decorator would import torch's compiler, 1.5 s of CPU time, in programs that compile nothing.
+    """
+    global _attend_in_runs
+    _attend_in_runs = torch.compiler.disable(_attend_in_runs)
+
+
 def _attend_in_runs(by_head: QueryKeyValue, lengths: Sequence[int]) -> Tensor:
     """Return attention for samples of unequal length. Shape: (batch, heads, tokens, head dim)."""
     parts = []

@@ -38,13 +38,10 @@ from hyvideo.files.text import quote
 from hyvideo.models.family import Family, families
 from hyvideo.models.guidance import OTHER_EXPERT, Expert
 from hyvideo.models.lora import Difference, Lora, LoraPair
+from hyvideo.weights.file_names import DIFFUSERS_FILE, LORA_FILES, PEFT_FILE
 from hyvideo.weights.names import Found
 from hyvideo.weights.weight_files import read_safetensors, truncate
 
-LORA_FILES = PEFT_FILE, DIFFUSERS_FILE = (
-    "adapter_model.safetensors",
-    "pytorch_lora_weights.safetensors",
-)
 PEFT_CONFIG = "adapter_config.json"
 METADATA = "lora_adapter_metadata"  # diffusers' key for a LoRA's configuration
 EXPERT = "expert"  # our key for the expert of a model of two

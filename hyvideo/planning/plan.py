@@ -10,6 +10,7 @@ from hyvideo.planning.disk import (
     max_checkpoints,
     rank_checkpoint_bytes,
 )
+from hyvideo.planning.flops import count_flops
 from hyvideo.planning.hardware import Hardware
 from hyvideo.planning.hours import (
     WholeRun,
@@ -30,10 +31,15 @@ MAX_VALIDATION_SHARE = 0.2  # of a run's time, above which the plan warns
 _HOUR = 3600.0  # seconds
 _DAY = 24 * _HOUR
 _WEEK = 7 * _DAY  # a longer run gets a warning
-# Runs of the miniature on two idle CPU cores, measured: seconds of the start, and of a forward
-# pass.
+# Runs of the miniature on two idle CPU cores, measured: seconds of the start, of a forward pass beside
+# its operations, and operations per second. Forward passes were measured for videos of 32 x 32 and
+# 256 x 256 pixels; those of 64 x 64 and 128 x 128 take 15 to 25 % longer than this line.
 _MINIATURE_START = 30.0
-_MINIATURE_FORWARD = 0.0024
+_MINIATURE_FORWARD = 0.0012
+_MINIATURE_RATE = 54e9
+_MINIATURE_PROMPT = 12  # tokens
+_MINIATURE_SIZE = (9, 32, 32)  # frames, height and width of the videos that all miniatures know
+_MAX_LARGER = 4  # times as many tokens as in these videos, above which the plan warns
 
 
 def planned_run(inputs: RunInputs, device: str, hardware: Hardware) -> PlannedRun:
@@ -90,7 +96,7 @@ def length_rows(run: PlannedRun) -> list[Row]:
     """Return rows on the length of a run and, on GPUs, its disk space and host memory."""
     length = whole_run(run)
     if not run.is_timed:
-        rows = [("whole run", _forward_passes(run, length))]
+        rows = [("whole run", _forward_passes(run, length)), *_size_of_miniature(run)]
     else:
         stages = ", ".join(f"{name} {number(time)} s" for name, time in stage_seconds(run).items())
         rows = [
@@ -164,11 +170,41 @@ def _forward_passes(run: PlannedRun, length: WholeRun) -> str:
         videos = counted(length.validation_videos, "video")
         text += f" + {counted(length.validations, 'validation')} ({videos} each)"
     text += f" = {length.forwards:,.0f} forward passes, "
-    if not run.settings.transformer_version.startswith("miniature"):
+    if not _is_miniature(run):
         return text + "duration unknown"
-    minutes = (_MINIATURE_START + _MINIATURE_FORWARD * length.forwards) / 60
-    about = "under a minute" if minutes < 1 else f"about {counted(round(minutes), 'minute')}"
-    return f"{text}{about} on two idle CPU cores"
+    flops = count_flops(run.architecture, run.config.sampling.size, _MINIATURE_PROMPT).total
+    forward = _MINIATURE_FORWARD + flops / _MINIATURE_RATE
+    return f"{text}{_about(_MINIATURE_START + forward * length.forwards)} on two idle CPU cores"
+
+
+def _about(seconds: float) -> str:
+    """Return a duration in the largest unit of which it has at least two."""
+    if seconds < 60:
+        return "under a minute"
+    for unit, size in (("day", _DAY), ("hour", _HOUR)):
+        if seconds >= 2 * size:
+            return f"about {counted(round(seconds / size), unit)}"
+    return f"about {counted(round(seconds / 60), 'minute')}"
+
+
+def _is_miniature(run: PlannedRun) -> bool:
+    return run.settings.transformer_version.startswith("miniature")
+
+
+def _size_of_miniature(run: PlannedRun) -> list[Row]:
+    """Return a warning if the videos of a miniature are much larger than those that it knows."""
+    size = run.config.sampling.size
+    if not _is_miniature(run):
+        return []
+    times = run.image_tokens / run.architecture.image_tokens(*_MINIATURE_SIZE)
+    if times <= _MAX_LARGER:
+        return []
+    warning = (
+        f"WARNING: {_size(size)} are {number(times)} times as many tokens as in the videos that this "
+        f"model was trained on, {_size(_MINIATURE_SIZE)}. It has never seen such videos: keep this size, "
+        "or choose a larger model (checkpoints-download.md)"
+    )
+    return [("", warning)]
 
 
 def _hours(run: PlannedRun, length: WholeRun) -> str:

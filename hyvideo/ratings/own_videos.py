@@ -16,7 +16,8 @@ import uvicorn
 
 from hyvideo.data.examples import PAIRS_FILE, VIDEOS_FILE, Example, check_videos
 from hyvideo.data.prompts import Request, read_requests
-from hyvideo.data.videos import ClipForm, read_clip, read_header, write_video
+from hyvideo.data.video_files import ClipForm, read_header
+from hyvideo.data.videos import read_clip, write_video
 from hyvideo.files.files import ROOT, folder_problem, make_folder, publish, read_json
 from hyvideo.files.http_guard import listen, make_server
 from hyvideo.files.steps import changed, run

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from hyvideo.data.pairs import HELD_OUT, TIE, read_ratings
 from hyvideo.data.randomness import permutation
-from hyvideo.data.videos import read_header, read_video
+from hyvideo.data.video_files import read_header
+from hyvideo.data.videos import read_video
 from hyvideo.files.files import free_disk, publish, read_json, remove_partial
 from hyvideo.files.run_folder import Lease
 from hyvideo.files.tables import PICTURES

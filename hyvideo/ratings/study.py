@@ -15,7 +15,8 @@ import numpy as np
 
 from hyvideo.data.examples import LATENTS_SUFFIX
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import is_as_written, read_video, write_video
+from hyvideo.data.video_files import is_as_written
+from hyvideo.data.videos import read_video, write_video
 from hyvideo.files.files import publish, remove_partial
 from hyvideo.files.text import quote
 from hyvideo.ratings.rating import KEY, SIDES, STUDY, VIDEOS

@@ -1,23 +1,27 @@
 """Progress of a run, its latest metrics and the time left: a bar in a terminal, plain lines
-elsewhere.
+elsewhere. The clock of all lines starts with the process.
 """
 
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TextIO
 
 from tqdm import tqdm
 
+from hyvideo.files.clock import STARTED
+from hyvideo.files.text import note
 from hyvideo.records.metric_table import console_texts
 
-PLAIN_LINE_SECONDS = 30.0
+PLAIN_LINE_SECONDS = 30.0  # between the lines of a run, which may take days
+START_LINE_SECONDS = 10.0  # until its first iteration is done, and in generation
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {
+    "check": "checking",
     "load": "loading",
     "videos": "reading",
     "conditions": "encoding",
@@ -47,25 +51,45 @@ def console_text(metrics: dict[str, float]) -> str:
     return ", ".join(texts)
 
 
+def print_stage(text: str) -> None:
+    """Print what a program does next, with the time since its start; only on the first rank."""
+    note(f"{tqdm.format_interval(time.monotonic() - STARTED)}  {text}")
+
+
 def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Iterable], Iterable]:
-    """Return a function that shows a loop as a bar with the time left, removed at its end; only in
-    a terminal.
+    """Return a function that shows a loop: as a bar with the time left in a terminal, removed at its
+    end, and elsewhere as a line every 10 s.
     """
-    return partial(tqdm, desc=text, unit=unit, leave=False, disable=None if is_shown else True)
+    if is_shown and not sys.stderr.isatty():
+        return partial(_with_lines, text=text, unit=unit)
+    return partial(tqdm, desc=text, unit=unit, leave=False, disable=not is_shown)
+
+
+def _with_lines(parts: Iterable, *, text: str, unit: str) -> Iterator:
+    """Yield the parts of a loop, and print every 10 s which one comes next."""
+    total = f"/{len(parts)}" if hasattr(parts, "__len__") else ""
+    printed = time.monotonic()
+    for number, part in enumerate(parts, 1):
+        now = time.monotonic()
+        if now - printed >= START_LINE_SECONDS:
+            print_stage(f"{text}, {unit} {number}{total}")
+            printed = now
+        yield part
 
 
 class ProgressBar(AbstractContextManager):
     """Progress bar on stderr.
 
-    Without a terminal, prints each stage of the first iteration, then a line every 30 s.
+    Without a terminal, prints each stage of the first iteration and a line every 10 s, then a line
+    every 30 s.
     """
 
     def __init__(self, total: int, *, stream: TextIO | None = None, is_shown: bool = True):
         self.total = total
         self.is_shown = is_shown
         self.stream = sys.stderr if stream is None else stream
-        # earliest time of the next line
-        self.start = self.next_line = self.next_stage_line = time.monotonic()
+        self.start = time.monotonic()
+        self.next_line = self.next_stage_line = self.start  # earliest time of the next line
         self.initial = 0
         self.iteration = 0
         self.training_since = None
@@ -102,7 +126,7 @@ class ProgressBar(AbstractContextManager):
             self.training_since = now
         text = f"{text} {part}"
         key = (iteration, stage)
-        if stage == "load":  # each model has its own line
+        if stage in ("check", "load"):  # each part has its own line
             key = (iteration, part)
         elif iteration == 0:
             text = f"base {text}"
@@ -136,9 +160,16 @@ class ProgressBar(AbstractContextManager):
             )
             self.next_line = now + PLAIN_LINE_SECONDS
 
+    def say(self, text: str) -> None:
+        """Print a line, in a terminal above the bar."""
+        if self.is_shown:
+            clock = tqdm.format_interval(time.monotonic() - STARTED)
+            tqdm.write(f"{clock}  {text}", file=self.stream)
+
     def _line(self, text: str, now: float) -> None:
-        print(f"{tqdm.format_interval(now - self.start)}  {text}", file=self.stream, flush=True)
-        self.next_stage_line = now + PLAIN_LINE_SECONDS
+        print(f"{tqdm.format_interval(now - STARTED)}  {text}", file=self.stream, flush=True)
+        starts = self.iteration == self.initial
+        self.next_stage_line = now + (START_LINE_SECONDS if starts else PLAIN_LINE_SECONDS)
 
     def __exit__(self, *exception) -> None:
         if self.bar is not None:

@@ -1,18 +1,12 @@
-"""Time and TFLOP/s of each stage of an iteration, its timeline, and peak memory."""
+"""Time and TFLOP/s of each stage of an iteration, and peak memory."""
 
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import torch
-
-from hyvideo.files.files import optional
-from hyvideo.records.run_files import write_json
-
-TIMELINE_FILE = "timeline.json"
 
 
 class StageTimer:
@@ -116,26 +110,6 @@ class StageTimer:
 
     def _seconds(self, mark: "float | torch.cuda.Event") -> float:
         return self.start + self._origin.elapsed_time(mark) / 1000 if self._stream else mark
-
-
-def write_timeline(
-    output_dir: Path, iteration: int, start: float, spans: Iterable[tuple[str, Sequence[float]]]
-) -> None:
-    """Write timeline.json: the stages of an iteration that began at ``start``.
-
-    ``spans``: stage, and its start and, once it has ended, its end. Those that ended before
-    ``start`` are left out.
-    """
-    now = time.perf_counter()
-    # a stage that has not ended yet lasts until now
-    spans = [(stage, span if len(span) == 2 else (*span, now)) for stage, span in spans]
-    relative = [
-        [stage, *(round(max(0.0, t - start), 4) for t in span)]
-        for stage, span in spans
-        if span[1] > start
-    ]
-    with optional(TIMELINE_FILE):
-        write_json(output_dir / TIMELINE_FILE, {"iteration": iteration, "spans": relative})
 
 
 def peak_memory_gib(device: torch.device) -> float:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from itertools import zip_longest
 from pathlib import Path
 
-from hyvideo.data.videos import encode_poster, encode_preview
+from hyvideo.data.previews import encode_poster, encode_preview
 
 MAX_CLIP_BYTES = 5_500_000  # of all videos of a page; base64 adds a third
 MIN_SHARE = 100_000  # bytes of a video; if there are too many videos, some are left out instead

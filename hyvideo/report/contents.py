@@ -15,7 +15,7 @@ from hyvideo.files.files import folder_problem, read_json
 from hyvideo.files.run_folder import METRICS, ROLLOUTS, SAMPLES, numbered
 from hyvideo.files.yaml_files import read_yaml
 from hyvideo.records.metrics_file import read_metrics
-from hyvideo.records.stage_timer import TIMELINE_FILE
+from hyvideo.records.timeline import TIMELINE_FILE
 from hyvideo.report.series import SPIKE, Series, read_series
 from hyvideo.settings.command_line import config_of_run
 from hyvideo.settings.config import Config

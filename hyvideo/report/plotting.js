@@ -129,6 +129,7 @@ function draw(section, title, data, { x = "iteration", unit = "", note = "", xax
 function constantText(lines, unit) {
   const parts = [];
   for (const { name, type, y, z } of lines) {
+    if (!["scatter", "heatmap"].includes(type)) return "";
     const values = (type === "heatmap" ? z.flat() : y).filter(Number.isFinite);
     if (values.length < 2 || values.some((value) => value !== values[0])) return "";
     parts.push([name, `${number(values[0])}${values[0] && unit ? ` ${unit}` : ""}`]);

@@ -23,7 +23,8 @@ import yaml
 from PIL import Image
 from torch import Tensor
 
-from hyvideo.data.videos import check_fps, check_video
+from hyvideo.data.video_files import check_fps
+from hyvideo.data.videos import check_video
 from hyvideo.files.text import quote
 from hyvideo.rewards.chat_endpoint import MALFORMED, ChatEndpoint
 from hyvideo.rewards.clip_metrics import NUM_FRAMES, frame_indices

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
-from hyvideo.checkpoints.format import saved_lora, saved_policy
+from hyvideo.checkpoints.format import lora_of_run, newest_of_run
 from hyvideo.data.prompts import Request
 from hyvideo.files.files import CACHED_REPOSITORY, find_path, is_repository
 from hyvideo.files.text import nearest, quote
@@ -33,10 +33,10 @@ from hyvideo.settings.sections import Leaf, leaf_of, leaves_of
 OBJECTIVE = "objective"  # the setting that chooses the objective, and the section of its settings
 # Settings that name what a run has saved, and how it is found in the folder of the run.
 SAVED = {
-    "anchor_path": saved_policy,
-    "pretrained_lora_path": saved_lora,
-    "base_lora_path": saved_lora,
-    "low_noise_base_lora_path": saved_lora,
+    "anchor_path": newest_of_run,
+    "pretrained_lora_path": lora_of_run,
+    "base_lora_path": lora_of_run,
+    "low_noise_base_lora_path": lora_of_run,
 }
 RESUME_WORDS = ("auto", "latest")  # values of resume_from_checkpoint that are no folders
 

@@ -18,6 +18,7 @@ STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes 
 FINAL_CODES = (2, 3, STOPPED_CODE)
 _PR_SET_PDEATHSIG = 1  # of prctl
 _MAX_COMPILE_WORKERS = 32  # torch's limit
+_GPU_FILES = ("/dev/nvidiactl", "/dev/dxg", "/dev/nvmap", "/dev/kfd")
 
 
 def world_size() -> int:
@@ -99,6 +100,15 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def may_have_gpu() -> bool:
+    """Return False if torch will find no GPU on this machine, without importing it: Linux without the
+    device file of a driver (NVIDIA's, WSL's, Jetson's, AMD's), or with hidden GPUs.
+    """
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
+    return sys.platform != "linux" or any(map(os.path.exists, _GPU_FILES))
 
 
 def wait_for_rank_0() -> None:

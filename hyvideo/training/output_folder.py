@@ -9,9 +9,9 @@ from hyvideo.checkpoints.format import (
     all_in,
     is_complete,
     keep_corrupted,
+    newest_of_run,
     read_state,
     run_of,
-    saved_policy,
 )
 from hyvideo.checkpoints.loading import corruption
 from hyvideo.checkpoints.state import State
@@ -89,7 +89,7 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
     """Return the checkpoints to start from, the best first; none for the base model."""
     named = None
     if resume_from not in RESUME_WORDS:
-        named = saved_policy(Path(resume_from))
+        named = newest_of_run(Path(resume_from))
         if not resume_from or not is_complete(named):
             raise ValueError(
                 "resume_from_checkpoint must be auto or a complete checkpoint of a run, got "

@@ -24,6 +24,7 @@ from hyvideo.loading.model_setup import (
     read_initial_lora,
     stream_expert,
 )
+from hyvideo.loading.run_settings import check_trained_expert
 from hyvideo.models import loading
 from hyvideo.models.family import family_of
 from hyvideo.models.lora import Lora, add_trainable_lora, current_lora, differences_of, pairs_of
@@ -131,7 +132,7 @@ class Policy:
             if not is_checkpoint(path):
                 adapter = self._fitting_lora(path)
             else:
-                saved_policy.check_trained_expert(path, self.config.trained_expert)
+                check_trained_expert(path, self.config.trained_expert)
                 if self.is_lora:
                     self._check_differences(saved_policy.read_saved_lora(path), path)
                 stored = saved_policy.stored_names(self.trained, path)

@@ -149,6 +149,14 @@ def merge_rewards(
     return names, merge_rows(rows, num_rewards, 1 + len(names), mesh)
 
 
+def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
+    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by
+    number.
+    """
+    dimensions, in_order = merge_rewards(local, num_videos, mesh)
+    return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
+
+
 def make_async_scorer(
     config: Config,
     device: torch.device,

@@ -13,12 +13,8 @@ from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.files import optional
 from hyvideo.files.run_folder import ROLLOUTS, claim
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.run_files import (
-    evenly_spaced,
-    score_entry,
-    write_json,
-    write_videos,
-)
+from hyvideo.records.run_files import evenly_spaced, score_entry, write_json
+from hyvideo.records.saved_videos import write_videos
 from hyvideo.settings.sections import DataSettings, RecordSettings
 from hyvideo.training.rollout_batch import RolloutBatch
 

@@ -7,7 +7,7 @@ import torch
 
 from hyvideo.checkpoints.writer import CheckpointWriter
 from hyvideo.data.prompts import Request
-from hyvideo.data.videos import ClipForm
+from hyvideo.data.video_files import ClipForm
 from hyvideo.distributed.collectives import (
     agree,
     all_objects,
@@ -77,6 +77,7 @@ def build_run(
 
     Raises ValueError for unusable checkpoints or prompts before any weights are read. Collective.
     """
+    progress.enter("check", "the files of the model")
     loaded = load_inputs(config, mesh, device)
     rewards = load_rewards(config, mesh, device, progress, loaded, scorers)
     agree("the digest of", loaded.digests, mesh)

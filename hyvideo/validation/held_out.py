@@ -3,8 +3,8 @@ base model: a run shows reward hacking if its reward rose while one of them left
 range.
 
 Over-exposure, saturated color, frozen motion, grids and blur can raise a learned reward without
-improving the video, so `pixels` are measured. Scorers add metrics of their own, and every score
-without a weight is one.
+improving the video, so `held_out_metrics` measures the pixels. Scorers add metrics of their own, and
+every score without a weight is one. Imports no torch.
 
     base    mean m_0 and standard deviation s_0 over the n_0 validation videos of the base model
     now     m and s over the n videos of a later validation, same prompts and seeds
@@ -19,28 +19,15 @@ has the rates of false alarms.
 
 import json
 import math
-import statistics
 import sys
-from collections import ChainMap
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor
-
-from hyvideo.checks.without_effect import MIN_VIDEOS_TO_STOP
-from hyvideo.distributed.collectives import all_objects, from_main
-from hyvideo.distributed.mesh import Mesh
-from hyvideo.files.files import optional, read_text
-from hyvideo.files.run_folder import STOPPED_FOR_HACKING, numbered
+from hyvideo.files.files import read_text
+from hyvideo.files.run_folder import numbered
 from hyvideo.records.run_files import or_none, write_json
-from hyvideo.rewards import contract
-from hyvideo.rewards.rewards import OVERALL, Reward, Scorer, Scores, short_names
-from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.settings.sections import ValidationSettings
-from hyvideo.validation.pixels import diversity, measure_video, thumbnail
 
 MEASURES_FILE = "measures.json"
 REWARD = "reward"
@@ -92,187 +79,6 @@ class ValidationStats:
     iteration: int
     means: Mapping[str, float]
     spreads: Mapping[str, Dispersion] = field(default_factory=dict)  # not of the whole set
-
-
-@dataclass(frozen=True)
-class Measured:
-    """All that is kept of a measured video."""
-
-    metrics: dict[str, float]
-    thumbnail: Tensor
-
-
-def measure_videos(
-    # this rank's videos, or a part of them, by number; None if not decodable
-    videos: Mapping[int, Tensor | None],
-    rewards: Mapping[int, Reward],  # by number
-    weights: Mapping[str, float],  # of the dimensions in the reward
-) -> dict[int, Measured]:
-    """Return the metrics of the pixels, the scores without a weight and the thumbnail of each
-    decoded video.
-    """
-    measured = {}
-    for row, video in videos.items():
-        if video is None:
-            continue
-        metrics = {f"held_out/{name}": value for name, value in vars(measure_video(video)).items()}
-        for name, score in rewards[row].scores.items():
-            # the parts of the overall score may have a weight
-            if not weights.get(name) and name != OVERALL and isinstance(score, (int, float)):
-                metrics[name] = float(score)
-        measured[row] = Measured(metrics, thumbnail(video))
-    return measured
-
-
-def summarise_videos(
-    measured: Mapping[int, Measured],  # this rank's videos, by number
-    of_scorers: Mapping[int, Scores],  # `ScorerMetrics.of_videos`
-    # of all ranks' videos, by number; the videos of a group share a prompt
-    groups: Sequence[Hashable],
-    mesh: Mesh,
-) -> tuple[dict[str, float], dict[str, Dispersion]]:
-    """Return mean and spread of each held-out metric of single videos, over the videos of all
-    ranks.
-    """
-    local = {
-        row: (video.metrics | of_scorers.get(row, {}), video.thumbnail)
-        for row, video in measured.items()
-    }
-    rows = dict(sorted(ChainMap(*all_objects(local, mesh)).items()))
-    measured_of = [values for values, _ in rows.values()]
-    thumbnails = [picture for _, picture in rows.values()]
-    names = sorted(set().union(*measured_of))
-    columns = {name: [values[name] for values in measured_of if name in values] for name in names}
-    columns["held_out/diversity"] = diversity(thumbnails, [groups[row] for row in rows]).tolist()
-    finite = {
-        name: [value for value in column if math.isfinite(value)]
-        for name, column in columns.items()
-    }
-    finite = {name: values for name, values in finite.items() if values}
-    spreads = {
-        name: Dispersion(statistics.pstdev(values), len(values)) for name, values in finite.items()
-    }
-    return {name: statistics.fmean(values) for name, values in finite.items()}, spreads
-
-
-def warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr, flush=True)
-
-
-class _Answers:
-    """What a method of the scorers returned for the videos of this rank, in parts."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, dict[int, Any]] = {}  # by scorer and number of the video
-        self.failed: dict[str, str] = {}  # reason by scorer
-
-    def add(self, numbers: Collection[int], answers: Mapping[str, Sequence | str]) -> None:
-        for scorer, rows in answers.items():
-            if isinstance(rows, str):
-                self.failed.setdefault(scorer, rows)
-            else:
-                self.of.setdefault(scorer, {}).update(zip(numbers, rows, strict=True))
-
-
-class ScorerMetrics:
-    """Held-out metrics that the scorers define, of videos that are added in parts; the videos are
-    not kept.
-
-    A scorer whose method fails for a part, on any rank, has no metrics of this method: they would
-    lack videos. ``on_failure`` is then called on the main rank.
-    """
-
-    def __init__(self, scorer: AsyncScorer, mesh: Mesh, on_failure: Callable[[str], None] = warn):
-        self.scorer = scorer
-        self.mesh = mesh
-        self.on_failure = on_failure
-        self._each = _Answers()
-        self._features = _Answers()
-
-    def add(self, videos: Mapping[int, Tensor | None], prompts: Sequence[str]) -> None:
-        """Add some of this rank's videos, by number; None if not decodable.
-
-        ``prompts`` are of all videos.
-        """
-        numbers = [number for number, video in videos.items() if video is not None]
-        clips = [videos[number] for number in numbers]
-        texts = [prompts[number] for number in numbers]
-
-        def measure_each(name: str, scorer: Scorer) -> list[Scores]:
-            return contract.held_out_each(scorer, clips, texts)
-
-        def features(name: str, scorer: Scorer) -> list[Tensor]:
-            return list(contract.features(scorer, clips, texts).double().cpu())
-
-        if numbers:
-            self._each.add(numbers, self.scorer.call_all("held_out_each", measure_each))
-            self._features.add(numbers, self.scorer.call_all("features", features))
-
-    def of_videos(self) -> dict[int, Scores]:
-        """Return the metrics of each of this rank's videos, by number. Collective."""
-        failed = self._report(self._each.failed)
-        found: dict[int, dict[str, Scores]] = {}
-        for scorer, rows in self._each.of.items():
-            if scorer not in failed:
-                for row, scores in rows.items():
-                    found.setdefault(row, {})[scorer] = scores
-        clashes = set().union(*all_objects(self._clashes(found.values()), self.mesh))
-        return {row: self._named(by_scorer, clashes) for row, by_scorer in found.items()}
-
-    def of_set(self) -> Scores:
-        """Return the metrics of all videos together, which a scorer computes once, on the main
-        rank. Collective.
-        """
-        failed = self._report(self._features.failed)
-        parts = all_objects(self._features.of, self.mesh)
-        results: dict[str, Scores | str] = {}
-
-        def measure_set(name: str, scorer: Scorer) -> Scores:
-            rows = dict(sorted(ChainMap(*(part.get(name, {}) for part in parts)).items()))
-            if name in failed or not rows:
-                return {}
-            table = torch.stack(list(rows.values()))
-            return contract.held_out(scorer, table[table.isfinite().all(1)])
-
-        if self.mesh.is_main:
-            results = self.scorer.call_all("held_out", measure_set)
-        results = from_main(results, self.mesh)
-        self._report({name: each for name, each in results.items() if isinstance(each, str)})
-        by_scorer = {name: each for name, each in results.items() if isinstance(each, dict)}
-        found = self._named(by_scorer, self._clashes([by_scorer]))
-        return {name: value for name, value in found.items() if math.isfinite(value)}
-
-    def _clashes(self, results: Iterable[Mapping[str, Scores]]) -> set[tuple[str, str]]:
-        """Return the scorers and metrics that have the name of a dimension, or of an earlier
-        scorer's metric with another value in one of ``results``.
-        """
-        dimensions = {name for each in self.scorer.names.declared.values() for name in each}
-        found = set()
-        for by_scorer in results:
-            taken: Scores = {}
-            for scorer, scores in by_scorer.items():
-                for name, value in scores.items():
-                    if name in dimensions or taken.setdefault(name, value) != value:
-                        found.add((scorer, name))
-        return found
-
-    def _named(self, by_scorer: Mapping[str, Scores], clashes: set[tuple[str, str]]) -> Scores:
-        """Return the metrics of all scorers; one of ``clashes`` is SCORER/METRIC."""
-        labels = short_names(list(by_scorer))
-        found: Scores = {}
-        for scorer, scores in by_scorer.items():
-            for name, value in scores.items():
-                has_clash = (scorer, name) in clashes
-                found[f"{labels[scorer]}/{name}" if has_clash else name] = value
-        return found
-
-    def _report(self, failures: Mapping[str, str]) -> set[str]:
-        """Report the failures of all ranks, and return the names of the scorers. Collective."""
-        reasons = dict(ChainMap(*all_objects(dict(failures), self.mesh)))
-        if self.mesh.is_main:
-            for scorer, reason in sorted(reasons.items()):
-                self.on_failure(f"held-out metrics of reward {scorer} are missing: {reason}")
-        return set(reasons)
 
 
 # --- rule -----------------------------------------------------------------------------------------
@@ -428,7 +234,8 @@ def _difference(name: str, base: ValidationStats, now: ValidationStats) -> float
     return difference if math.isfinite(difference) else math.nan
 
 
-def _count(name: str, stats: ValidationStats) -> int:
+def count_of(name: str, stats: ValidationStats) -> int:
+    """Return of how many videos, or prompts for diversity, a validation has a metric."""
     return stats.spreads[name].count if name in stats.spreads else 0
 
 
@@ -436,7 +243,7 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
     """Return the standard error of the difference of two means, infinite for few videos, and its
     Student factor.
     """
-    if min(_count(name, base), _count(name, now)) < MIN_VIDEOS:
+    if min(count_of(name, base), count_of(name, now)) < MIN_VIDEOS:
         return math.inf, ERRORS
     sets = base.spreads[name], now.spreads[name]
     # If neither set has a spread (all scores were 1 and are now 0, for example), use that of both
@@ -454,70 +261,11 @@ def _error(name: str, base: ValidationStats, now: ValidationStats) -> tuple[floa
     return math.sqrt(variance), student_quantile(ERRORS, freedom)
 
 
-# --- in a run -------------------------------------------------------------------------------------
+def warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
-class RewardHacking(RuntimeError):
-    """Raised to stop a run whose reward rose while a held-out metric degraded."""
-
-
-def after_validation(
-    now: ValidationStats,
-    samples: Path,
-    made_with: Mapping[str, object],
-    validation: ValidationSettings,
-    mesh: Mesh,
-    *,
-    weights: Mapping[str, float],  # of the reward's dimensions
-    warns_of_transfer: bool = False,
-) -> Verdict:
-    """Return the verdict on a validation, after warning of what is wrong. Collective.
-
-    It is compared with the earlier ones in the folder ``samples`` that were made with the same
-    settings. With ``on_reward_hacking`` stop and enough videos, hacking ends the run.
-    """
-    if not mesh.is_main:
-        return from_main(Verdict(), mesh)
-    with optional(STOPPED_FOR_HACKING):
-        (samples.parent / STOPPED_FOR_HACKING).unlink(missing_ok=True)  # the run was resumed
-    history = [*read_history(samples, made_with, before=now.iteration), now]
-    verdict = judge(history, validation.hacking_threshold, weights)
-    if not verdict.has_base and len(history) == 1:
-        warn(f"{samples} has no validation of the base model with these settings to compare with")
-    if verdict.reason:
-        warn(verdict.reason)
-    if warns_of_transfer and verdict.transfer < MIN_TRANSFER:
-        warn(
-            f"iteration {now.iteration}: what is not trained on sees {verdict.transfer:.0%} of the "
-            f"reward's gain since the base model, less than {MIN_TRANSFER:.0%}: raise "
-            "kl_weight or stop earlier (docs/judge_a_run.md#reward-hacking)"
-        )
-    if verdict.departures and validation.on_reward_hacking == "stop":
-        fewest = min(_count(REWARD, base_stats(history)), _count(REWARD, now))
-        verdict = replace(verdict, ends_run=fewest >= MIN_VIDEOS_TO_STOP)
-    return from_main(verdict, mesh)
-
-
-def stop(verdict: Verdict, output_dir: Path, saved: Path | None, mesh: Mesh) -> None:
-    """Write why the run stops and raise RewardHacking with the ``saved`` checkpoint; None if it
-    could not be written.
-    """
-    marker = output_dir / STOPPED_FOR_HACKING
-    if mesh.is_main:
-        note = {
-            "reason": verdict.reason,
-            "on_reward_hacking": "stop",
-            "departures": [asdict(shift) for shift in verdict.departures],
-        }
-        with optional(STOPPED_FOR_HACKING):
-            write_json(marker, note)
-    policy = "the current policy could not be saved; earlier checkpoints are kept"
-    if saved:
-        policy = f"the current policy was saved in {saved}"
-    raise RewardHacking(
-        f"{verdict.reason}; {policy}. See docs/judge_a_run.md#reward-hacking; "
-        f"to resume, delete {marker} or set --on_reward_hacking warn"
-    )
+# --- records --------------------------------------------------------------------------------------
 
 
 def read_history(

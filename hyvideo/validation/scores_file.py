@@ -1,4 +1,4 @@
-"""Scores of videos: gathering over ranks, means and intervals, and the files of an evaluation."""
+"""Scores of videos: means and intervals, and the files of an evaluation. Imports no torch."""
 
 import json
 import math
@@ -11,24 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from hyvideo.data.prompts import Request, are_seen
-from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.files import read_json
 from hyvideo.files.tables import csv_text
 from hyvideo.files.text import align_columns, describe_error
 from hyvideo.records.run_files import write_json, write_text
 from hyvideo.rewards.rewards import Reward, overall
-from hyvideo.training.rewards import merge_rewards
 from hyvideo.validation.intervals import Interval, in_range, t_interval
 
 NOT_SCORES = ("number", "seed", "group", "missing", "seen")
-
-
-def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
-    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by
-    number.
-    """
-    dimensions, in_order = merge_rewards(local, num_videos, mesh)
-    return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
 
 
 def summarise_rewards(rewards: list[Reward]) -> dict[str, float]:

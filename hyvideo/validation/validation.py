@@ -30,26 +30,23 @@ from hyvideo.models.offload import come_back, leave
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
-from hyvideo.records.run_files import (
-    evenly_spaced,
-    score_entry,
-    write_json,
-    write_videos,
-)
+from hyvideo.records.run_files import evenly_spaced, score_entry, write_json
+from hyvideo.records.saved_videos import write_videos
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
 from hyvideo.settings.config import Config
+from hyvideo.training.rewards import gather_rewards
 from hyvideo.training.rollout_batch import select
-from hyvideo.validation import held_out
-from hyvideo.validation.held_out import (
-    MEASURES_FILE,
-    Dispersion,
+from hyvideo.validation import held_out, reward_hacking
+from hyvideo.validation.held_out import MEASURES_FILE, Dispersion, ValidationStats
+from hyvideo.validation.held_out_metrics import (
     Measured,
     ScorerMetrics,
-    ValidationStats,
+    measure_videos,
+    summarise_videos,
 )
 from hyvideo.validation.parts import num_per_part
-from hyvideo.validation.scores_file import gather_rewards, split_reward, summarise_rewards
+from hyvideo.validation.scores_file import split_reward, summarise_rewards
 
 SCORES_FILE = "scores.json"
 NOISE_FILE = "noise.json"  # first number of the noise of each video, for scripts.audit
@@ -136,21 +133,19 @@ class Validation:
         for videos in self.videos(self.rows()):
             scored = self._rewards(videos)
             local |= scored
-            measured |= held_out.measure_videos(videos, scored, self.scorer.weights)
+            measured |= measure_videos(videos, scored, self.scorer.weights)
             of_scorers.add(videos, self.prompts)
             names |= self._write_videos(iteration, videos)
             del videos  # before the next part is sampled
         rewards = gather_rewards(local, len(self.prompts), self.mesh)
-        means, spreads = held_out.summarise_videos(
-            measured, of_scorers.of_videos(), self.groups, self.mesh
-        )
+        means, spreads = summarise_videos(measured, of_scorers.of_videos(), self.groups, self.mesh)
         of_rewards = summarise_rewards(rewards)
         num_scored = sum(not reward.is_missing for reward in rewards)
         if num_scored:
             spreads["reward"] = Dispersion(of_rewards["reward_std"], num_scored)
         measures = means | of_rewards | split_reward(rewards, self.seen) | of_scorers.of_set()
         stats = ValidationStats(iteration, measures, spreads)
-        self.verdict = held_out.after_validation(
+        self.verdict = reward_hacking.after_validation(
             stats,
             self.output,
             self.made_with,

@@ -52,7 +52,7 @@ def test_generate(root, tmp_path, record, monkeypatch, way):
     limit_memory(GPU_24GB)
     decoded = []
 
-    def decode(sampler, pipeline, latents, path, described=None, *, keep_latents=False):
+    def decode(sampler, pipeline, latents, video, described=None, *, vae_weights=None):
         decoded.append(latents.cpu())
         (frames,) = pipeline.decode(latents)
         assert frames is not None and len(frames) == settings["sample_n_frames"]

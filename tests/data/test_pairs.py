@@ -10,7 +10,7 @@ import pytest
 from hyvideo.data.examples import Example, check_videos
 from hyvideo.data.pairs import TIE, read_ratings, select_preferences, split_by_prompt
 from hyvideo.data.prompts import Request, check_images
-from hyvideo.data.videos import ClipForm
+from hyvideo.data.video_files import ClipForm
 from tests.forked import ROOT
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
 

@@ -14,16 +14,13 @@ import torch
 from PIL import Image
 
 from hyvideo.data import examples
+from hyvideo.data.previews import encode_poster, encode_preview
 from hyvideo.data.prompts import Request
+from hyvideo.data.video_files import ClipForm, mp4_factor, read_header
 from hyvideo.data.videos import (
-    ClipForm,
     at_original_size,
-    encode_poster,
-    encode_preview,
-    mp4_factor,
     read_clip,
     read_frames,
-    read_header,
     read_video,
     to_uint8,
     write_video,

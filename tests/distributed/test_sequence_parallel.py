@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from hyvideo.distributed.sequence_parallel import head_shares
-from hyvideo.generation.step_cache import StepCaching, step_cache
+from hyvideo.generation.step_cache import step_cache
+from hyvideo.generation.step_caching import StepCaching
 from hyvideo.models.conditions import Condition, ImageCondition
 from tests.distributed.launch import launch
 

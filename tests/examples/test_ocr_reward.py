@@ -3,6 +3,7 @@
 The shapes of the miniature are signs that the network knows: ●, ■ and ▲.
 """
 
+import json
 from importlib.util import find_spec
 
 import matplotlib
@@ -11,6 +12,7 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
+import post_train
 from examples import ocr_reward
 from hyvideo.data.randomness import generator
 from hyvideo.data.videos import to_uint8
@@ -85,3 +87,29 @@ def test_the_network_tells_the_shapes_of_the_miniature_apart():
     assert torch.equal(best, world.LABELS[:, 1])
     alone = scorer.score([videos[7]], [f'"{SIGNS["circle"]}"'], fps=world.FPS)
     assert alone[0]["ocr_log"] == pytest.approx(rows["circle"][7].item(), abs=1e-4)
+
+
+@pytest.mark.slow
+@needs_packages
+def test_diffusion_nft_trains_the_miniature_on_what_the_network_reads(tmp_path, exit_code):
+    prompts = "assets/miniature/prompts"
+    options = {"examples/ocr_reward.py:Ocr": {"find_lines": False, "num_frames": 2}}
+    words = ["--config", "configs/miniature_nft.yaml", "--output_dir", tmp_path / "run"]
+    words += ["--prompts_csv", f"{prompts}/train_text.csv", "--num_threads", 1]
+    words += ["--valid_video_csv", f"{prompts}/valid_text.csv", "--log_num_videos", 0]
+    words += ["--reward_model", "examples/ocr_reward.py:Ocr", "--reward_weights", '{"ocr_log": 1}']
+    words += ["--reward_config", json.dumps(options), "--held_out_reward_model", "miniature"]
+    words += ["--max_steps", 10, "--validation_interval", 10, "--report", "false"]
+    assert exit_code(post_train.main, *words) == 0
+    before, after = (
+        json.loads((tmp_path / "run" / "samples" / number / "scores.json").read_text())
+        for number in ("000000", "000010")
+    )
+
+    def gain(name):
+        means = [sum(row[name] for row in videos) / len(videos) for videos in (before, after)]
+        return means[1] - means[0]
+
+    assert len(before) == len(after) == 96
+    assert gain("ocr_log") > 0.05
+    assert gain("held_out/miniature/TA") > 0

@@ -20,7 +20,8 @@ from diffusers import HunyuanVideo15Transformer3DModel, WanTransformer3DModel
 from torch import nn
 from transformers import Qwen2_5_VLTextModel
 
-from hyvideo.generation.step_cache import StepCaching, step_cache
+from hyvideo.generation.step_cache import step_cache
+from hyvideo.generation.step_caching import StepCaching
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import prepare
 from hyvideo.models.guidance import Guidance

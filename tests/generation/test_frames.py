@@ -5,7 +5,7 @@ rollouts, which may be shorter to save time.
 import json
 
 import generate
-from hyvideo.data.videos import read_header
+from hyvideo.data.video_files import read_header
 from tests.forked import ROOT
 
 

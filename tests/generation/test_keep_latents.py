@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 
 import generate
-from hyvideo.data.videos import ClipForm, at_original_size, read_video, to_uint8
+from hyvideo.data.video_files import ClipForm
+from hyvideo.data.videos import at_original_size, read_video, to_uint8
 from hyvideo.loading.model_setup import vae_weights
 from hyvideo.loading.video_latents import VideoLatents
 from hyvideo.models.decoding import decode

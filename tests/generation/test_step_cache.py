@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from hyvideo.generation.step_cache import StepCaching, step_cache
+from hyvideo.generation.step_cache import step_cache
+from hyvideo.generation.step_caching import StepCaching
 from hyvideo.models.conditions import Condition, Conditions
 from hyvideo.models.family import blocks, install
 from hyvideo.models.guidance import Guidance

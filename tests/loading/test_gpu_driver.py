@@ -7,8 +7,9 @@ import torch
 
 import post_train
 from hyvideo.loading.gpu_driver import check_allocator, cudnn_problem, driver_problem
-from hyvideo.loading.machine import gpu_problem
 from hyvideo.loading.model_setup import choose_device
+from hyvideo.loading.requirements import gpu_problem
+from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 
 
@@ -21,6 +22,7 @@ def driver(tmp_path, monkeypatch):
         program.write_text(f"#!/bin/sh\nfor i in 0 1 2 3 4 5 6 7; do echo {version}; done\n")
         program.chmod(0o755)
 
+    monkeypatch.setattr(processes, "may_have_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -7,7 +7,9 @@ import torch
 
 from hyvideo.checks.rules import check
 from hyvideo.loading import machine
-from hyvideo.loading.machine import gpu_problem, missing_requirements, resolve_auto
+from hyvideo.loading.machine import resolve_auto
+from hyvideo.loading.requirements import gpu_problem, missing_requirements
+from hyvideo.settings import processes
 from hyvideo.settings.command_line import load_config
 from hyvideo.settings.run_inputs import RunInputs
 
@@ -99,6 +101,7 @@ def test_compilation_needs_a_compiler_and_the_headers_of_python(
 
 
 def test_each_process_of_a_machine_needs_a_gpu(monkeypatch):
+    monkeypatch.setattr(processes, "may_have_gpu", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert gpu_problem("cpu", 8) is gpu_problem("auto", 4) is None
     assert gpu_problem("cuda", 8) == "each process needs a GPU: needed 8, found 4"

@@ -111,3 +111,14 @@ def test_the_table_of_steps_has_the_noise_and_weights_of_the_window():
     assert [float(line[3]) for line in lines] == pytest.approx(
         in_window.equalizer_weights.tolist(), rel=1e-3
     )
+
+
+def test_the_time_on_a_cpu_follows_the_size_and_a_size_far_from_the_model_is_a_warning():
+    def lines(**size):
+        config = load_config("configs/miniature.yaml", **size)
+        return "\n".join(plan_lines(RunInputs(config), "cpu"))
+
+    own, larger = lines(), lines(height=480, width=832)
+    assert "about 2 minutes" in own and "WARNING" not in own
+    assert " days on two idle CPU cores" in larger and "WARNING" in larger
+    assert "WARNING" not in lines(height=64, width=64)  # 4 times as many tokens

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from hyvideo.planning.hardware import hardware_of_device
-from hyvideo.records import stage_timer
-from hyvideo.records.stage_timer import StageTimer, write_timeline
+from hyvideo.records import stage_timer, timeline
+from hyvideo.records.stage_timer import StageTimer
+from hyvideo.records.timeline import write_timeline
 
 
 class Clock:
@@ -21,6 +22,7 @@ class Clock:
         self.busy = 100.0  # CPU seconds of the process, since it began
         clocks = SimpleNamespace(perf_counter=lambda: self.cpu, process_time=lambda: self.busy)
         monkeypatch.setattr(stage_timer, "time", clocks)
+        monkeypatch.setattr(timeline, "time", clocks)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self)
         monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: SimpleNamespace())
         self.allocated = self.peak = 0.0

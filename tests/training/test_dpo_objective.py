@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from hyvideo.checks.rules import check
-from hyvideo.data.videos import ClipForm, at_original_size, read_video
+from hyvideo.data.video_files import ClipForm
+from hyvideo.data.videos import at_original_size, read_video
 from hyvideo.loading.video_latents import VideoLatents, write_latents
 from hyvideo.models.decoding import encode
 from hyvideo.models.loading import load_vae

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from hyvideo.data.videos import BT601, LIMITED_RANGE, write_video
+from hyvideo.data.video_files import BT601, LIMITED_RANGE
+from hyvideo.data.videos import write_video
 
 PROMPT = "a cat walks past a sign"
 

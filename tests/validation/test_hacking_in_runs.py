@@ -20,14 +20,13 @@ from hyvideo.settings.sections import ValidationSettings
 from hyvideo.trainer import Trainer
 from hyvideo.validation.held_out import (
     Dispersion,
-    RewardHacking,
     ValidationStats,
     Verdict,
-    after_validation,
     read_history,
     read_validation,
     write_validation,
 )
+from hyvideo.validation.reward_hacking import RewardHacking, after_validation
 from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
@@ -167,7 +166,7 @@ def test_the_program_exits_with_code_3(greedy_config, mesh, monkeypatch, capsys,
                 raise ended
 
     monkeypatch.setattr(post_train, "build", lambda *_: Ended())
-    monkeypatch.setattr(post_train, "print_start", lambda *_: None)
+    monkeypatch.setattr(post_train, "print_built", lambda *_: None)
     monkeypatch.setattr(run_summary, "print_summary", lambda *_: None)
     monkeypatch.setattr("sys.argv", ["post_train.py", "--config", "configs/smoke.yaml"])
     assert post_train.main() == code

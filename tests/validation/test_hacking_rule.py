@@ -13,10 +13,10 @@ from hyvideo.validation.held_out import (
     WATCHED,
     Dispersion,
     ValidationStats,
-    after_validation,
     student_quantile,
     write_validation,
 )
+from hyvideo.validation.reward_hacking import after_validation
 
 BASE = {
     "reward": (1.4, 0.27),

@@ -15,7 +15,7 @@ from hyvideo.miniature.measures import features, frechet_distance, moments
 from hyvideo.miniature.reward import MiniatureScorer
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
-from hyvideo.validation.held_out import ScorerMetrics, measure_videos, summarise_videos
+from hyvideo.validation.held_out_metrics import ScorerMetrics, measure_videos, summarise_videos
 from hyvideo.validation.pixels import measure_video
 from tests.distributed.launch import launch
 from tests.validation.test_pixels import grey, textured

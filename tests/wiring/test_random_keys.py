@@ -14,7 +14,8 @@ from hyvideo.data import randomness
 from hyvideo.data.examples import Example
 from hyvideo.data.pairs import split_by_prompt
 from hyvideo.data.prompts import Request
-from hyvideo.generation.video_sampler import Video, VideoSampler
+from hyvideo.generation.video_sampler import VideoSampler
+from hyvideo.generation.videos import Video
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from tests.forked import ROOT

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 import torch
 
-from hyvideo.data.videos import ClipForm
+from hyvideo.data.video_files import ClipForm
 from hyvideo.loading.video_latents import VideoLatents
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import collect, sample

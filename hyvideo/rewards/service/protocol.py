@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from hyvideo.data.videos import check_fps, check_video
+from hyvideo.data.video_files import check_fps
+from hyvideo.data.videos import check_video
 
 PROMPTS = TypeAdapter(list[str])
 

@@ -14,7 +14,7 @@ from hyvideo.models.loading import load_transformer
 from hyvideo.models.lora import LoraPair
 from hyvideo.models.lora_saving import save_lora
 from hyvideo.settings.config import Config
-from studies.figures.policies import read_policies
+from studies.figures.named_policies import read_policies
 from tests.distributed.launch import start
 
 COMMON = ["--config", "configs/smoke.yaml", "--validation_steps", "1", "--cfg_scale", "1"]

@@ -49,7 +49,7 @@ case " ${arguments[*]} " in
         ;;
 esac
 if [ "$processes" -gt 1 ]; then
-    exec python -m scripts.launch --standalone --nproc_per_node="$processes" --shutdown-timeout=240 post_train.py \
-        "${arguments[@]}"
+    exec python -m scripts.launch --standalone --nproc_per_node="$processes" \
+        --shutdown-timeout="${SHUTDOWN_TIMEOUT:-240}" post_train.py "${arguments[@]}"
 fi
 exec python post_train.py "${arguments[@]}"

@@ -358,7 +358,7 @@ TRUST_REGION = (
     Metric(
         "update",
         "optimizer updates since the run began",
-        "`iteration`, minus skipped updates",
+        "`iteration` x `num_updates_per_rollout`, minus skipped updates",
         unit="updates",
         plot=None,
     ),

@@ -197,7 +197,10 @@ class ModelSettings(Section):
         "copied to the GPU as they compute).",
     )
     encoder_dtype: Literal["fp16", "bf16", "fp32"] = learning(
-        "fp16", "Precision of the encoders.", measured=True
+        "fp16",
+        "Precision of the encoders. HunyuanVideo-1.5 was trained with fp16; Wan computes in bf16 "
+        "instead.",
+        measured=True,
     )
     vae_dtype: Literal["fp16", "bf16", "fp32"] | None = learning(
         None, "Precision of the VAE; default: the value of the version.", measured=True

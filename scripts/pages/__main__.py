@@ -37,7 +37,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/cost.md": {
         "recipes": plan_tables.costs,
         "stopwatch": plan_tables.beside_a_stopwatch,
-        "memory by sp_size": plan_tables.memory_by_sequence_parallelism,
     },
     "docs/few_steps.md": {
         "rollouts per hour": plan_tables.rollouts_per_hour,

@@ -90,9 +90,9 @@ README_ROWS = (
     (Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb"), 24, "Wan2.1 14B, from an image", "a reward"),
     (Recipe("1 RTX 4090", "hunyuanvideo15_1gpu_24gb"), 24, "HunyuanVideo-1.5", "a reward"),
     (Recipe("1 L40S", "hunyuanvideo15_1gpu"), 48, "HunyuanVideo-1.5", "a reward"),
-    (Recipe("4 L40S", "wan21_4gpu_hpsv3"), 48, "Wan2.1 1.3B, 480p", "HPSv3"),
+    (Recipe("4 L40S", "wan21_4gpu_hpsv3"), 48, "Wan2.1 1.3B", "HPSv3"),
     (Recipe("1 H100", "hunyuanvideo15_1gpu"), 80, "HunyuanVideo-1.5", "a reward"),
-    (Recipe("8 H100", "wan21_8gpu_nft"), 80, "Wan2.1 1.3B, 480p", "a reward"),
+    (Recipe("8 H100", "wan21_8gpu_nft"), 80, "Wan2.1 1.3B", "a reward"),
     (Recipe("8 H100", "wan22_a14b_8gpu"), 80, "Wan2.2 A14B, all weights", "a reward"),
     (
         Recipe("8 H100", "hunyuanvideo15_480p_8gpu"),
@@ -156,9 +156,15 @@ def hours(run: PlannedRun) -> str:
     return f"{whole_run(run).seconds / 3600:.1f}"
 
 
+def video_size(run: PlannedRun) -> str:
+    """Return frames, height and width of the videos that are trained on."""
+    data = run.config.data
+    return f"{data.sample_n_frames} x {data.height} x {data.width}"
+
+
 def costs() -> str:
-    """Return hours, memory and disk of each recipe."""
-    heads = ["GPUs", "config", "s per iteration", "rollouts", "iterations", "hours", "GPU-hours"]
+    """Return video size, hours, memory and disk of each recipe."""
+    heads = ["GPUs", "config", "video", "s per iteration", "rollouts", "iterations", "hours"]
     rows = []
     for recipe in RECIPES:
         run = planned(recipe)
@@ -167,11 +173,11 @@ def costs() -> str:
             [
                 recipe.gpus,
                 f"`{recipe.config}`{recipe.label}",
+                video_size(run),
                 f"{length.iteration_seconds:,.0f}",
                 str(run.plan.rollouts),
                 str(length.iterations),
                 hours(run),
-                f"{length.gpu_hours:,.{0 if length.gpu_hours >= 1 else 1}f}",
                 f"{memory(run).needed_gib:.1f}",
                 f"{sum(disk_bytes(run).values()) / GIB:.0f}",
             ]
@@ -185,9 +191,11 @@ def readme_rows() -> str:
     for recipe, gigabytes, model, source in README_ROWS:
         number, gpu = recipe.gpus.split(maxsplit=1)
         gpus = gpu if number == "1" else f"{number} x {gpu}"
-        cells = [f"{gpus}, {gigabytes} GB", model, source, f"`{recipe.config}`"]
-        rows.append([*cells, hours(planned(recipe))])
-    return markdown_table(["your GPU", "model", "learns from", "config", "hours (predicted)"], rows)
+        run = planned(recipe)
+        cells = [f"{gpus}, {gigabytes} GB", model, video_size(run), source, f"`{recipe.config}`"]
+        rows.append([*cells, hours(run)])
+    heads = ["your GPU", "model", "video", "learns from", "config", "hours (predicted)"]
+    return markdown_table(heads, rows)
 
 
 def beside_a_stopwatch() -> str:
@@ -213,17 +221,6 @@ def beside_a_stopwatch() -> str:
     )
     cells = [[gpus, what, f"{theirs:,.0f}", f"{ours:,.0f}"] for gpus, what, theirs, ours in rows]
     return markdown_table(["GPUs", "seconds of", "visual-rl", "plan"], cells)
-
-
-def memory_by_sequence_parallelism() -> str:
-    """Return the peak memory of the SAGE-GRPO recipe of HunyuanVideo-1.5."""
-    rows = []
-    for gpus in (8, 16, 64):
-        recipe = Recipe(f"{gpus} H100", "hunyuanvideo15_480p_8gpu")
-        flags = ["--activation_checkpointing", "selective", "--sp_size"]
-        runs = [planned(recipe, *flags, str(size)) for size in (1, 2, 4, 8)]
-        rows.append([str(gpus), *(f"{memory(run).peak() / GIB:.1f}" for run in runs)])
-    return markdown_table(["GPUs", *(f"`sp_size` {size}" for size in (1, 2, 4, 8))], rows)
 
 
 def rollouts_per_hour() -> str:

@@ -113,7 +113,7 @@ def what_training_buys() -> str:
         ("gain.csv", "base model", "base model", "8"),
         ("gain.csv", "base model, guidance 3", "base model with guidance 3", "16"),
         ("gain.csv", "SAGE-GRPO", "SAGE-GRPO, 30 iterations", "8"),
-        ("gain.csv", "control of SAGE-GRPO", "the same without the reward", "8"),
+        ("gain.csv", "control of SAGE-GRPO", "control: the same, but rewards are ignored", "8"),
         ("improve.csv", "better half", "fine-tuned on its own best videos", "8"),
     )
     lines = []

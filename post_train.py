@@ -217,7 +217,7 @@ def print_built(inputs: RunInputs, trainer) -> None:
     from hyvideo.planning.plan import plan_lines
 
     device = trainer.device
-    if processes.may_have_gpu():
+    if inputs.config.model.device != "cpu" and processes.may_have_gpu():
         as_run = inputs.with_config(trainer.config)  # without ``auto``
         hardware = hardware_of_device(device_name(device), gpu_memory(device))
         print("\n".join(plan_lines(as_run, device.type, hardware)))

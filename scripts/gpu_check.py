@@ -198,7 +198,7 @@ def write_hardware(results: Sequence[dict], file: Path) -> None:
         "bandwidth": round(machine["TB/s of copies"], 2),
         "gpu_memory": round(machine["GiB"], 1),
         "link": known.link,
-        "host_link": known.host_link,
+        "host_link": round(machine["GB/s from pinned memory"], 1),
     }
     with publish(file) as path:
         path.write_text(yaml.safe_dump({"gpus": {known.name or machine["device"]: row}}))

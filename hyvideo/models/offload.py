@@ -75,6 +75,19 @@ def come_back(module: nn.Module) -> None:
         module.offloaded.come_back()
 
 
+@contextmanager
+def away(module: nn.Module) -> Iterator[None]:
+    """Free the memory of an offloaded module's weights on its device within the context; afterwards,
+    they are again where they were.
+    """
+    offloaded = getattr(module, "offloaded", None)
+    was_on_device = offloaded is not None and not offloaded.is_away
+    leave(module)
+    yield
+    if was_on_device:
+        come_back(module)
+
+
 def device_of(module: nn.Module) -> torch.device:
     """Return the device on which a module computes, also while it is offloaded."""
     if hasattr(module, "offloaded"):
@@ -102,6 +115,8 @@ class Offloaded:
         self.is_away = True
 
     def come_back(self) -> None:
+        if not self.is_away:
+            return
         self.weights.come_back()
         if self.blocks:
             self.blocks.come_back()

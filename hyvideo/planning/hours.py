@@ -15,7 +15,12 @@ from hyvideo.models.placement import Weights
 from hyvideo.planning.activations import tokens_outside_attention
 from hyvideo.planning.flops import Flops, count_decoding
 from hyvideo.planning.memory import resolve_auto
-from hyvideo.planning.persistent import expert_weights, trained_parameters, vae_weights
+from hyvideo.planning.persistent import (
+    expert_weights,
+    frozen_bytes,
+    trained_parameters,
+    vae_weights,
+)
 from hyvideo.planning.planned_run import PlannedRun
 from hyvideo.planning.scorers import scoring_flops
 
@@ -203,7 +208,7 @@ def copy_seconds(run: PlannedRun) -> dict[str, float]:
     partner = expert_weights(run, settings.partner_weight_dtype)
     outer = partner.copied(placements.partner, uses=batches, forwards=0)
     vae = vae_weights(run).copied(placements.vae, uses=batches, forwards=0)
-    policy = expert_weights(run, settings.base_weight_dtype)
+    policy = Weights(frozen_bytes(run))
     scorers = Weights(run.reward_bytes).copied(placements.scorers, uses=2, forwards=0)
     returning = policy.copied(placements.policy, uses=1, forwards=0)
     return {
@@ -217,26 +222,29 @@ def forward_seconds(run: PlannedRun) -> float:
     """Return the seconds of a forward pass of the policy for one video and branch on a rank."""
     forward, _ = _traffic(run)
     computing = _seconds(run, run.forward.total, forward)
-    return computing + dequantization_seconds(run, run.settings.base_weight_dtype)
+    settings = run.settings
+    return computing + dequantization_seconds(run, settings.base_weight_dtype, settings.batch_size)
 
 
 def _partner(run: PlannedRun) -> float:
     """Return the seconds of a forward pass of the partner, whose blocks may come from the host."""
     settings = run.settings
     computing = _seconds(run, run.forward.total, _TRAFFIC[0])
-    computing += dequantization_seconds(run, settings.partner_weight_dtype)
+    computing += dequantization_seconds(run, settings.partner_weight_dtype, settings.batch_size)
     weights = expert_weights(run, settings.partner_weight_dtype)
     copied = weights.copied(run.config.placements.partner, uses=0, forwards=1)
     copied /= run.samples_at_once(settings.batch_size)
     return max(computing, copied / (run.hardware.host_link * 1e9))
 
 
-def dequantization_seconds(run: PlannedRun, weight_dtype: str) -> float:
-    """Return the seconds in which a forward pass dequantizes its matrices, for one video and branch."""
+def dequantization_seconds(run: PlannedRun, weight_dtype: str, num_videos: int) -> float:
+    """Return the seconds in which a forward pass of ``num_videos`` dequantizes its matrices, for one
+    video and branch.
+    """
     if weight_dtype != "fp8":
         return 0.0
     size = _DEQUANTIZED[run.settings.enable_compile] * run.parameters.matrices
-    samples = run.samples_at_once(run.settings.batch_size)
+    samples = run.samples_at_once(num_videos)
     return size / samples / (run.hardware.bandwidth * 1e12)
 
 
@@ -247,7 +255,9 @@ def training_seconds(run: PlannedRun) -> float:
     slower = _ATTENTION_BACKWARD * (1 / _BACKWARD_RATE - 1) * run.forward.attention
     computing = _seconds(run, training_flops(run).total + slower, forwards * forward + backward)
     # the backward pass dequantizes once more
-    dequantizing = dequantization_seconds(run, run.settings.base_weight_dtype)
+    dequantizing = dequantization_seconds(
+        run, run.settings.base_weight_dtype, run.settings.mini_batch_size_per_update
+    )
     return computing + (forwards + 1) * dequantizing
 
 

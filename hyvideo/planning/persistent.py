@@ -147,7 +147,7 @@ def pinned_bytes(run: PlannedRun) -> dict[str, float]:
     settings = run.settings
     placements = run.config.placements
     copy = Weights(trained_bytes(run)).on_host(placements.copies)
-    policy = expert_weights(run, settings.base_weight_dtype)
+    policy = Weights(frozen_bytes(run))
     partner = expert_weights(run, settings.partner_weight_dtype)
     found = {
         "anchor": copy if run.config.objective.needs_anchor else 0.0,

@@ -26,7 +26,7 @@ from hyvideo.files.files import optional
 from hyvideo.files.run_folder import SAMPLES, claim
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.fp8 import Fp8Linear
-from hyvideo.models.offload import come_back, leave
+from hyvideo.models.offload import away
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
@@ -251,11 +251,10 @@ class Validation:
         """Return the rewards of this rank's videos of a part, by row. Collective."""
         self.on_stage("validation reward", f"{len(videos)} videos")
         prompts = [self.prompts[row] for row in videos]
-        leave(self.pipeline.transformer)  # scorers need the memory
-        rewards = self.scorer.measure(
-            list(videos.values()), prompts, fps=self.fps, may_end=self.may_end
-        )
-        come_back(self.pipeline.transformer)
+        with away(self.pipeline.transformer):  # scorers need the memory
+            rewards = self.scorer.measure(
+                list(videos.values()), prompts, fps=self.fps, may_end=self.may_end
+            )
         return dict(zip(videos, rewards))
 
     def sample(self, conditions: Conditions, noise: Tensor, rows: list[int]) -> Tensor:

@@ -69,7 +69,8 @@ def kept_videos(run: Run) -> list[tuple[Path]]:
         kept = set()
         by_prompt = defaultdict(list)
         for place, (row, _) in enumerate(rows):
-            key = row["prompt"].strip(), row.get("ref_image_path", "").strip()
+            columns = ("prompt", "ref_image_path", "ref_last_image_path")
+            key = tuple(row.get(column, "").strip() for column in columns)
             by_prompt[key].append(place)
         for places in by_prompt.values():
             best = sorted(places, key=lambda place: -float(rows[place][0]["score"]))

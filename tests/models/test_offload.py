@@ -10,7 +10,7 @@ from torch import nn
 
 from hyvideo.models.fp8 import Fp8Linear
 from hyvideo.models.loading import load_vae
-from hyvideo.models.offload import FrozenWeights, Offloaded, device_of, on_device, put
+from hyvideo.models.offload import FrozenWeights, Offloaded, away, device_of, on_device, put
 from hyvideo.models.placement import Placement
 from tests.forked import ROOT
 
@@ -61,6 +61,24 @@ def test_frozen_weights_in_fp8_leave_and_come_back_and_trained_ones_stay():
     assert model["trained"].weight is trained
     model.offloaded.come_back()
     assert torch.equal(layer(tokens), expected)
+
+
+def test_weights_that_are_on_the_device_are_not_copied_again_and_return_to_where_they_were():
+    """A validation scores its videos while the policy of a training is on the GPU, and that of
+    scripts.evaluate is not.
+    """
+    model = nn.Linear(3, 3).requires_grad_(False)
+    away_on_meta(model)
+    with away(model):
+        pass
+    assert model.weight.device.type == "meta"
+    model.offloaded.come_back()
+    weight = model.weight
+    model.offloaded.come_back()
+    assert model.weight is weight
+    with away(model):
+        assert model.weight.device.type == "meta"
+    assert model.weight.device.type == "cpu"
 
 
 @torch.no_grad()

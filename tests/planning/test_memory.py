@@ -97,6 +97,8 @@ def test_an_offloaded_anchor_and_ema_take_no_gpu_memory():
     )
     one_gpu = simulated(1, **LORA, enable_fsdp=False)
     assert pinned_bytes(one_gpu) == {"modulation layers": 2 * 2 * 54 * (2048 + 1) * 6 * 2048}
+    away = pinned_bytes(one_gpu.with_settings(offload=["policy", "reward"]))
+    assert away["policy"] + away["modulation layers"] == 2 * RELEASED.total
 
 
 def test_accumulated_gradients_coexist_with_the_next_activations():

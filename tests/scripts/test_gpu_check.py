@@ -201,7 +201,7 @@ def test_the_checks_run_without_the_packages_of_files_and_servers(tmp_path):
 def test_measured_rates_are_a_row_that_the_plan_uses(tmp_path, monkeypatch):
     machine = {"what": "test_speed.py::test_machine", "device": "NVIDIA H200", "GiB": 139.8}
     machine |= {"TFLOP/s of 8,192 rows": 700.0, "TFLOP/s of 18,018 rows": 720.0}
-    machine["TB/s of copies"] = 3.9
+    machine |= {"TB/s of copies": 3.9, "GB/s from pinned memory": 31.0}
     attention = [
         {"what": "test_attention.py::test_speed[flash-16x18318]", "TFLOP/s": 400.0},
         {"what": "test_attention.py::test_speed[cudnn-16x18318]", "TFLOP/s": 600.0},
@@ -213,7 +213,8 @@ def test_measured_rates_are_a_row_that_the_plan_uses(tmp_path, monkeypatch):
     gpu_check.write_hardware(results, file)
     monkeypatch.setenv(MEASURED, str(file))
     found = hardware_of("H200")
-    assert found.rate == pytest.approx(642.9, abs=0.1) and found.bandwidth == 3.9
+    assert found.rate == pytest.approx(642.9, abs=0.1)
+    assert found.bandwidth == 3.9 and found.host_link == 31.0
     assert hardware_of_device("NVIDIA H200", 100.0).rate == found.rate
     assert hardware_of("H100").rate == 600.0
     monkeypatch.delenv(MEASURED)

@@ -23,7 +23,6 @@ from hyvideo.models.encoders import (
     rename_t5,
 )
 from hyvideo.models.family import Part
-from hyvideo.models.offload import device_of, on_device
 from hyvideo.models.wan.settings import TEXT_SLOTS, reads_given_video
 from hyvideo.models.wan.vae import given_latents, with_mask
 from hyvideo.weights.weight_files import Folder
@@ -110,9 +109,8 @@ class PictureFeatures:
     def __call__(self, picture: Image.Image) -> Tensor:
         """Return the states on the CPU. Shape: (tokens, dim)."""
         pixels = self.processor(images=picture, return_tensors="pt").pixel_values
-        pixels = pixels.to(device_of(self.model), self.model.dtype)
-        with on_device(self.model):
-            return self.model(pixels, output_hidden_states=True).hidden_states[-2][0].cpu()
+        pixels = pixels.to(self.model.device, self.model.dtype)
+        return self.model(pixels, output_hidden_states=True).hidden_states[-2][0].cpu()
 
 
 def load_clip(root: Path, *, dtype: torch.dtype = torch.float32, **kwargs: Any) -> PictureFeatures:

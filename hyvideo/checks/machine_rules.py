@@ -182,7 +182,7 @@ def image_problems(
         yield (
             f"{version} makes videos from a first frame, got a last frame for {len(with_last)} "
             f"prompts of {source}, the first for {with_last[0].described}; use "
-            "wan2.1_flf2v_14b_720p or remove the last frames"
+            "wan2.1_flf2v_14b_720p or wan2.2_i2v_a14b, or remove the last frames"
         )
     if task == "i2v" and requests and not with_image:
         yield (

@@ -21,12 +21,13 @@ from torch import Tensor
 from hyvideo.checks.layout import rank_problems
 from hyvideo.distributed import mesh as ranks
 from hyvideo.distributed.collectives import barrier
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.distributed.watchdog import Watchdog
 from hyvideo.files.digests import digest_of, digest_weights
 from hyvideo.files.files import PARTIAL, make_folder, remove_partial
 from hyvideo.files.text import counted, lines_of
 from hyvideo.generation.best_of import make_best_of
-from hyvideo.generation.offloading import automatic_offloading, split_and_compile
+from hyvideo.generation.offloading import automatic_offloading
 from hyvideo.generation.settings import GenerationSettings
 from hyvideo.generation.step_cache import step_cache
 from hyvideo.generation.step_caching import StepCaching
@@ -203,7 +204,12 @@ class Generator:
             sampling=self.sampling,
         )
         for transformer in self.pipeline.transformers:
-            split_and_compile(transformer, self.mesh, config.distributed)
+            parallelize(
+                transformer,
+                self.mesh,
+                compile=config.distributed.enable_compile == "true",
+                is_hooked=True,
+            )
         model_setup.place_transformers(self.pipeline, self.placements, self.device)
         for size in dict.fromkeys(self.sizes):
             on_stage("decoding of a test video")

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from hyvideo.data.images import bucket_sizes, larger_size, nearest_size, read_image
 from hyvideo.distributed.mesh import Mesh
+from hyvideo.distributed.parallelize import parallelize
 from hyvideo.files.files import read_json
-from hyvideo.generation.offloading import split_and_compile
 from hyvideo.generation.video_sampler import STAGE, VideoSampler
 from hyvideo.generation.videos import Video
 from hyvideo.loading import fit_checks
@@ -160,7 +160,7 @@ class Refiner:
         )
         install(transformer)
         self.low_resolution = LowResolution(transformer)
-        split_and_compile(transformer, mesh, self.run)
+        parallelize(transformer, mesh, compile=self.run.enable_compile == "true", is_hooked=True)
         pipeline.transformer = transformer
         place_transformers(pipeline, placements, device)
         self.pipeline = pipeline

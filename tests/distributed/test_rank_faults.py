@@ -96,22 +96,22 @@ def digest(trainer):
 
 def resume_unreadable(folder, mesh):
     """Return the error if only rank 1 cannot read the checkpoint's metadata."""
-    from hyvideo.checkpoints import loading
+    from hyvideo.checkpoints import reader
 
-    read = loading.read_shapes
+    read = reader.read_shapes
 
     def raise_read_error(path):
         if mesh.rank == 1:
             raise ValueError("the disk does not answer")
         return read(path)
 
-    loading.read_shapes = raise_read_error
+    reader.read_shapes = raise_read_error
     try:
         make(folder, mesh, max_steps=4)
     except ValueError as error:
         return str(error)
     finally:
-        loading.read_shapes = read
+        reader.read_shapes = read
 
 
 def replace_owner(folder, mesh):

@@ -32,9 +32,12 @@ def test_the_folder_of_a_run_stands_for_its_newest_complete_checkpoint(tmp_path,
     assert str(newest) in capsys.readouterr().err
     assert format.saved_lora(run) == format.saved_lora(newest) == newest / "lora"
     capsys.readouterr()
-    for other in (newest, newest / "lora", tmp_path / "lora.safetensors", tmp_path / "missing"):
+    for other in (newest, newest / "lora"):
         assert format.saved_policy(other) == other
     assert capsys.readouterr().err == ""
+    for read in (format.saved_policy, format.saved_lora):
+        with pytest.raises(ValueError, match="missing.* does not exist"):
+            read(tmp_path / "missing")
 
 
 def test_a_run_without_a_complete_checkpoint_is_named(tmp_path):

@@ -196,12 +196,12 @@ def test_image_to_video_trains_with_the_first_frame_of_each_prompt(config, mesh,
     )
     trainer, (metrics,) = iterations(config, mesh)
     assert metrics["policy/ratio_first_deviation"] == 0.0 and metrics["grad/norm"] > 0
-    # frames of the whole given video, not only the first one
+    # the mask of the given frames, and the latents of the whole given video
     condition = trainer.run.encoder(
         [Request(PROMPTS[0], str(image))], config.sampling.size
     ).samples[0]
-    shape = trainer.run.pipeline.latent_shape(*config.sampling.size)
-    assert condition.image.latents.shape == shape
+    channels, *size = trainer.run.pipeline.latent_shape(*config.sampling.size)
+    assert condition.image.latents.shape == (4 + channels, *size)
     without = config.with_settings(prompts_csv=str(tmp_path / "prompts.csv"))
     with pytest.raises(ValueError, match="image"):
         Trainer(without, mesh, CPU, scorers={"test": Redness()})

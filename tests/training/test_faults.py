@@ -60,11 +60,11 @@ def test_a_signal_outside_of_training_ends_the_run_at_once_with_code_75(
 
 
 def test_a_rank_that_hangs_is_reported_with_its_stage_and_ends_the_run(tmp_path):
-    run = Run(tmp_path, timeout=8, max_steps=2)
+    run = Run(tmp_path, timeout=16, max_steps=2)
     launcher = run.launch("inject", str(run.log), "anchor", 2, "STOP", 1)
     code, output = launcher.wait(timeout=300), run.output()
     assert code == 1, output
     # Rank 1 is stopped, so it prints nothing; rank 0 waits for it in this or a later stage.
-    assert re.search(r"watchdog: rank 0 .* has been in stage .* of iteration 2 for 4 s", output)
+    assert re.search(r"watchdog: rank 0 .* has been in stage .* of iteration 2 for 8 s", output)
     assert re.search(r"rank 0 .* ends in stage .* of iteration 2: ", output), output
     assert "000001" in run.names()

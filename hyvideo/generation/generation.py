@@ -59,11 +59,6 @@ class Source:
     lora_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.checkpoint and not self.checkpoint.exists():
-            raise ValueError(
-                "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
-                f"{self.checkpoint} does not exist"
-            )
         if self.lora_scale != 1.0 and not (self.lora and math.isfinite(self.lora_scale)):
             raise ValueError(
                 f"--lora_scale must be a finite number and needs --lora_path, got {self.lora_scale}"

@@ -10,6 +10,7 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from PIL import Image, ImageDraw
 
@@ -45,7 +46,7 @@ def main() -> None:
 
 def validations(run: Path) -> list[dict]:
     """Return a row for each validation of a run: percentages of its images by the number of quasars
-    in them, reward, realism, diversity, and whether the hacking monitor warns.
+    in them, the reward of `Lenses`, realism, diversity, and whether the hacking monitor warns.
 
     The run has the name of its folder without the seed: `sage` for sage_1.
     """
@@ -65,7 +66,7 @@ def validations(run: Path) -> list[dict]:
             | shares
             | {
                 "more": round(100 * more / len(scores), 1),
-                "reward": round(metrics["validation/reward"], 4),
+                "reward": round(fmean(score["cross"] for score in scores), 4),
                 "realism": round(metrics[REALISM], 4),
                 "diversity": round(metrics[DIVERSITY], 5),
                 "hacking": metrics.get("validation/hacking", ""),

@@ -13,6 +13,7 @@ NAMES = {
     "nft": "DiffusionNFT",
     "lora": "SAGE-GRPO, LoRA",
     "control": "SAGE-GRPO without a reward",
+    "improve": "fine-tuning on its own best",
 }
 
 

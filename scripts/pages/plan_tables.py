@@ -1,6 +1,8 @@
 """Tables of pages with predicted hours, memory and disk, from the planner."""
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from hyvideo.files.files import ROOT
 from hyvideo.models.sizes import released_sizes
@@ -75,8 +77,8 @@ RECIPES = (
     Recipe("8 H100", "hunyuanvideo15_480p_8gpu_draft"),
     Recipe("8 H100", "hunyuanvideo15_480p_8gpu_student"),
     Recipe("8 H100", "hunyuanvideo15_480p_8gpu_4step"),
-    Recipe("8 A100", "hunyuanvideo15_480p_8gpu_nft"),
     Recipe("8 H100", "paper/table2_b_8gpu"),
+    Recipe("8 A100", "hunyuanvideo15_480p_8gpu_nft"),
     Recipe("64 H100", "hunyuanvideo15_480p_64gpu"),
     Recipe("64 H100", "paper/table2_b_64gpu"),
 )
@@ -163,26 +165,31 @@ def video_size(run: PlannedRun) -> str:
 
 
 def costs() -> str:
-    """Return video size, hours, memory and disk of each recipe."""
-    heads = ["GPUs", "config", "video", "s per iteration", "rollouts", "iterations", "hours"]
-    rows = []
-    for recipe in RECIPES:
-        run = planned(recipe)
-        length = whole_run(run)
-        rows.append(
-            [
-                recipe.gpus,
-                f"`{recipe.config}`{recipe.label}",
-                video_size(run),
-                f"{length.iteration_seconds:,.0f}",
-                str(run.plan.rollouts),
-                str(length.iterations),
-                hours(run),
-                f"{memory(run).needed_gib:.1f}",
-                f"{sum(disk_bytes(run).values()) / GIB:.0f}",
-            ]
-        )
-    return markdown_table([*heads, "GiB per GPU", "disk, GiB"], rows)
+    """Return video size, hours, memory and disk of each recipe, in a table for each kind and number
+    of GPUs.
+    """
+    heads = ["config", "video", "s per iteration", "rollouts", "iterations", "hours", "GiB per GPU"]
+    tables = []
+    for gpus, recipes in groupby(RECIPES, key=attrgetter("gpus")):
+        rows = []
+        for recipe in recipes:
+            run = planned(recipe)
+            length = whole_run(run)
+            rows.append(
+                [
+                    f"`{recipe.config}`{recipe.label}",
+                    video_size(run),
+                    f"{length.iteration_seconds:,.0f}",
+                    str(run.plan.rollouts),
+                    str(length.iterations),
+                    hours(run),
+                    f"{memory(run).needed_gib:.1f}",
+                    f"{sum(disk_bytes(run).values()) / GIB:.0f}",
+                ]
+            )
+        table = markdown_table([*heads, "disk, GiB"], rows)
+        tables.append(f"**{gpus}**\n\n{table.strip()}")
+    return "\n\n".join(tables)
 
 
 def readme_rows() -> str:

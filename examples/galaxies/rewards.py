@@ -14,7 +14,6 @@ from examples.galaxies.pixels import GalaxyPixels
 from hyvideo.rewards.rewards import Scorer
 
 LEAST_BRIGHTNESS = 0.12  # of an image of the quasar, of 1
-SOFTNESS = 0.03  # of this limit in `SoftCross`
 CROSS = 4
 TIMES = (0.05, 0.2, 0.7, 2.0)  # noise levels of `Realism`
 
@@ -32,20 +31,6 @@ class Lenses(Scorer):
             {"cross": max(0.0, 1 - abs(count - CROSS) / CROSS), "images": float(count)}
             for count in counts
         ]
-
-
-class SoftCross(Scorer):
-    """A reward with a gradient, about 1 for exactly four images of the quasar: a quarter for each of
-    the four brightest local maxima, minus a quarter for the fifth, with a soft limit of brightness.
-    """
-
-    dimensions = ("soft_cross",)
-
-    def score(self, videos, prompts, *, fps):
-        return [{"soft_cross": score} for score in soft_cross(brightness(videos)).tolist()]
-
-    def score_with_gradient(self, videos, prompts, *, fps):
-        return soft_cross(videos[:, 0, 0] / 255)[:, None]
 
 
 class Realism(Scorer):
@@ -86,24 +71,9 @@ def number_of_images(images: Tensor) -> Tensor:
 
     Shape: (images, height, width) to (images,).
     """
-    return (local_maxima(images) > LEAST_BRIGHTNESS).sum((1, 2))
-
-
-def soft_cross(images: Tensor) -> Tensor:
-    """Return the values of `SoftCross`. Shape: (images, height, width) to (images,)."""
-    brightest = local_maxima(images).flatten(1).topk(CROSS + 1).values
-    are_images = torch.sigmoid((brightest - LEAST_BRIGHTNESS) / SOFTNESS)
-    return (are_images[:, :CROSS].sum(1) - are_images[:, CROSS]) / CROSS
-
-
-def local_maxima(images: Tensor) -> Tensor:
-    """Return the blurred images, with 0 where a pixel within two pixels is brighter.
-
-    Shape: (images, height, width), as the result.
-    """
     offsets = torch.arange(-3.0, 4.0)
     weights = torch.exp(-(offsets**2) / (2 * 1.2**2))
     kernel = torch.outer(weights, weights) / weights.sum() ** 2
     blurred = torch.nn.functional.conv2d(images[:, None], kernel[None, None], padding=3)
     highest = torch.nn.functional.max_pool2d(blurred, 5, stride=1, padding=2)
-    return torch.where(blurred == highest, blurred, 0)[:, 0]
+    return ((blurred == highest) & (blurred > LEAST_BRIGHTNESS)).sum((1, 2, 3))

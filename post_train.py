@@ -180,7 +180,7 @@ def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None
             [
                 describe(inputs.config, inputs.plan),
                 *cost,
-                *lines_of(labelled("ignored settings", ignored)),
+                *lines_of(labelled("settings to check", ignored)),
             ]
         )
     )

@@ -42,7 +42,7 @@ class Plot(NamedTuple):
 
 
 MISSING_PLOT = "Failed rewards"
-LOSS_NOTE = "does not measure progress: around 0 with one update per iteration"
+LOSS_NOTE = "of GRPO no measure of progress: around 0 with one update per iteration"
 PLOTS = (
     Plot("KL", "trust", note="to the anchor, it falls to 0 when the anchor moves", is_log=True),
     Plot("KL coefficient", "trust"),
@@ -57,7 +57,7 @@ PLOTS = (
     Plot(MISSING_PLOT, "health", from_zero=True, only_positive=True),
     Plot("Skipped updates", "health", from_zero=True, only_positive=True),
     Plot("Peak memory", "cost", from_zero=True),
-    Plot("Forward passes per rollout", "cost", from_zero=True),
+    Plot("Forward passes per video", "cost", from_zero=True),
     Plot("Time per iteration", "cost", from_zero=True),
     Plot("Time by stage", "cost", only_one_run=True, kind="bars"),
     Plot(
@@ -477,9 +477,9 @@ COST = (
     ),
     Metric(
         "cost/forwards",
-        "forward passes of the transformer per rollout",
+        "forward passes of the transformer per video",
         "constant, less after a refresh",
-        plot="Forward passes per rollout",
+        plot="Forward passes per video",
         label="forward passes",
     ),
     Metric(

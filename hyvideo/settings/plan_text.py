@@ -73,8 +73,9 @@ def _rows_of_videos(config: Config, plan: Plan) -> list[Row]:
     else:
         rows.append(("videos per iteration", f"{plan.rollouts}, {levels} per video"))
     rows.append(("objective", f"{objective.name}, {objective.method}"))
-    trust = f"{objective.strategy}, {objective.kl_schedule} coefficient"
-    rows.append(("trust region", f"{trust}, at most {objective.kl_weight:g}"))
+    if objective.needs_anchor:
+        coefficient = f"{objective.kl_schedule} coefficient, at most {objective.kl_weight:g}"
+        rows.append(("KL to the base model", coefficient))
     return rows
 
 

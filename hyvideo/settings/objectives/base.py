@@ -197,10 +197,6 @@ class GivenVideosSettings(KLCoefficientSettings):
         "constant", "KL coefficient schedule."
     )
 
-    @property
-    def method(self) -> str:
-        return self.videos_from
-
     def problems(
         self, rollout: RolloutSettings, *, guidance: Mapping[str, float], rows_per_pass: int
     ) -> Problems:

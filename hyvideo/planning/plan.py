@@ -164,8 +164,11 @@ def items_in_gib(planned: Memory) -> dict[str, list[float]]:
 
 def _forward_passes(run: PlannedRun, length: WholeRun) -> str:
     """Return the length of a run whose hours cannot be predicted."""
-    sample = "video" if run.config.objective.videos_from else "rollout"
-    text = f"{counted(length.iterations, 'iteration')} of {counted(run.plan.rollouts, sample)}"
+    objective = run.config.objective
+    samples = counted(run.plan.rollouts, "rollout")
+    if objective.videos_from:
+        samples = counted(run.plan.groups, objective.example)
+    text = f"{counted(length.iterations, 'iteration')} of {samples}"
     if run.validation:
         videos = counted(length.validation_videos, "video")
         text += f" + {counted(length.validations, 'validation')} ({videos} each)"

@@ -44,6 +44,7 @@ class Plot(NamedTuple):
 MISSING_PLOT = "Failed rewards"
 LOSS_NOTE = "of GRPO no measure of progress: around 0 with one update per iteration"
 PLOTS = (
+    Plot("Agreement with the answers", "rewards", note="0.5 is the base model's"),
     Plot("KL", "trust", note="to the anchor, it falls to 0 when the anchor moves", is_log=True),
     Plot("KL coefficient", "trust"),
     Plot("Clip fraction", "trust", from_zero=True),
@@ -267,6 +268,8 @@ POLICY = (
         "share of pairs in which the policy favors the winner more than the base model does",
         "0.5, then rises",
         unit="fraction",
+        plot="Agreement with the answers",
+        label="training pairs",
         console="accuracy {:.2f}",
     ),
     Metric(
@@ -305,6 +308,8 @@ POLICY = (
         "`dpo/accuracy` on pairs of held-out prompts, at validations",
         "above 0.5",
         unit="fraction",
+        plot="Agreement with the answers",
+        label="held-out pairs",
     ),
     Metric("dpo/held_out_margin", "`dpo/margin` on the same pairs", "rises"),
 )

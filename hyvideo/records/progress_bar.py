@@ -27,7 +27,7 @@ STAGE_TEXTS = {
     "conditions": "encoding",
     "rollout": "sampling",
     "decode": "decoding",
-    "anchor": "anchor means,",
+    "anchor": "velocities of the anchor,",
     "reward": "scoring",
     "update": "training,",
     "save": "saving",
@@ -130,7 +130,7 @@ class ProgressBar(AbstractContextManager):
         key = (iteration, stage)
         if stage in ("check", "load"):  # each part has its own line
             key = (iteration, part)
-        elif iteration == 0:
+        elif iteration == 0 and stage.startswith("validation"):
             text = f"base {text}"
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))

@@ -56,7 +56,7 @@ function renderAll({ isPrinted = false } = {}) {
     if (!plot.checkVisibility()) continue;
     spec.isNear = true;
     spec.isDrawn = false;
-    spec.layout.width = isPrinted ? plot.clientWidth : undefined;
+    Object.assign(spec.layout, isPrinted ? { autosize: false, width: plot.clientWidth } : { autosize: true, width: undefined });
     render(plot);
   }
 }

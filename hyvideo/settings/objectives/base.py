@@ -29,6 +29,7 @@ class ObjectiveSettings(Section):
     videos_from: ClassVar[str] = ""
     needs_rewards: ClassVar[bool] = True  # rollouts are decoded and scored
     group_size: ClassVar[int] = 0  # num_generations, if the objective decides it
+    example: ClassVar[str] = "video"  # what one of the given videos is called in texts
 
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", ge=1)
     gate_interval: int = machine(

@@ -111,7 +111,8 @@ def _agreement(metrics: Sequence[Mapping]) -> list[str]:
     name = "dpo/held_out_accuracy"
     measured = [line[name] for line in metrics if name in line]
     return [
-        f"agreement with held-out answers: {share:.0%} (base model: 50 %)" for share in measured[-1:]
+        f"agreement with held-out answers: {share:.0%} (base model: 50 %)"
+        for share in measured[-1:]
     ]
 
 

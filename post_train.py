@@ -18,7 +18,7 @@ from hyvideo.checks.machine_rules import check_gpu
 from hyvideo.checks.rules import check, with_local_weights
 from hyvideo.checks.without_effect import settings_without_effect
 from hyvideo.files.text import counted, labelled, lines_of, shorten
-from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
+from hyvideo.planning.hardware import assumed_hardware, hardware_of, hardware_of_device
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import CommandLine, parse
 from hyvideo.settings.config import Config
@@ -135,6 +135,9 @@ def show(command: CommandLine) -> None:
             ("", "the batches need several processes; --world_size N plans for N processes"),
         ]
         print("\n".join(lines_of(rows)))
+    if config.model.device != "cpu" and not command.gpu:
+        note = f"{hardware.name}; --gpu NAME plans for another one, such as \"RTX 4090\""
+        print(*lines_of([("planned GPU", note)]))
     from hyvideo.planning.memory import memory
     from hyvideo.planning.plan import memory_table, plan_lines, planned_run, steps_table
     from hyvideo.planning.recommendation import recommendation
@@ -158,7 +161,7 @@ def show(command: CommandLine) -> None:
 
 def planned_hardware(command: CommandLine):
     """Return the GPU to plan for. Raises ValueError for an unknown one."""
-    hardware = hardware_of(command.gpu) if command.gpu else Hardware()
+    hardware = hardware_of(command.gpu) if command.gpu else assumed_hardware()
     if command.gpu_memory:
         hardware = replace(hardware, gpu_memory=command.gpu_memory)
     return hardware

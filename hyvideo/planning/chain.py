@@ -69,7 +69,7 @@ def chain(run: PlannedRun) -> list[Need]:
                 "validation",
                 Memory({"validation": validation}, planned.context_gib).needed_gib,
                 host,
-                "lower validation_batch_size, or the size of the validation",
+                "the recommended command fits",
             )
         )
     alone = replace(run, world_size=1).with_settings(enable_fsdp=False, sp_size=1)

@@ -52,17 +52,37 @@ def hardware_of_device(device_name: str, gpu_memory: float) -> Hardware:
     return replace(known, gpu_memory=gpu_memory)
 
 
+def assumed_hardware() -> Hardware:
+    """Return the hardware for a plan that names no GPU: the measured one, or else an H100.
+
+    Raises ValueError if there is no file with the measured one.
+    """
+    for name in _measured():
+        return hardware_of(name)
+    return Hardware()
+
+
 def _find(name: str) -> Hardware | None:
     wanted = _simplified(name)
-    measured = {}
-    if file := os.environ.get(MEASURED):
-        measured = yaml.safe_load(Path(file).read_text(encoding="utf-8"))["gpus"]
+    measured = _measured()
     others = {known: gpu for known, gpu in GPUS.items() if known not in measured}
     for known, gpu in (measured | others).items():
         if wanted == _simplified(known) or re.fullmatch(gpu["device"], name):
             numbers = {key: value for key, value in gpu.items() if key != "device"}
             return Hardware(name=known, **numbers)
     return None
+
+
+def _measured() -> dict[str, dict[str, Any]]:
+    """Return the GPU that scripts.gpu_check has measured, in the format of hardware.yaml."""
+    file = os.environ.get(MEASURED)
+    if not file:
+        return {}
+    if not Path(file).is_file():
+        raise ValueError(
+            f"{MEASURED} must be the hardware.yaml of scripts.gpu_check, got {file!r}: not found"
+        )
+    return yaml.safe_load(Path(file).read_text(encoding="utf-8"))["gpus"]
 
 
 def _simplified(name: str) -> str:

@@ -221,7 +221,8 @@ def _hours(run: PlannedRun, length: WholeRun) -> str:
     days = length.seconds / _DAY
     total = f"{24 * days:.1f} h" if days < 2 else f"{days:.1f} days"
     text += f" = {total} on {counted(length.num_gpus, 'GPU')}"
-    return f"{text}, {length.gpu_hours:,.0f} GPU-hours"
+    gpu_hours = f"{length.gpu_hours:,.{0 if length.gpu_hours >= 10 else 1}f}"
+    return f"{text}, {gpu_hours} GPU-hours"
 
 
 def _warning_of_length(length: WholeRun) -> str:

@@ -222,9 +222,9 @@ def wan_sizes() -> str:
     rows = []
     for name, size in ((each, size) for each in sizes for size in sizes[each]):
         frames, height, width = size
-        batched = "true" if height == 240 else "false"  # a larger video fills the GPU
         flags = ["--sample_n_frames", str(frames), "--height", str(height), "--width", str(width)]
-        flags += ["--batched_forward", batched]
+        if (frames, height, width) == large:  # it does not fit an RTX 4090 beside the reward model
+            flags += ["--offload", "reward"]
         runs = [planned(Recipe(gpu, name), *flags) for gpu in ("1 RTX 4090", "1 H100")]
         times = [f"{whole_run(run).iteration_seconds:.0f} s, {hours(run)} h" for run in runs]
         needed = f"{memory(runs[0]).needed_gib:.1f} GiB"

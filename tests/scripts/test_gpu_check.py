@@ -14,7 +14,12 @@ import torch
 from hyvideo.loading.fit_checks import check_checkpoint
 from hyvideo.models.sizes import read_architecture, released_sizes
 from hyvideo.planning.flops import count_parameters
-from hyvideo.planning.hardware import MEASURED, hardware_of, hardware_of_device
+from hyvideo.planning.hardware import (
+    MEASURED,
+    assumed_hardware,
+    hardware_of,
+    hardware_of_device,
+)
 from scripts import gpu_check
 from scripts.gpu_check import NUMBERS, PARTS, SEVERAL, main
 from tests import forked
@@ -217,7 +222,12 @@ def test_measured_rates_are_a_row_that_the_plan_uses(tmp_path, monkeypatch):
     assert found.bandwidth == 3.9 and found.host_link == 31.0
     assert hardware_of_device("NVIDIA H200", 100.0).rate == found.rate
     assert hardware_of("H100").rate == 600.0
+    assert assumed_hardware() == found
+    monkeypatch.setenv(MEASURED, str(tmp_path / "absent.yaml"))
+    with pytest.raises(ValueError, match="absent.yaml"):
+        assumed_hardware()
     monkeypatch.delenv(MEASURED)
+    assert assumed_hardware().name == "H100"
     assert hardware_of("H200").rate == 600.0 and hardware_of("H200").peak == found.peak
 
 

@@ -136,7 +136,7 @@ def show(command: CommandLine) -> None:
         ]
         print("\n".join(lines_of(rows)))
     if config.model.device != "cpu" and not command.gpu:
-        note = f"{hardware.name}; --gpu NAME plans for another one, such as \"RTX 4090\""
+        note = f'{hardware.name}; --gpu NAME plans for another one, such as "RTX 4090"'
         print(*lines_of([("planned GPU", note)]))
     from hyvideo.planning.memory import memory
     from hyvideo.planning.plan import memory_table, plan_lines, planned_run, steps_table

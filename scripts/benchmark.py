@@ -13,7 +13,7 @@ Only the transformer is compared: one video, text to video, a text of --text_tok
 of released width but only --num_layers of them, no recomputation and no compilation. diffusers gets
 the padded text, with masks if its class has them, as from its pipeline. In bf16, ours computes under
 autocast as in a run; diffusers' does so only with gradients, as in training scripts.
-docs/cost.md#beside-other-programs has measured numbers.
+docs/coming_from_other_code.md#which-program-for-what compares whole iterations with other programs.
 """
 
 import argparse

@@ -173,8 +173,6 @@ def task_text(path):
 TASKS = {
     str(path.relative_to(ROOT)): task_text(path) for path in (ROOT / "configs/cloud").glob("*.yaml")
 }
-CONTAINER = re.search(r"sage-grpo bash -c \\\n +'(.+)'", TEXTS["docs/cost.md"])
-TASKS["docs/cost.md, in the container"] = f"```bash\n{CONTAINER[1].replace('exec ', '')}\n```\n"
 COMMANDS = [
     command
     for page, text in (TEXTS | TASKS).items()

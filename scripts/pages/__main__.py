@@ -38,10 +38,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "recipes": plan_tables.costs,
         "stopwatch": plan_tables.beside_a_stopwatch,
     },
-    "docs/few_steps.md": {
-        "rollouts per hour": plan_tables.rollouts_per_hour,
-        "flow map": result_tables.flow_map,
-    },
     "docs/judge_a_run.md": {"gain over control": result_tables.gain_over_control},
     "docs/methods.md": {
         "samplers": result_tables.samplers,
@@ -50,11 +46,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/monitoring.md": {
         f"metrics: {name}": partial(table_of, metrics) for name, metrics in GROUPS.items()
     },
-    "docs/ratings.md": {
-        "dpo seeds": result_tables.dpo_seeds,
-        "fine-tuning": result_tables.fine_tuning,
-        "fine-tuning sizes": result_tables.fine_tuning_sizes,
-    },
+    "docs/ratings.md": {"fine-tuning": result_tables.fine_tuning},
     "docs/results.md": {
         "gain": result_tables.gain,
         "gain over control": result_tables.gain_over_control,
@@ -67,7 +59,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/train_wan.md": {
         "video sizes": plan_tables.wan_sizes,
         "versions": plan_tables.wan_versions,
-        "recipes from images": plan_tables.wan_from_images,
         "experts": result_tables.experts,
     },
     "examples/galaxies/README.md": {"results": galaxies_table.results},

@@ -1,6 +1,8 @@
 """Tables of pages with predicted hours, memory and disk, from the planner."""
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 
 from hyvideo.files.files import ROOT
 from hyvideo.models.sizes import released_sizes
@@ -9,7 +11,6 @@ from hyvideo.planning.hardware import Hardware, hardware_of
 from hyvideo.planning.hours import (
     decode_seconds,
     forward_seconds,
-    forwards_per_rollout,
     stage_seconds,
     whole_run,
 )
@@ -75,8 +76,8 @@ RECIPES = (
     Recipe("8 H100", "hunyuanvideo15_480p_8gpu_draft"),
     Recipe("8 H100", "hunyuanvideo15_480p_8gpu_student"),
     Recipe("8 H100", "hunyuanvideo15_480p_8gpu_4step"),
-    Recipe("8 A100", "hunyuanvideo15_480p_8gpu_nft"),
     Recipe("8 H100", "paper/table2_b_8gpu"),
+    Recipe("8 A100", "hunyuanvideo15_480p_8gpu_nft"),
     Recipe("64 H100", "hunyuanvideo15_480p_64gpu"),
     Recipe("64 H100", "paper/table2_b_64gpu"),
 )
@@ -107,14 +108,6 @@ README_ROWS = (
         "a reward",
     ),
 )
-PER_ROLLOUT = (
-    Recipe("8 H100", "hunyuanvideo15_480p_8gpu"),
-    Recipe("1 H100", "hunyuanvideo15_1gpu"),
-    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_nft"),
-    Recipe("8 H100", "hunyuanvideo15_480p_8gpu_4step"),
-    Recipe("1 RTX 4090", "wan21_1gpu_nft"),
-    Recipe("1 RTX 4090", "wan21_1gpu_4step"),
-)
 WAN_VERSIONS = {  # label: (GPUs, flags)
     "Wan2.1 14B, LoRA, one GPU of 48 GB": ("1 L40S", "--transformer_version wan2.1_t2v_14b"),
     "Wan2.1 14B, all weights, eight GPUs of 80 GB": (
@@ -126,22 +119,6 @@ WAN_VERSIONS = {  # label: (GPUs, flags)
         "--transformer_version wan2.2_ti2v_5b --height 256 --width 448",
     ),
 }
-
-
-_ON_24_GB = (
-    "--sample_n_frames 25 --height 240 --width 416 --base_weight_dtype fp8 "
-    "--offload vae reward anchor policy --lora_rank 16"
-)
-_ON_80_GB = (
-    "--sample_n_frames 49 --height 480 --width 832 --base_weight_dtype bf16 --offload vae reward"
-)
-_SMALL, _LARGE = "25 frames of 240 x 416", "49 frames of 480 x 832"
-WAN_FROM_IMAGES = (  # method, video size, recipe
-    ("DiffusionNFT", _SMALL, Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_24gb")),
-    ("SAGE-GRPO", _SMALL, Recipe("1 RTX 4090", "wan21_i2v_14b_1gpu_80gb", _ON_24_GB)),
-    ("DiffusionNFT", _LARGE, Recipe("1 H100", "wan21_i2v_14b_1gpu_24gb", _ON_80_GB)),
-    ("SAGE-GRPO", _LARGE, Recipe("1 H100", "wan21_i2v_14b_1gpu_80gb")),
-)
 
 
 def planned(recipe: Recipe, *flags: str) -> PlannedRun:
@@ -163,26 +140,31 @@ def video_size(run: PlannedRun) -> str:
 
 
 def costs() -> str:
-    """Return video size, hours, memory and disk of each recipe."""
-    heads = ["GPUs", "config", "video", "s per iteration", "rollouts", "iterations", "hours"]
-    rows = []
-    for recipe in RECIPES:
-        run = planned(recipe)
-        length = whole_run(run)
-        rows.append(
-            [
-                recipe.gpus,
-                f"`{recipe.config}`{recipe.label}",
-                video_size(run),
-                f"{length.iteration_seconds:,.0f}",
-                str(run.plan.rollouts),
-                str(length.iterations),
-                hours(run),
-                f"{memory(run).needed_gib:.1f}",
-                f"{sum(disk_bytes(run).values()) / GIB:.0f}",
-            ]
-        )
-    return markdown_table([*heads, "GiB per GPU", "disk, GiB"], rows)
+    """Return video size, hours, memory and disk of each recipe, in a table for each kind and number
+    of GPUs.
+    """
+    heads = ["config", "video", "s per iteration", "rollouts", "iterations", "hours", "GiB per GPU"]
+    tables = []
+    for gpus, recipes in groupby(RECIPES, key=attrgetter("gpus")):
+        rows = []
+        for recipe in recipes:
+            run = planned(recipe)
+            length = whole_run(run)
+            rows.append(
+                [
+                    f"`{recipe.config}`{recipe.label}",
+                    video_size(run),
+                    f"{length.iteration_seconds:,.0f}",
+                    str(run.plan.rollouts),
+                    str(length.iterations),
+                    hours(run),
+                    f"{memory(run).needed_gib:.1f}",
+                    f"{sum(disk_bytes(run).values()) / GIB:.0f}",
+                ]
+            )
+        table = markdown_table([*heads, "disk, GiB"], rows)
+        tables.append(f"**{gpus}**\n\n{table.strip()}")
+    return "\n\n".join(tables)
 
 
 def readme_rows() -> str:
@@ -223,26 +205,11 @@ def beside_a_stopwatch() -> str:
     return markdown_table(["GPUs", "seconds of", "visual-rl", "plan"], cells)
 
 
-def rollouts_per_hour() -> str:
-    """Return forward passes per rollout, and rollouts per GPU-hour."""
-    rows = []
-    for recipe in PER_ROLLOUT:
-        run = planned(recipe)
-        hourly = run.plan.rollouts / (whole_run(run).iteration_seconds * recipe.num_gpus) * 3600
-        gpu = recipe.gpus.split(maxsplit=1)[1]
-        rows.append(
-            [f"`{recipe.config}`", gpu, f"{forwards_per_rollout(run):.0f}", f"{hourly:,.0f}"]
-        )
-    heads = ["config", "GPU", "forward passes per rollout", "rollouts per GPU-hour"]
-    return markdown_table(heads, rows)
-
-
 def wan_sizes() -> str:
     """Return time and memory of the recipes of Wan2.1 1.3B on one GPU, by the size of the videos."""
     small, middle, large = (33, 240, 416), (49, 480, 832), (81, 480, 832)
     sizes = {
         "wan21_1gpu_nft": (small, middle, large),
-        "wan21_1gpu_guidance": (small, middle, large),
         "wan21_1gpu_draft": (small, (65, 240, 416)),  # the largest on an RTX 4090
     }
     rows = []
@@ -267,15 +234,3 @@ def wan_versions() -> str:
         run = planned(Recipe(gpus, "wan21_1gpu_nft", flags))
         rows.append([label, f"`{flags}`", f"{memory(run).needed_gib:.1f}"])
     return markdown_table(["version", "flags", "GiB"], rows)
-
-
-def wan_from_images() -> str:
-    """Return the recipes of Wan2.1 image-to-video: two configs, and each at the other's size."""
-    rows = []
-    for learns, size, recipe in WAN_FROM_IMAGES:
-        run = planned(recipe)
-        command = f"`{' '.join((recipe.config, recipe.flags)).strip()}`"
-        gpu = recipe.gpus.removeprefix("1 ")
-        rows.append([learns, gpu, size, command, hours(run), f"{memory(run).needed_gib:.1f}"])
-    heads = ["learns with", "GPU", "video size", "config and flags", "hours", "GiB"]
-    return markdown_table(heads, rows)

@@ -11,11 +11,9 @@ from studies.tables.table import format_interval
 HEADS = {  # by metric
     "reward": "reward",
     "true_reward": "true reward",
-    "unseen_true_reward": "unseen prompts",
     "all_correct": "all correct",
     "frechet_distance": "Fréchet distance",
     "diversity": "diversity",
-    "cpu_seconds": "CPU seconds",
 }
 WITH_INTERVAL = ("reward", "true_reward")
 SEEDLESS = ""  # seed of the base model, which is not trained
@@ -60,17 +58,6 @@ def differences(
     return markdown_table([head, *(HEADS[metric] for metric in metrics)], lines)
 
 
-def single_runs(name: str, heads: Sequence[str], metrics: Iterable[str]) -> str:
-    """Return each run of a file, which has one label, in a row of its own."""
-    table, metrics = read(name), list(metrics)
-    lines = []
-    for label, values in table.values.items():
-        for seed in next(iter(values.values())):
-            cells = [_number(metric, values[metric][seed]) for metric in metrics]
-            lines.append([*label, seed, *cells])
-    return markdown_table([*heads, *(HEADS[metric] for metric in metrics)], lines)
-
-
 def _cell(metric: str, interval: Interval) -> str:
     if metric in WITH_INTERVAL:
         return "".join(format_interval(interval))
@@ -80,7 +67,7 @@ def _cell(metric: str, interval: Interval) -> str:
 def _number(metric: str, value: float) -> str:
     if metric == "all_correct":
         return f"{value:.0%}".replace("%", " %")
-    return f"{value:.0f}" if metric == "cpu_seconds" else f"{value:.3f}"
+    return f"{value:.3f}"
 
 
 def _difference(interval: Interval) -> str:
@@ -139,11 +126,6 @@ def sampler_differences() -> str:
     return differences("samplers.csv", "`--sde_type`", pairs, metrics)
 
 
-def dpo_seeds() -> str:
-    metrics = ("true_reward", "unseen_true_reward", "all_correct", "frechet_distance")
-    return single_runs("dpo_seeds.csv", ["rater", "seed of the training"], metrics)
-
-
 def fine_tuning() -> str:
     rows = {
         ("base model",): ["nothing, the base model"],
@@ -154,20 +136,6 @@ def fine_tuning() -> str:
     return means("improve.csv", ["trained on"], rows, TRUE)
 
 
-def fine_tuning_sizes() -> str:
-    rows = {}
-    for kept_by, prompts, videos in read("improve_sizes.csv").values:
-        words = "reward" if kept_by == "reward" else "person, 10 % errors"
-        rows[kept_by, prompts, videos] = [f"{prompts} x 4", words]
-    return means("improve_sizes.csv", ["videos", "kept by"], rows, TRUE)
-
-
 def experts() -> str:
     rows = {label: list(label) for label in read("experts.csv").values}
     return means("experts.csv", ["trained"], rows, TRUE)
-
-
-def flow_map() -> str:
-    rows = {label: list(label) for label in read("flow_map.csv").values}
-    metrics = ("true_reward", "frechet_distance", "diversity", "cpu_seconds")
-    return means("flow_map.csv", ["training"], rows, metrics)

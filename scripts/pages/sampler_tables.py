@@ -67,21 +67,6 @@ def kl_table() -> str:
     return markdown_table(["step", "sigma", *SAMPLERS], rows)
 
 
-def low_level_table() -> str:
-    """Return the factor of the KL at a step to a low level, without and with the std of KL terms."""
-    bounded = ("cps", "precise", "dance_precise", "anchored")
-    rows = []
-    for sigma_next in (0.1, 0.05, 0.005, 0.0005):
-        of_sage = SAMPLERS["sage_grpo"].transition(0.2, sigma_next, ETA, LEVELS[1])
-        cells = [f"{kl_factor(of_sage, of_sage.std):.2g}"]
-        for name in bounded:
-            step = SAMPLERS[name].transition(0.2, sigma_next, ETA, LEVELS[1])
-            without, with_bound = kl_factor(step, step.std), kl_factor(step, step.kl_std)
-            cells.append(f"{without:,.1f} → {with_bound:.1f}")
-        rows.append([f"{sigma_next:g}", *cells])
-    return markdown_table(["sigma'", "sage_grpo", *bounded], rows)
-
-
 def unusual_table() -> str:
     """Return the deterministic steps of each sampler, and the etas with a std above 1, by the
     number of steps.
@@ -141,7 +126,6 @@ PARTS = {
     "noise of the steps": noise_table,
     "equalizer weights": equalizer_table,
     "KL factors": kl_table,
-    "KL factors at low levels": low_level_table,
     "marginals": marginals_table,
     "unusual steps": unusual_table,
     "equal noise": equal_noise_table,

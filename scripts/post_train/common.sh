@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # What the launch scripts share; each of them sources it in the folder of the repository:
 #   source scripts/post_train/common.sh
-# docs/reliability.md#another-cluster shows a launcher for another cluster.
 set -euo pipefail
 LAUNCHER="${LAUNCHER:-${0##*/}}" # in messages
 

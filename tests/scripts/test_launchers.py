@@ -394,28 +394,6 @@ def test_slurm_starts_each_node_and_requeues_after_exit_code_75(
     assert after == (["scontrol requeue 7"] if requeued else [])
 
 
-def test_the_launcher_of_another_cluster_on_the_page_works(start, tmp_path):
-    page = (ROOT / "docs/reliability.md").read_text(encoding="utf-8")
-    written = page.split("### Another cluster")[1].split("```bash\n")[1].split("```")[0]
-    script = tmp_path / "pbs.sh"
-    script.write_text(written)
-    (tmp_path / "nodes").write_text("node1\nnode1\nnode2\n")
-    clush = '#!/usr/bin/env bash\nprintf "%s " "${@:1:4}" > "$LOG.clush"\n'
-    clush += 'exec env -i PATH="$PATH" LOG="$LOG" CODE="$CODE" sh -c "$5"\n'
-    job = {"PBS_O_WORKDIR": str(ROOT), "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_JOBID": "7"}
-    given = job | {"CODE": "1", "MAX_RESTARTS": "1", "NCCL_DEBUG": "INFO WARN"}
-    code, output = finish(
-        start(["bash", script, *HARD], {"clush": clush, "python": PYTHON}, **given)
-    )
-    assert code == 1 and "pbs.sh: restart 1 of at most 1" in output
-    words = {"--nnodes=2", "--rdzv-endpoint=node1:29500", "--rdzv-id=7-1", "--nproc_per_node=8"}
-    assert words <= set(launcher_arguments(tmp_path / "log"))
-    assert (tmp_path / "log.clush").read_text() == "-n -S -w node1,node2 "
-    recorded = (tmp_path / "log.launcher").read_text()
-    assert "".join(f"[{argument}]\n" for argument in HARD) in recorded
-    assert "NCCL_DEBUG=INFO WARN" in recorded
-
-
 # --- run_post_train.sh ----------------------------------------------------------------------------
 
 # With -c it prints the number of GPUs; every other command is printed.

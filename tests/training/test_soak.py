@@ -1,8 +1,7 @@
 """Soak test: a small run that is killed repeatedly equals an uninterrupted run bit for bit.
 
 Every process is ended after a random time by kill -9 or SIGTERM. Memory and open files of the
-uninterrupted run are sampled after every iteration. docs/reliability.md has the results of a long
-test: ``SOAK_ITERATIONS=200``.
+uninterrupted run are sampled after every iteration. A longer test: ``SOAK_ITERATIONS=200``.
 
 In a second test, one of two ranks is killed or signaled in every stage, and the run is started again
 both.

@@ -17,7 +17,7 @@ from hyvideo.checks.layout import planned_world_size
 from hyvideo.checks.machine_rules import check_gpu
 from hyvideo.checks.rules import check, with_local_weights
 from hyvideo.checks.without_effect import settings_without_effect
-from hyvideo.files.text import labelled, lines_of, shorten
+from hyvideo.files.text import counted, labelled, lines_of, shorten
 from hyvideo.planning.hardware import Hardware, hardware_of, hardware_of_device
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import CommandLine, parse
@@ -180,7 +180,7 @@ def print_plan(inputs: RunInputs, cost: list[str], given: Collection[str] | None
             [
                 describe(inputs.config, inputs.plan),
                 *cost,
-                *lines_of(labelled("ignored settings", ignored)),
+                *lines_of(labelled("settings to check", ignored)),
             ]
         )
     )
@@ -223,6 +223,11 @@ def print_built(inputs: RunInputs, trainer) -> None:
         print("\n".join(plan_lines(as_run, device.type, hardware)))
     trained = sum(parameter.numel() for parameter in trainer.run.policy.parameters)
     rows = [("training", f"{trained / 1e6:.2f} million parameters on {device}")]
+    if inputs.videos:
+        given = counted(len(inputs.videos.train), inputs.config.objective.example)
+        if inputs.videos.held_out:
+            given += f"; {len(inputs.videos.held_out)} are held out to measure agreement"
+        rows.append(("trained on", given))
     kernel, rejected = trainer.run.loaded.attention
     chosen = "chosen by torch" if kernel == "torch" else f"{kernel} kernel"
     rows += labelled(

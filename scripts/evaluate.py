@@ -22,6 +22,7 @@ from hyvideo.checks.rules import check_evaluation, with_local_weights
 from hyvideo.data.examples import VIDEOS_FILE
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.files import make_folder
+from hyvideo.records.progress_bar import print_stage
 from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.config import Config
@@ -48,6 +49,7 @@ def main() -> None:
     if root:
         config = with_local_weights(config)
 
+    print_stage("importing torch and the models")
     from hyvideo.generation.policy_scores import Evaluator
     from hyvideo.validation.scores_file import as_text, summarise, write_csv, write_evaluation
     from hyvideo.validation.video_folder import find_clips, write_videos_csv

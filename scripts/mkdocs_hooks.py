@@ -1,5 +1,5 @@
 """Hooks of mkdocs.yml: pages have their paths in the repository, so that links between them work as on
-GitHub, terms of the glossary have tooltips, and docs/api.md has the documentation of its names.
+GitHub, and terms of the glossary have tooltips.
 """
 
 import re
@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 # Pages, and files that pages link.
 SHOWN = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/**/*.*", "hyvideo/**/*.py"]
 SHOWN += ["examples/**/*.py", "examples/*.ipynb", "tests/models/*.py"]
-OBJECT = re.compile(r"\[`(hyvideo[\w.]+)`\]\([^)]*\)")  # in a table of docs/api.md
 TERM = re.compile(r"^\| \*\*(.+?)\*\* \| (.+?) \|$", re.MULTILINE)  # of the glossary
 
 
@@ -26,10 +25,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    if page.file.src_uri == "docs/api.md":
-        names = OBJECT.findall(markdown)
-        markdown = OBJECT.sub(r"[`\1`](#\1)", markdown)
-        markdown += "\n\n## Documentation" + "".join(f"\n\n::: {name}" for name in names)
     if page.file.src_uri == "docs/glossary.md":
         return markdown
     text = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")

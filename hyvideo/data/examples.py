@@ -99,9 +99,10 @@ def read_examples(paths: Sequence[str], keep_fraction: float) -> list[Example]:
     on, in order.
 
     Columns: `prompt`, `video`, and perhaps `ref_image_path`, `ref_last_image_path`, `keep` (1 or 0)
-    and `score`. Dropped are the videos with `keep` 0, and all but the best ``keep_fraction`` of the scored videos of
-    each prompt (rounded up), so that no prompt is lost. Video paths are relative to the folder of
-    their table or to the working directory. Raises ValueError, naming the row, for what is missing or not a number.
+    and `score`. Dropped are the videos with `keep` 0, and all but the best ``keep_fraction`` of the
+    scored videos of each prompt (rounded up), so that no prompt is lost. Video paths are relative to
+    the folder of their table or to the working directory. Raises ValueError, naming the row, for
+    what is missing or not a number.
     """
     examples: list[Example] = []
     scores: dict[int, float] = {}

@@ -251,7 +251,7 @@ class Generator:
     def _sampled(self, videos: list[Video]) -> Iterator[tuple[Video, Sampled]]:
         """Yield the final latents of each video."""
         print_stage(f"sampling {counted(len(videos), 'video')}")
-        for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
+        for video in stage_bar("sampling", "video", is_shown=self.mesh.is_main)(videos):
             yield video, self._sample(video)
 
     def _refined(self, videos: list[Video]) -> Iterator[tuple[Video, Sampled]]:
@@ -260,7 +260,7 @@ class Generator:
         The latents of the base model are hidden files in the meantime, which a repeated command
         uses.
         """
-        for video in stage_bar("videos", "video", is_shown=self.mesh.is_main)(videos):
+        for video in stage_bar("sampling", "video", is_shown=self.mesh.is_main)(videos):
             base = self._base(video)
             if self.settings.save_pre_sr_video:
                 self.sampler.write(self.pipeline, base.latents, video.before_sr)

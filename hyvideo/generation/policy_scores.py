@@ -18,6 +18,7 @@ from hyvideo.data.prompts import Request
 from hyvideo.data.video_files import read_header
 from hyvideo.distributed.mesh import Mesh
 from hyvideo.files.digests import digest_of
+from hyvideo.files.text import counted
 from hyvideo.generation.generation import Source, make_and_read_requests
 from hyvideo.generation.offloading import automatic_offloading
 from hyvideo.generation.stored_latents import Sampled, stored
@@ -30,6 +31,7 @@ from hyvideo.loading.model_setup import (
 from hyvideo.models.conditions import Conditions, to_device
 from hyvideo.models.placement import Placements
 from hyvideo.pipelines.condition_encoder import ConditionEncoder
+from hyvideo.records.progress_bar import print_stage
 from hyvideo.records.run_files import or_none, score_entry
 from hyvideo.rewards.rewards import Reward
 from hyvideo.rewards.scoring import AsyncScorer
@@ -93,6 +95,7 @@ class Evaluator:
 
     @cached_property
     def scorer(self) -> AsyncScorer:
+        print_stage("loading the reward model")
         scorer = make_async_scorer(self.config, self.device, placement=self.placements.scorers)
         if self.requests:  # none for videos that have their own prompts
             scorer.check_prompts([], validated=[request.prompt for request in self.requests])
@@ -133,11 +136,13 @@ class Evaluator:
         needs = self.check(source)
         scorer = self.scorer
         source = source.with_initial_lora(config.optimizer.pretrained_lora_path)
+        print_stage("loading the text encoders and the VAE")
         encoder, vae = self._encoder_and_vae
         for request in self.requests:
             encoder([request], self.size)
         encoder(config.negative_requests)
         encoder.release()
+        print_stage("loading the transformer")
         pipeline = source.load(
             config,
             self.device,
@@ -148,7 +153,13 @@ class Evaluator:
         )
         place_transformers(pipeline, self.placements, self.device)
         validation = StoredValidation(
-            config, Mesh.single(), pipeline, encoder, scorer, self.requests
+            config,
+            Mesh.single(),
+            pipeline,
+            encoder,
+            scorer,
+            self.requests,
+            on_stage=lambda _, part: print_stage(part),
         )
         validation.store = store
         parts = validation.videos(validation.rows())
@@ -216,6 +227,7 @@ class Evaluator:
             decoded = {number: video for number, video in videos.items() if video is not None}
             texts = [prompts[number] for number in videos]
             fps = rates[min(videos)]
+            print_stage(f"scoring {counted(len(videos), 'video')} of {len(prompts):,}")
             rewards |= zip(videos, self.scorer.measure(list(videos.values()), texts, fps=fps))
             thumbnails |= {number: thumbnail(video) for number, video in decoded.items()}
             of_scorers.add(decoded, prompts)

@@ -66,7 +66,7 @@ def cost_rows(run: PlannedRun) -> list[Row]:
     """Return rows on the passes of a rollout and, on GPUs, on their operations and recomputation."""
     forwards = f"{number(forwards_per_rollout(run))} forward passes"
     if run.config.model.device == "cpu":
-        return [("cost per rollout", forwards)]
+        return [("cost per video", forwards)]
     parameters = run.parameters.total
     rank = run.settings.lora_rank
     trained = f"a LoRA of rank {rank}" if rank else "all parameters"
@@ -74,7 +74,7 @@ def cost_rows(run: PlannedRun) -> list[Row]:
     rows = [
         ("transformer", f"{number(parameters / 1e9)} B parameters; training {trained}"),
         ("forward pass", f"{number(run.forward.total / 1e12)} TFLOP for {tokens}"),
-        ("cost per rollout", forwards),
+        ("cost per video", forwards),
         ("iteration", f"{number(iteration_flops(run) / 1e15)} PFLOP on all GPUs"),
     ]
     if run.checkpointing == "none":
@@ -164,8 +164,11 @@ def items_in_gib(planned: Memory) -> dict[str, list[float]]:
 
 def _forward_passes(run: PlannedRun, length: WholeRun) -> str:
     """Return the length of a run whose hours cannot be predicted."""
-    sample = "video" if run.config.objective.videos_from else "rollout"
-    text = f"{counted(length.iterations, 'iteration')} of {counted(run.plan.rollouts, sample)}"
+    objective = run.config.objective
+    samples = counted(run.plan.rollouts, "rollout")
+    if objective.videos_from:
+        samples = counted(run.plan.groups, objective.example)
+    text = f"{counted(length.iterations, 'iteration')} of {samples}"
     if run.validation:
         videos = counted(length.validation_videos, "video")
         text += f" + {counted(length.validations, 'validation')} ({videos} each)"

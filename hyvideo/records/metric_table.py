@@ -42,8 +42,9 @@ class Plot(NamedTuple):
 
 
 MISSING_PLOT = "Failed rewards"
-LOSS_NOTE = "does not measure progress: around 0 with one update per iteration"
+LOSS_NOTE = "of GRPO no measure of progress: around 0 with one update per iteration"
 PLOTS = (
+    Plot("Agreement with the answers", "rewards", note="0.5 is the base model's"),
     Plot("KL", "trust", note="to the anchor, it falls to 0 when the anchor moves", is_log=True),
     Plot("KL coefficient", "trust"),
     Plot("Clip fraction", "trust", from_zero=True),
@@ -57,7 +58,7 @@ PLOTS = (
     Plot(MISSING_PLOT, "health", from_zero=True, only_positive=True),
     Plot("Skipped updates", "health", from_zero=True, only_positive=True),
     Plot("Peak memory", "cost", from_zero=True),
-    Plot("Forward passes per rollout", "cost", from_zero=True),
+    Plot("Forward passes per video", "cost", from_zero=True),
     Plot("Time per iteration", "cost", from_zero=True),
     Plot("Time by stage", "cost", only_one_run=True, kind="bars"),
     Plot(
@@ -267,6 +268,8 @@ POLICY = (
         "share of pairs in which the policy favors the winner more than the base model does",
         "0.5, then rises",
         unit="fraction",
+        plot="Agreement with the answers",
+        label="training pairs",
         console="accuracy {:.2f}",
     ),
     Metric(
@@ -305,6 +308,8 @@ POLICY = (
         "`dpo/accuracy` on pairs of held-out prompts, at validations",
         "above 0.5",
         unit="fraction",
+        plot="Agreement with the answers",
+        label="held-out pairs",
     ),
     Metric("dpo/held_out_margin", "`dpo/margin` on the same pairs", "rises"),
 )
@@ -477,9 +482,9 @@ COST = (
     ),
     Metric(
         "cost/forwards",
-        "forward passes of the transformer per rollout",
+        "forward passes of the transformer per video",
         "constant, less after a refresh",
-        plot="Forward passes per rollout",
+        plot="Forward passes per video",
         label="forward passes",
     ),
     Metric(

@@ -14,11 +14,11 @@ from typing import TextIO
 from tqdm import tqdm
 
 from hyvideo.files.clock import STARTED
-from hyvideo.files.text import note
+from hyvideo.files.text import counted, note
 from hyvideo.records.metric_table import console_texts
 
-PLAIN_LINE_SECONDS = 30.0  # between the lines of a run, which may take days
-START_LINE_SECONDS = 10.0  # until its first iteration is done, and in generation
+PLAIN_LINE_SECONDS = 30.0  # between the lines of a program, which may take days
+START_LINE_SECONDS = 10.0  # until the first iteration or the first part of a loop is done
 # Text before the part of a stage; other stages are not shown.
 STAGE_TEXTS = {
     "check": "checking",
@@ -27,7 +27,7 @@ STAGE_TEXTS = {
     "conditions": "encoding",
     "rollout": "sampling",
     "decode": "decoding",
-    "anchor": "anchor means,",
+    "anchor": "velocities of the anchor,",
     "reward": "scoring",
     "update": "training,",
     "save": "saving",
@@ -37,14 +37,16 @@ STAGE_TEXTS = {
 
 
 def console_text(metrics: dict[str, float]) -> str:
-    """Format reward, KL and largest distance to the rollout policy, as far as known, and a long
-    wait for rewards.
+    """Format reward, KL and largest distance to the rollout policy, as far as known, else the loss;
+    and a long wait for rewards.
     """
     texts = [
         text.format(metrics[name])
         for name, text in console_texts().items()
         if not math.isnan(metrics.get(name, math.nan))  # a KL that is not measured
     ]
+    if not texts and "loss/total" in metrics:
+        texts = [f"loss {metrics['loss/total']:.4f}"]
     waiting = metrics.get("time/reward", 0.0) / metrics.get("time/iteration", math.inf)
     if waiting > 0.25:
         texts.append(f"{waiting:.0%} of the time waiting for rewards")
@@ -57,8 +59,8 @@ def print_stage(text: str) -> None:
 
 
 def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Iterable], Iterable]:
-    """Return a function that shows a loop: as a bar with the time left in a terminal, removed at its
-    end, and elsewhere as a line every 10 s.
+    """Return a function that shows a loop and the time left: as a bar in a terminal, removed at its
+    end, and elsewhere as a line every 30 s.
     """
     if is_shown and not sys.stderr.isatty():
         return partial(_with_lines, text=text, unit=unit)
@@ -66,13 +68,13 @@ def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Itera
 
 
 def _with_lines(parts: Iterable, *, text: str, unit: str) -> Iterator:
-    """Yield the parts of a loop, and print every 10 s which one comes next."""
-    total = f"/{len(parts)}" if hasattr(parts, "__len__") else ""
-    printed = time.monotonic()
-    for number, part in enumerate(parts, 1):
+    """Yield the parts of a loop, and print every 30 s how many are done and the time left."""
+    start = printed = time.monotonic()
+    for done, part in enumerate(parts):
         now = time.monotonic()
-        if now - printed >= START_LINE_SECONDS:
-            print_stage(f"{text}, {unit} {number}{total}")
+        if now - printed >= PLAIN_LINE_SECONDS:
+            left = tqdm.format_interval((now - start) / done * (len(parts) - done))
+            print_stage(f"{text}, {done} of {counted(len(parts), unit)} done, {left} left")
             printed = now
         yield part
 
@@ -128,7 +130,7 @@ class ProgressBar(AbstractContextManager):
         key = (iteration, stage)
         if stage in ("check", "load"):  # each part has its own line
             key = (iteration, part)
-        elif iteration == 0:
+        elif iteration == 0 and stage.startswith("validation"):
             text = f"base {text}"
         if self.bar is not None:
             self.bar.set_postfix_str(", ".join(filter(None, [text, self.results])))

@@ -18,10 +18,20 @@ function drawCurves() {
     drawPareto();
     drawOtherValidations();
     if (RUNS.length === 1 && RUNS[0][1].timeline) drawTimeline("#timeline", RUNS[0][1].timeline);
-    if (RUNS.length === 1) byId("no-steps").hidden = Boolean(document.querySelector("#steps figure"));
     byId("others").hidden = !document.querySelector("#others figure");
   });
+  hideEmptySections();
   if (window.Plotly) whenIdle(renderNext);
+}
+
+/** Hides sections of curves without one, such as steps of an objective without steps, and their links. */
+function hideEmptySections() {
+  for (const name of ["rewards", "trust", "steps", "held-out", "health"]) {
+    const section = byId(name);
+    if (!section) continue;
+    section.hidden = !section.querySelector("figure, table");
+    document.querySelector(`nav a[href="#${name}"]`).hidden = section.hidden;
+  }
 }
 
 const metricNames = () => [...new Set(shownRuns().flatMap(([, run]) => Object.keys(run.metrics)))];
@@ -98,7 +108,8 @@ function drawRewards() {
   byId("rewards-differ").hidden = !several;
   byId("rewards-differ").textContent = `These runs were trained with ${rewards.size} different rewards. Their values cannot be compared, so each reward has its own plots.`;
   const dimensions = metricNames().filter((name) => name.startsWith("reward/")).map((name) => name.slice(7));
-  const scored = dimensions.filter((name) => !["mean", "std", "missing", "overall", "Overall"].includes(name));
+  const weighted = shownRuns().flatMap(([, run]) => Object.keys(run.weights));  // of videos that only a validation scores
+  const scored = [...new Set([...dimensions, ...weighted])].filter((name) => !["mean", "std", "missing", "overall", "Overall"].includes(name));
   for (const name of ["reward", "unseen/reward", ...scored, ...scored.map((each) => `true/${each}`)]) drawnValidations.add(name);
   for (const [reward, of] of rewards) {
     const title = (text) => (several ? `${text}, ${reward}` : text);

@@ -49,10 +49,14 @@ function renderNext() {
 /** Safari has no idle callbacks. */
 const whenIdle = (call) => (window.requestIdleCallback ? requestIdleCallback(call, { timeout: 200 }) : setTimeout(call, 50));
 
-/** Draws all plots, for a print, except those in a closed fold, which have no size. */
-function renderAll() {
+/** Draws all plots again, at the width of the paper or of the screen, except those in a closed fold, which have no size. */
+function renderAll({ isPrinted = false } = {}) {
+  document.body.classList.toggle("printed", isPrinted);
   for (const [plot, spec] of specs) {
-    spec.isNear = plot.checkVisibility();
+    if (!plot.checkVisibility()) continue;
+    spec.isNear = true;
+    spec.isDrawn = false;
+    Object.assign(spec.layout, isPrinted ? { autosize: false, width: plot.clientWidth } : { autosize: true, width: undefined });
     render(plot);
   }
 }
@@ -61,7 +65,8 @@ const plotly = loadPlotly().then(() => {
   specs.forEach((_, plot) => render(plot));
   whenIdle(renderNext);
 });
-addEventListener("beforeprint", renderAll);
+addEventListener("beforeprint", () => renderAll({ isPrinted: true }));
+addEventListener("afterprint", () => renderAll({ isPrinted: false }));
 
 /** A layout in the colours of the page, which change with light and dark mode. */
 function themed({ xaxis, yaxis, shapes = [], ...rest }) {

@@ -1,6 +1,6 @@
 """Summary that a run prints at its end."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hyvideo.files.files import optional
@@ -20,11 +20,12 @@ def print_summary(output_dir: Path, iteration: int, validation: Validation | Non
     """
     before = validation.measures(0) if validation else {}
     after = validation.measures(iteration) if validation else {}
-    lines = [""]
+    metrics = read_metrics(output_dir / "metrics.jsonl")
+    lines = ["", *_agreement(metrics)]
     if before and after:
         lines += _validated(validation, iteration, before, after)
     else:
-        lines += _rollout_rewards(output_dir)
+        lines += _rollout_rewards(metrics)
     if after and not before:
         lines.append(
             f"{len(validation.seen)} validation videos of iteration {iteration}: reward "
@@ -105,16 +106,20 @@ def _reward(before: Mapping[str, float], after: Mapping[str, float]) -> str:
     return text
 
 
-def _rollout_rewards(output_dir: Path) -> list[str]:
+def _agreement(metrics: Sequence[Mapping]) -> list[str]:
+    """Return the agreement with the held-out pairs of objective dpo, if it was measured."""
+    name = "dpo/held_out_accuracy"
+    measured = [line[name] for line in metrics if name in line]
+    return [
+        f"agreement with held-out answers: {share:.0%} (base model: 50 %)"
+        for share in measured[-1:]
+    ]
+
+
+def _rollout_rewards(metrics: Sequence[Mapping]) -> list[str]:
     """Return the mean reward of the rollouts in the first and in the last iterations; none if they
     are not scored.
     """
-    metrics = read_metrics(output_dir / "metrics.jsonl")
-    measured = [
-        line["dpo/held_out_accuracy"] for line in metrics if "dpo/held_out_accuracy" in line
-    ]
-    if measured:
-        return [f"agreement with held-out answers: {measured[-1]:.0%} (base model: 50 %)"]
     if metrics and not any("reward/mean" in line for line in metrics):
         return []
     rewards = [line["reward/mean"] for line in metrics if line.get("reward/mean") is not None]

@@ -3,7 +3,7 @@ const VERDICTS = { better: "▲ improved", suspect: "! suspected hacking", uncle
 const MAX_SETTINGS = 6;  // that have a column; the fold below the table has the others
 const sorting = { key: "run", isDown: false };
 
-/** Time of all processes for a rollout. */
+/** Time of all processes for a video. */
 const timeEach = (run) => (run.iterations ? (run.seconds * run.processes) / (run.rollouts * run.iterations) : NaN);
 
 /** A number if the text of a setting is one, so that 10 follows 9. */
@@ -25,10 +25,10 @@ function columns() {
     { key: "after", title: "After", value: (run) => run.after ?? NaN, text: (run) => format(run.after ?? NaN) },
     ...DATA.settings.slice(0, MAX_SETTINGS).map((name) => ({ key: `setting ${name}`, title: name, value: (run) => settingValue(run.settings[name]), text: (run) => run.settings[name] })),
     { key: "iterations", title: "Iterations", value: (run) => run.iterations, text: (run) => (run.iterations < run.maxSteps ? `${run.iterations} of ${run.maxSteps}` : String(run.iterations)) },
-    { key: "total", title: "Rollouts", value: (run) => run.rollouts * run.iterations, text: (run) => (run.rollouts * run.iterations).toLocaleString("en-US") },
+    { key: "total", title: "Videos", value: (run) => run.rollouts * run.iterations, text: (run) => (run.rollouts * run.iterations).toLocaleString("en-US") },
     { key: "seconds", title: "Time", value: (run) => run.seconds, text: (run) => duration(run.seconds) },
-    { key: "each", title: "Time per rollout", value: timeEach, text: (run) => (Number.isFinite(timeEach(run)) ? duration(timeEach(run)) : "–") },
-    { key: "forwards", title: "Passes per rollout", value: (run) => run.forwards ?? NaN },
+    { key: "each", title: "Time per video", value: timeEach, text: (run) => (Number.isFinite(timeEach(run)) ? duration(timeEach(run)) : "–") },
+    { key: "forwards", title: "Passes per video", value: (run) => run.forwards ?? NaN },
     { key: "memory", title: "Peak GiB", value: (run) => run.memory ?? NaN },
     { key: "missing", title: "Failed rewards", value: (run) => run.missing },
     { key: "skipped", title: "Skipped updates", value: (run) => run.skipped },

@@ -68,13 +68,12 @@ def _rows_of_videos(config: Config, plan: Plan) -> list[Row]:
     objective = config.objective
     levels = counted(objective.nft_levels, "noise level")
     rows = [("replicas", f"{plan.replicas} (sp_size {config.distributed.sp_size})")]
-    if objective.group_size == 2:
-        rows.append(("pairs per iteration", f"{plan.groups}, one update, {levels} per pair"))
-    else:
-        rows.append(("videos per iteration", f"{plan.rollouts}, {levels} per video"))
+    of_iteration = f"{plan.groups}, one update, {levels} per {objective.example}"
+    rows.append((f"{objective.example}s per iteration", of_iteration))
     rows.append(("objective", f"{objective.name}, {objective.method}"))
-    trust = f"{objective.strategy}, {objective.kl_schedule} coefficient"
-    rows.append(("trust region", f"{trust}, at most {objective.kl_weight:g}"))
+    if objective.needs_anchor:
+        coefficient = f"{objective.kl_schedule} coefficient, at most {objective.kl_weight:g}"
+        rows.append(("KL to the base model", coefficient))
     return rows
 
 

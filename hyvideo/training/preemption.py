@@ -12,7 +12,6 @@ torchrun also sends SIGTERM to the ranks of a node after another one has failed.
 then fails, so that nothing is saved.
 """
 
-import os
 import signal
 
 from hyvideo.distributed.collectives import any_rank
@@ -56,13 +55,17 @@ class PreemptionSignals:
         return not any_rank(not is_ready, self.mesh)
 
     def _handle(self, number: int, _frame) -> None:
-        # A rank receives Ctrl-C twice, from the terminal and from its launcher.
-        if number == signal.SIGINT and self.received == "SIGINT" and not is_launched():
-            os._exit(130)
-        if self.received is None and self.mesh.is_main:
-            keys = "Ctrl-\\" if is_launched() else "Ctrl-C twice"
-            write_to_stderr(
-                f"\nstopping: the run saves its last finished iteration after this pass; press {keys} "
-                "to exit at once\n"
-            )
+        if self.received is None:
+            keys = "Ctrl-\\"
+            if (
+                not is_launched()
+            ):  # a rank receives Ctrl-C twice, from the terminal and its launcher
+                keys = "Ctrl-C again"
+                # also inside a long operator, at whose end a handler in Python would run
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            if self.mesh.is_main:
+                write_to_stderr(
+                    "\nstopping: the run saves its last finished iteration after this pass; press "
+                    f"{keys} to exit at once\n"
+                )
         self.received = signal.Signals(number).name

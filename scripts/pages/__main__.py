@@ -38,7 +38,6 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "recipes": plan_tables.costs,
         "stopwatch": plan_tables.beside_a_stopwatch,
     },
-    "docs/judge_a_run.md": {"gain over control": result_tables.gain_over_control},
     "docs/methods.md": {
         "samplers": result_tables.samplers,
         "sampler differences": result_tables.sampler_differences,

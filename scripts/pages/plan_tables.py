@@ -168,16 +168,23 @@ def costs() -> str:
 
 
 def readme_rows() -> str:
-    """Return what can be trained on which GPU, and how long it takes."""
-    rows = []
-    for recipe, gigabytes, model, source in README_ROWS:
-        number, gpu = recipe.gpus.split(maxsplit=1)
-        gpus = gpu if number == "1" else f"{number} x {gpu}"
-        run = planned(recipe)
-        cells = [f"{gpus}, {gigabytes} GB", model, video_size(run), source, f"`{recipe.config}`"]
-        rows.append([*cells, hours(run)])
-    heads = ["your GPU", "model", "video", "learns from", "config", "hours (predicted)"]
-    return markdown_table(heads, rows)
+    """Return what can be trained on which GPU, and how long it takes: a table for each GPU."""
+    heads = ["GPUs", "model", "learns from", "hours (predicted)", "video", "config"]
+    tables = []
+    for gpu, rows in groupby(README_ROWS, key=_gpu_and_memory):
+        lines = []
+        for recipe, _, model, source in rows:
+            run = planned(recipe)
+            cells = [str(recipe.num_gpus), model, source, hours(run), video_size(run)]
+            lines.append([*cells, f"`{recipe.config}`"])
+        tables.append(f"**{gpu}**\n\n{markdown_table(heads, lines).strip()}")
+    return "\n\n".join(tables)
+
+
+def _gpu_and_memory(row: tuple[Recipe, int, str, str]) -> str:
+    """Return the GPU of a row of the README and its memory: "L40S, 48 GB"."""
+    recipe, gigabytes, *_ = row
+    return f"{recipe.gpus.split(maxsplit=1)[1]}, {gigabytes} GB"
 
 
 def beside_a_stopwatch() -> str:

@@ -171,6 +171,18 @@ def test_a_browser_draws_plots_plays_videos_and_handles_keys(opened):
 
 
 @pytest.mark.system
+@pytest.mark.parametrize("opened", [("one", "dark")], indirect=True)
+def test_a_print_has_all_plots_within_its_width(opened):
+    """A report is saved as PDF: wide plots were cut at the edge of the paper, which has 700 pixels."""
+    opened.set_viewport_size({"width": 1280, "height": 800})
+    opened.evaluate("plotly.then(() => dispatchEvent(new Event('beforeprint')))")
+    widths = "[...document.querySelectorAll('.plot .main-svg')].map((each) => each.clientWidth)"
+    assert max(opened.evaluate(widths)) <= 700
+    opened.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert max(opened.evaluate(widths)) > 1000
+
+
+@pytest.mark.system
 @pytest.mark.parametrize("opened", [("two", "light")], indirect=True)
 def test_videos_of_two_runs_are_beside_their_common_base(opened):
     texts = opened.locator("#gallery article:first-child figcaption").all_inner_texts()

@@ -52,7 +52,6 @@ def expected_of(sde_type: str) -> Expected:
     )
     assert sde_type in EXPECTED, (
         f"SAMPLERS in hyvideo/schedulers/transitions.py has {sde_type}: add its row to EXPECTED in "
-        "tests/schedulers/expected.py, and write docs/sde.md with python -m scripts.pages "
-        "(docs/extend.md)"
+        "tests/schedulers/expected.py, and write docs/sde.md with python -m scripts.pages"
     )
     return EXPECTED[sde_type]

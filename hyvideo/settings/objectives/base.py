@@ -29,6 +29,7 @@ class ObjectiveSettings(Section):
     videos_from: ClassVar[str] = ""
     needs_rewards: ClassVar[bool] = True  # rollouts are decoded and scored
     group_size: ClassVar[int] = 0  # num_generations, if the objective decides it
+    example: ClassVar[str] = "video"  # what one of the given videos is called in texts
 
     mini_batch_size_per_update: int = machine(1, "Rollouts per training forward pass.", ge=1)
     gate_interval: int = machine(
@@ -196,10 +197,6 @@ class GivenVideosSettings(KLCoefficientSettings):
     kl_schedule: Literal["constant", "two_stage", "adaptive"] = learning(
         "constant", "KL coefficient schedule."
     )
-
-    @property
-    def method(self) -> str:
-        return self.videos_from
 
     def problems(
         self, rollout: RolloutSettings, *, guidance: Mapping[str, float], rows_per_pass: int

@@ -22,6 +22,7 @@ class DPOSettings(GivenVideosSettings):
     trains = "levels"
     videos_from = "pairs_csv"
     group_size = 2  # a winner and a loser
+    example = "pair"
     needs_velocities = True
     checks_velocities = True
 

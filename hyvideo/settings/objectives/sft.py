@@ -35,3 +35,7 @@ class SFTSettings(GivenVideosSettings):
 
     def read_videos(self, seed: int) -> Examples:
         return Examples(read_examples(self.videos_csv, self.keep_fraction))
+
+    @property
+    def method(self) -> str:
+        return f"keep_fraction {self.keep_fraction:g}"

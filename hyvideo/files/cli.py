@@ -75,7 +75,10 @@ class Parser(argparse.ArgumentParser):
             hint = "torch.distributed.launch gives this flag; start the program with torchrun"
         if hint:
             message = f"{message}; {hint}"
-        super().error(shorten(message, 1_000))
+        message = shorten(message, 1_000)
+        if self.usage is None:  # the generated one has a line for every few flags
+            self.exit(2, f"{self.prog}: {message}; --help lists the flags\n")
+        super().error(message)
 
 
 def truth(text: str) -> bool:

@@ -106,7 +106,7 @@ function drawRewards() {
   const rewards = runsByReward();
   const several = rewards.size > 1;
   byId("rewards-differ").hidden = !several;
-  byId("rewards-differ").textContent = `These runs were trained with ${rewards.size} different rewards. Their values cannot be compared, so each reward has its own plots.`;
+  byId("rewards-differ").textContent = `These runs were measured with ${rewards.size} different rewards. Their values cannot be compared, so each reward has its own plots.`;
   const dimensions = metricNames().filter((name) => name.startsWith("reward/")).map((name) => name.slice(7));
   const weighted = shownRuns().flatMap(([, run]) => Object.keys(run.weights));  // of videos that only a validation scores
   const scored = [...new Set([...dimensions, ...weighted])].filter((name) => !["mean", "std", "missing", "overall", "Overall"].includes(name));

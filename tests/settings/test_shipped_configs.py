@@ -2,6 +2,7 @@
 paper's settings.
 """
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -56,6 +57,7 @@ def hardware_for(path: Path) -> Hardware:
     return hardware_of({"24": "RTX 4090", "48": "L40S", "80": "H100"}[found[1] if found else "80"])
 
 
+@functools.cache
 def config_of(path: Path) -> Config:
     return parse(["--config", str(path)]).config
 

@@ -1,6 +1,6 @@
 """Pretrained score networks of astronomical images as a model family without text or attention.
 
-    python -m examples.galaxies    # installs the weights, trains for minutes on a CPU, shows the pictures
+    bash examples/galaxies/run.sh    # installs the weights, trains for minutes on a CPU, shows the pictures
 
 README.md describes the model, the rewards and the results.
 """

@@ -10,6 +10,7 @@ import csv
 import json
 from collections import Counter
 from pathlib import Path
+from statistics import fmean
 
 from PIL import Image, ImageDraw
 
@@ -45,11 +46,13 @@ def main() -> None:
 
 def validations(run: Path) -> list[dict]:
     """Return a row for each validation of a run: percentages of its images by the number of quasars
-    in them, reward, realism, diversity, and whether the hacking monitor warns.
+    in them, the reward of `Lenses`, realism, diversity, and whether the hacking monitor warns.
 
-    The run has the name of its folder without the seed: `sage` for sage_1.
+    The run has the name of its folder without the seed: `sage` for sage_1, and `improve` for
+    improve_1/round1/run of scripts.improve.
     """
     seed = read_yaml(run / "config.yaml")["seed"]
+    folder = run.parents[1] if run.name == "run" else run
     rows = []
     for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         metrics = json.loads(line)
@@ -61,11 +64,11 @@ def validations(run: Path) -> list[dict]:
         shares = {str(number): round(100 * counts[number] / len(scores), 1) for number in range(5)}
         more = sum(count for number, count in counts.items() if number > 4)
         rows.append(
-            {"run": run.name.removesuffix(f"_{seed}"), "iteration": iteration, "seed": seed}
+            {"run": folder.name.removesuffix(f"_{seed}"), "iteration": iteration, "seed": seed}
             | shares
             | {
                 "more": round(100 * more / len(scores), 1),
-                "reward": round(metrics["validation/reward"], 4),
+                "reward": round(fmean(score["cross"] for score in scores), 4),
                 "realism": round(metrics[REALISM], 4),
                 "diversity": round(metrics[DIVERSITY], 5),
                 "hacking": metrics.get("validation/hacking", ""),

@@ -4,6 +4,7 @@ from statistics import fmean
 
 from scripts.pages.markdown import markdown_table
 from scripts.pages.result_tables import read
+from studies.tables.seed_table import Values
 
 NUMBERS = ("0", "1", "2", "3", "4", "more")  # of images of the quasar
 CROSS = "4"
@@ -12,28 +13,41 @@ NAMES = {
     "nft": "DiffusionNFT",
     "lora": "SAGE-GRPO, LoRA",
     "control": "SAGE-GRPO without a reward",
+    "improve": "fine-tuning on its own best",
+    "dpo": "DPO",
 }
 
 
 def results() -> str:
-    """Return a row for each run and iteration, with means over its seeds."""
-    rows = {}
-    for (run, iteration), values in read("galaxies.csv").values.items():
-        # iteration 0 is the base model in all runs
-        name = "base model" if iteration == "0" else NAMES[run]
-        shares = [f"{mean(values[number]):.0f}" for number in NUMBERS]
-        each = [f"{share:.0f}" for share in values[CROSS].values()]
-        warnings = list(values["hacking"].values())  # none of the base model
-        rows[name, iteration] = [
-            *shares,
-            ", ".join(each) if warnings else "",
-            f"{mean(values['reward']):.3f}",
-            f"{mean(values['realism']):.3f}",
-            f"{mean(values['diversity']):.4f}",
-            f"{sum(warnings):.0f} of {len(warnings)}" if warnings else "",
-        ]
-    heads = ["run", "iterations", *NUMBERS, "4, each seed", "reward", "realism", "diversity"]
-    return markdown_table([*heads, "warnings"], ([*key, *cells] for key, cells in rows.items()))
+    """Return a row for the base model and for the last validation of each run, with means over its
+    seeds.
+    """
+    table = read("galaxies.csv").values
+    last = {run: iteration for run, iteration in table}  # a run's rows are in their order
+    first_run = next(iter(last))
+    rows = [["base model", "", *shares(table[first_run, "0"]), *scores(table[first_run, "0"]), ""]]
+    for run, name in NAMES.items():
+        values = table[run, last[run]]
+        each = ", ".join(f"{share:.0f}" for share in values[CROSS].values())
+        warnings = list(values["hacking"].values())
+        rows.append(
+            [name, each, *shares(values), *scores(values)]
+            + [f"{sum(warnings):.0f} of {len(warnings)}"]
+        )
+    heads = ["run", "4, each seed", *NUMBERS, "reward", "realism", "diversity", "warnings"]
+    return markdown_table(heads, rows)
+
+
+def shares(values: Values) -> list[str]:
+    return [f"{mean(values[number]):.0f}" for number in NUMBERS]
+
+
+def scores(values: Values) -> list[str]:
+    return [
+        f"{mean(values['reward']):.3f}",
+        f"{mean(values['realism']):.3f}",
+        f"{mean(values['diversity']):.4f}",
+    ]
 
 
 def mean(by_seed: dict[str, float]) -> float:

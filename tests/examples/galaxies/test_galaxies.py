@@ -14,7 +14,7 @@ from PIL import Image
 
 import generate
 import post_train
-from examples.galaxies import convert, results
+from examples.galaxies import convert, pairs, results
 from examples.galaxies.network import GalaxyScoreNet
 from examples.galaxies.pixels import GalaxyPixels
 from examples.galaxies.rewards import Lenses, Realism, number_of_images
@@ -190,6 +190,25 @@ def test_four_images_of_the_quasar_have_the_highest_reward():
     assert number_of_images(torch.stack([v[0, 0] / 255 for v in videos])).tolist() == [0, 1, 4, 5]
     scores = Lenses().score(videos, [""] * 4, fps=8)
     assert [score["cross"] for score in scores] == [0, 0.25, 1, 0.75]
+
+
+def test_pairs_prefer_the_higher_score_of_one_prompt(tmp_path, monkeypatch):
+    scores = {"a": [1, 0.5, 0.5], "b": [0.25, 0.75]}
+    rows = [
+        f"{prompt},../videos/{prompt}{number}.mp4,{score}"
+        for prompt, of_prompt in scores.items()
+        for number, score in enumerate(of_prompt)
+    ]
+    (tmp_path / "videos.csv").write_text("\n".join(["prompt,video,score", *rows]))
+    monkeypatch.setattr(sys, "argv", ["pairs.py", str(tmp_path)])
+    pairs.main()
+    lines = (tmp_path / "pairs.csv").read_text().splitlines()
+    assert lines[0] == "prompt,first,second,answer"
+    assert sorted(lines[1:]) == [
+        "a,../videos/a0.mp4,../videos/a1.mp4,first",
+        "a,../videos/a0.mp4,../videos/a2.mp4,first",
+        "b,../videos/b0.mp4,../videos/b1.mp4,second",
+    ]
 
 
 def test_realism_does_not_depend_on_the_other_images(root):

@@ -6,8 +6,10 @@ import sys
 
 import pytest
 
+from hyvideo.models.sizes import read_architecture
 from hyvideo.planning import counting, flops
 from tests.forked import ROOT
+from tests.shallow import SHALLOW
 
 MODELS = counting.listed_models()
 QUICK = ("480p_i2v_step_distilled", "wan2.2_ti2v_5b", "miniature")
@@ -30,6 +32,16 @@ def test_the_table_has_the_counted_flops_of_other_sizes(name, tokens, text):
     grid = tuple(side * patch for side, patch in zip(tokens, sizes.patch))
     assert flops.forward_key(sizes) in flops._table()["forward"]
     assert flops.flops_of_latents(sizes, grid, text) == counting.flops_of_latents(sizes, grid, text)
+
+
+def test_the_table_has_the_flops_of_a_model_with_another_number_of_blocks():
+    sizes = read_architecture(str(ROOT / SHALLOW), "miniature")
+    listed, _ = MODELS["miniature"]
+    assert sizes.num_layers != listed.num_layers
+    assert flops.forward_key(sizes) == flops.forward_key(listed)
+    found = flops.flops_of_latents(sizes, (3, 4, 6), 7)
+    assert found == counting.flops_of_latents(sizes, (3, 4, 6), 7)
+    assert found != flops.flops_of_latents(listed, (3, 4, 6), 7)
 
 
 @pytest.mark.parametrize(

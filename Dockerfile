@@ -24,7 +24,8 @@ WORKDIR /workspace
 # Installed before the sources are copied, so that this layer is rebuilt only when the requirements change.
 COPY --chown=trainer requirements.txt requirements-dev.txt ./
 COPY --chown=trainer scripts/setup.sh scripts/
-RUN bash scripts/setup.sh
+# The tools for tests are for the GPU check.
+RUN bash scripts/setup.sh && .venv/bin/pip install --quiet --requirement requirements-dev.txt
 ENV PATH=/workspace/.venv/bin:$PATH
 
 COPY --chown=trainer . .

@@ -205,6 +205,8 @@ def print_start(command: CommandLine, inputs: RunInputs) -> None:
         ("command", f"post_train.py {shlex.join(command.words)}"),
         ("model", f"{model.transformer_version} in {model.pretrained_model_root}"),
     ]
+    if config.trained_expert:
+        rows.append(("trained expert", f"{config.trained_expert} noise"))
     print("\n".join(lines_of(rows)))
     print_plan(as_run, [] if on_gpu else plan_lines(as_run, "cpu"), command.flags)
     sys.stdout.flush()

@@ -28,6 +28,7 @@ from pathlib import Path
 from hyvideo.checks.rules import check_sampling, with_local_weights
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.text import quote
+from hyvideo.records.progress_bar import print_stage
 from hyvideo.settings.command_line import parse
 from hyvideo.settings.processes import configure_allocator
 from studies.figures.named_policies import read_policies
@@ -71,6 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
     policies = read_policies(options.policies, config.validation_sampling)
 
+    print_stage("importing torch and the models")
     from studies.figures.policies import compare  # slow to import
 
     compare(

@@ -106,7 +106,7 @@ def config_of(options: argparse.Namespace, settings: list[str]) -> Config:
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raise ValueError for flags that contradict one another, or a path that is no checkpoint."""
+    """Raise ValueError for flags that contradict one another."""
     if options.videos and (options.checkpoint_path or options.lora_path):
         raise ValueError(
             "--videos scores existing videos: leave out --checkpoint_path and --lora_path"
@@ -116,11 +116,6 @@ def check_options(options: argparse.Namespace) -> None:
             "--output_dir must differ from --videos, whose files it would replace, got "
             f"{options.out}"
         )
-    if options.checkpoint_path:
-        from hyvideo.loading.saved_policy import check_is_policy
-
-        # otherwise the default settings would be rejected first
-        check_is_policy(options.checkpoint_path)
 
 
 def evaluate(options: argparse.Namespace, config: Config, evaluator):

@@ -219,19 +219,16 @@ def describe(
 
 def lora_lines(file: Path, form: str, lora: "Lora", expert: "Expert | None") -> list[str]:
     """Return how other programs load a written LoRA, as lines."""
-    import diffusers
-
     from hyvideo.models.lora import differences_of
     from hyvideo.models.lora_saving import family_of_lora
 
     transformer = "transformer_2" if expert == "low" else "transformer"
     second = ", load_into_transformer_2=True" if expert == "low" else ""
     family = family_of_lora(lora)
-    pipeline = getattr(diffusers, family.pipelines.get("t2v", ""), None) if family else None
     out = file.parent
     if form == "peft":
         return [f'in peft: PeftModel.from_pretrained(pipeline.{transformer}, "{out}")']
-    if form == "diffusers" and hasattr(pipeline, "load_lora_weights"):
+    if form == "diffusers" and family and family.lora_prefix:
         return [f'in diffusers: pipeline.load_lora_weights("{out}"{second})']
     if form == "diffusers":
         return [

@@ -34,6 +34,7 @@ from pathlib import Path
 
 import yaml
 
+from hyvideo.checks.machine_rules import is_installed
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.files import make_folder, publish
 from hyvideo.planning.hardware import hardware_of, hardware_of_device
@@ -77,6 +78,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parse_options(argv)
     out = Path(options.output_dir)
     with exit_on_error("gpu_check.py"):
+        if not is_installed("pytest"):
+            raise ValueError(
+                "gpu_check runs tests and needs pytest, which is not installed; run `pip install "
+                "-r requirements-dev.txt`"
+            )
         lanes = chosen_lanes(options)
         make_folder(out)
         room, slowness = gpu_of(options.device)

@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
-# Creates .venv in the repository from requirements.txt and requirements-dev.txt if it is missing or out of date, and
-# puts it on PATH. Sourced by the other scripts:  source scripts/setup.sh
+# Creates .venv in the repository from requirements.txt if it is missing or out of date, and puts it on PATH. Sourced by
+# the other scripts:  source scripts/setup.sh
 set -euo pipefail
 
 repository="$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")/.." && pwd)"
 venv="$repository/.venv"
-stamp="$venv/.requirements.sha256"
 
 find_python() {
     local candidate
@@ -19,9 +18,20 @@ find_python() {
     return 1
 }
 
-requirements=("$repository/requirements.txt" "$repository/requirements-dev.txt")
-expected="$(cat "${requirements[@]}" | sha256sum | cut -d' ' -f1)"
-if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$expected" ]; then
+has_installed() { # has_installed FILE: whether the packages of FILE are those that were installed last
+    [ "$(cat "$venv/.$1.sha256" 2>/dev/null)" = "$(sha256sum < "$repository/$1")" ]
+}
+
+install_packages() { # install_packages FILE
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement="$repository/$1" || {
+        echo "setup.sh: pip did not install the packages of $1; see its message above, then repeat the command" >&2
+        exit 1
+    }
+    sha256sum < "$repository/$1" > "$venv/.$1.sha256"
+    echo "setup.sh: the packages of $1 are installed" >&2
+}
+
+if [ ! -x "$venv/bin/python" ] || ! has_installed requirements.txt; then
     python="$(find_python)"
     echo "setup.sh: creating .venv from requirements.txt with $("$python" --version)." >&2
     echo "setup.sh: On Linux, torch comes with CUDA, also for machines without a GPU: .venv needs 5.5 GB of disk." >&2
@@ -31,12 +41,7 @@ if [ ! -x "$venv/bin/python" ] || [ "$(cat "$stamp" 2>/dev/null)" != "$expected"
         echo "setup.sh: WARNING: .venv may need 6 GB of disk while it is created, got $free_gb GB free in $repository" >&2
     fi
     "$python" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "${requirements[@]/#/--requirement=}" || {
-        echo "setup.sh: pip did not install the packages; see its message above, then repeat the command" >&2
-        exit 1
-    }
-    echo "$expected" > "$stamp"
-    echo "setup.sh: done" >&2
+    install_packages requirements.txt
 fi
 PATH="$venv/bin:$PATH"
 export PATH

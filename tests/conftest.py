@@ -1,5 +1,6 @@
 """Shared fixtures: small runs with reduced settings of configs/smoke.yaml."""
 
+import functools
 import gc
 import os
 import resource
@@ -193,11 +194,20 @@ def mesh():
 
 @pytest.fixture
 def tiny_config(tmp_path, monkeypatch) -> Config:
-    """One update per iteration, one branch, no validation; 8 rollouts of 5 frames of 16 x 16."""
+    """The settings of `small_config`, for one test."""
     monkeypatch.chdir(ROOT)
+    return small_config(tmp_path / "run")
+
+
+def small_config(output_dir: Path) -> Config:
+    """One update per iteration, one branch, no validation; 8 rollouts of 5 frames of 16 x 16."""
+    return _small_config().with_settings(output_dir=str(output_dir))
+
+
+@functools.cache
+def _small_config() -> Config:
     return load_config(
-        "configs/smoke.yaml",
-        output_dir=str(tmp_path / "run"),
+        str(ROOT / "configs/smoke.yaml"),
         valid_video_csv="",
         cfg_scale=1.0,
         num_updates_per_rollout=1,

@@ -39,8 +39,12 @@ OWNER = "FORKED_FOR"  # environment variable: PID of the process with which the 
 
 # Modules that hyvideo imports lazily and that most programs need.
 LATE = (
-    "hypothesis",
+    "av",
     "diffusers.pipelines.hunyuan_video1_5.pipeline_hunyuan_video1_5",
+    "hypothesis",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "mpl_toolkits.mplot3d",
     "pytest",
     "torch._inductor.compile_fx",
     "torch.distributed.checkpoint.state_dict",
@@ -228,6 +232,9 @@ def _import_all() -> None:
     cache_models()
     for name in LATE:
         importlib.import_module(name)
+    importlib.import_module("PIL.Image").init()  # imports the formats of pictures
+    # transformers builds a table of all its models when a process first reads weights: a second
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")
     # torchrun calls inspect.stack for its log; with thousands of modules, that takes seconds per
     # launch.
     rendezvous = importlib.import_module("torch.distributed.elastic.rendezvous.dynamic_rendezvous")

@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).resolve().parents[1]
 # Runs a program in this fresh process, and writes what it has imported after its output.
@@ -55,10 +57,12 @@ def test_help_is_printed_without_torch(name):
     [
         (f"post_train {RUN} --lr 1", "--learning_rate"),
         (f"post_train {RUN} --prompts_csv nowhere.csv", "nowhere.csv"),
+        (f"post_train {RUN} --resume_from_checkpoint configs", "resume_from_checkpoint"),
         (f"post_train {RUN} --lora_rank 4 --pretrained_lora_path nowhere", "pretrained_lora_path"),
         (f"generate {RUN} --steps 8", "--steps"),
         (f"generate {RUN} --prompt a --pretrained_model_root nowhere", "nowhere"),
         ("generate --checkpoint_path nowhere --prompt a", "nowhere does not exist"),
+        ("generate --checkpoint_path configs --prompt a", "configs is neither"),
         (f"generate {RUN} --lora_path nowhere --prompt a", "nowhere"),
         (f"generate {RUN} --valid_video_csv nowhere.csv", "nowhere.csv"),
         ("generate --resolution 480p --prompt a", "./ckpts"),
@@ -71,6 +75,7 @@ def test_help_is_printed_without_torch(name):
         (f"scripts.rate x {RUN} --prompts_csv nowhere.csv", "nowhere.csv"),
         ("scripts.rate x --videos nowhere", "nowhere"),
         ("scripts.export --checkpoint_path nowhere --output_dir x", "nowhere does not exist"),
+        ("scripts.export --checkpoint_path configs --output_dir x", "configs is neither"),
         ("scripts.export --lora_path nowhere --output_dir x", "nowhere"),
         ("scripts.report nowhere", "nowhere"),
         ("scripts.report --videos nowhere", "nowhere"),
@@ -87,6 +92,20 @@ def test_help_is_printed_without_torch(name):
 def test_a_wrong_command_ends_without_torch(command, named):
     code, output, imported = program(*command.split())
     assert (code, imported) == (2, []) and named in output
+
+
+def test_a_lora_is_exported_without_diffusers_and_peft(tmp_path):
+    """Both take seconds, and neither reads or writes the file."""
+    module = "transformer.blocks.0.attn1.to_q"
+    matrices = {"lora_A": np.ones((2, 8), np.float32), "lora_B": np.ones((8, 2), np.float32)}
+    tensors = {f"{module}.{side}.weight": matrix for side, matrix in matrices.items()}
+    save_file(tensors, tmp_path / "lora.safetensors", metadata={"lora_alpha": "4"})
+    for form in ("diffusers", "comfyui"):
+        words = ["--lora_path", str(tmp_path / "lora.safetensors"), "--form", form]
+        words += ["--output_dir", str(tmp_path / form)]
+        code, output, imported = program("scripts.export", *words)
+        assert (code, imported) == (0, ["torch"]), output
+        assert (tmp_path / form / "pytorch_lora_weights.safetensors").is_file()
 
 
 def test_a_plan_for_a_machine_without_weights_is_printed_without_torch():

@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning.hours import forwards_per_rollout
 from hyvideo.planning.planned_run import PlannedRun
@@ -16,6 +17,7 @@ from hyvideo.records.metric_table import find
 from hyvideo.report.run_summary import print_summary
 from hyvideo.settings.iteration_plan import make_plan
 from hyvideo.trainer import Trainer
+from tests.conftest import small_config
 from tests.forked import ROOT
 from tests.shallow import SHALLOW
 
@@ -62,6 +64,16 @@ def run(config, mesh, iterations=1, scorer=None):
     return history, trainer
 
 
+@pytest.fixture(scope="module")
+def two_iterations(tmp_path_factory):
+    """Metrics of two iterations with the settings of `tiny_config`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        config = small_config(tmp_path_factory.mktemp("run"))
+        config = config.with_settings(pretrained_model_root=SHALLOW)
+        return run(config, Mesh.single(), iterations=2)[0]
+
+
 def weights(trainer):
     return [parameter.detach().clone() for parameter in trainer.run.policy.parameters]
 
@@ -91,8 +103,8 @@ def without_a_row(names):
 # --- invariants of GRPO ---------------------------------------------------------------------------
 
 
-def test_the_first_ratio_of_fresh_rollouts_is_exactly_one(tiny_config, mesh):
-    (metrics,), _ = run(tiny_config, mesh)
+def test_the_first_ratio_of_fresh_rollouts_is_exactly_one(two_iterations):
+    metrics = two_iterations[0]
     assert metrics["policy/ratio_max_deviation"] == 0
     assert metrics["policy/ratio_mean"] == 1
     assert metrics["kl/velocity"] == 0
@@ -157,14 +169,13 @@ def test_the_reward_rises(tiny_config, mesh):
     assert sum(rewards[-4:]) / 4 > sum(rewards[:4]) / 4 + group_std
 
 
-def test_two_runs_with_the_same_seed_are_equal_bit_for_bit(tiny_config, mesh):
-    first, _ = run(tiny_config, mesh, iterations=2)
-    second, _ = run(tiny_config, mesh, iterations=2)
-    assert [without_times(line) for line in first] == [without_times(line) for line in second]
+def test_two_runs_with_the_same_seed_are_equal_bit_for_bit(tiny_config, mesh, two_iterations):
+    again, _ = run(tiny_config, mesh, iterations=2)
+    assert [*map(without_times, two_iterations)] == [*map(without_times, again)]
 
 
-def test_rollouts_do_not_depend_on_the_batch_size(tiny_config, mesh):
-    whole, _ = run(tiny_config, mesh)
+def test_rollouts_do_not_depend_on_the_batch_size(tiny_config, mesh, two_iterations):
+    whole = two_iterations
     parts, _ = run(tiny_config.with_settings(batch_size=4, gradient_accumulation_steps=2), mesh)
     for name in ("reward/mean", "reward/std", "policy/log_prob", "grad/norm"):
         assert parts[0][name] == pytest.approx(whole[0][name], rel=1e-3), name
@@ -241,9 +252,9 @@ def test_every_kl_strategy_trains(tiny_config, mesh, strategy, kl_velocity):
 # --- missing rewards ------------------------------------------------------------------------------
 
 
-def test_a_rollout_without_reward_is_left_out_and_counted(tiny_config, mesh):
+def test_a_rollout_without_reward_is_left_out_and_counted(tiny_config, mesh, two_iterations):
     (metrics,), _ = run(tiny_config, mesh, scorer=FirstMissing())
-    (full,), _ = run(tiny_config, mesh)
+    full = two_iterations[0]
     assert metrics["reward/missing"] == 1
     assert math.isfinite(metrics["loss/policy"]) and metrics["grad/norm"] != full["grad/norm"]
     assert metrics["cost/forwards"] < full["cost/forwards"]

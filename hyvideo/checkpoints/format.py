@@ -200,14 +200,18 @@ def lora_of_run(path: Path) -> Path:
 def saved_policy(path: Path) -> Path:
     """Return the folder of a policy that a program is given, of a run the newest checkpoint.
 
-    Raises ValueError if it does not exist, and as `newest_of_run` does.
+    Raises ValueError if it is neither a checkpoint nor has a transformer, and as `newest_of_run`
+    does.
     """
-    if not path.exists():
+    folder = newest_of_run(path)
+    configs = (folder / "config.json", *folder.glob("*/config.json"))
+    if not is_checkpoint(folder) and not any(config.is_file() for config in configs):
+        problem = "is neither; give a folder in checkpoints/" if path.exists() else "does not exist"
         raise ValueError(
             "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
-            f"{path} does not exist"
+            f"{path} {problem}"
         )
-    return newest_of_run(path)
+    return folder
 
 
 def saved_lora(path: Path) -> Path:

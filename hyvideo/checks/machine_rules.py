@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from hyvideo.checkpoints.format import complete, is_complete
 from hyvideo.data.examples import check_videos
 from hyvideo.data.prompts import Request, check_images
 from hyvideo.data.video_files import ClipForm
@@ -21,6 +22,7 @@ from hyvideo.files.run_folder import STOPPED_FOR_HACKING
 from hyvideo.files.text import quote
 from hyvideo.models.versions import RELEASED
 from hyvideo.settings import processes
+from hyvideo.settings.config import RESUME_WORDS
 from hyvideo.settings.problems import Problems, problem_of
 from hyvideo.settings.run_inputs import RunInputs
 from hyvideo.settings.sections import ModelSettings, ValidationSettings
@@ -60,9 +62,22 @@ def machine_problems(inputs: RunInputs) -> Problems:
     }
     yield from weights_exist(weights)
     yield from folders_can_be_written("output_dir", record.output_dir)
+    yield from resumed_checkpoint_exists(record.resume_from_checkpoint)
     yield from run_was_not_stopped(config.validation, record.output_dir)
     if model.conditions_dir:
         yield from folders_can_be_written("conditions_dir", model.conditions_dir)
+
+
+def resumed_checkpoint_exists(resume_from: str) -> Problems:
+    """Yield that ``resume_from_checkpoint`` names neither a complete checkpoint nor a run with one."""
+    if resume_from in RESUME_WORDS:
+        return
+    folder = Path(resume_from)
+    if not resume_from or not (is_complete(folder) or complete(folder)):
+        yield (
+            "resume_from_checkpoint must be auto or a complete checkpoint of a run, got "
+            f"{quote(resume_from)}"
+        )
 
 
 def run_was_not_stopped(validation: ValidationSettings, output_dir: str) -> Problems:

@@ -55,12 +55,6 @@ def read_saved_lora(
     return lora
 
 
-def check_is_policy(folder: Path) -> None:
-    """Raise ValueError unless a folder is a checkpoint or has a transformer; reads no weights."""
-    if not is_checkpoint(folder):
-        _transformer_folder(folder)
-
-
 def check_policy(
     root: str | Path, version: str | None, folder: Path, expert: Expert | None = None
 ) -> None:

@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -305,18 +305,23 @@ def config_of(lora: Mapping[str, LoraPair]) -> "LoraConfig":
     """Return peft's config of an adapter with these matrices."""
     from peft import LoraConfig
 
+    return LoraConfig(**settings_of(lora))
+
+
+def settings_of(lora: Mapping[str, LoraPair]) -> dict[str, Any]:
+    """Return the settings of peft's config that these matrices decide."""
     first = next(iter(lora.values()))
-    return LoraConfig(
-        r=first.rank,
-        lora_alpha=first.alpha,
-        target_modules="|".join(map(re.escape, lora)),
-        rank_pattern={
+    return {
+        "r": first.rank,
+        "lora_alpha": first.alpha,
+        "target_modules": "|".join(map(re.escape, lora)),
+        "rank_pattern": {
             f"^{name}": pair.rank for name, pair in lora.items() if pair.rank != first.rank
         },
-        alpha_pattern={
+        "alpha_pattern": {
             f"^{name}": pair.alpha for name, pair in lora.items() if pair.alpha != first.alpha
         },
-    )
+    }
 
 
 def state_of(lora: Mapping[str, LoraPair]) -> dict[str, Tensor]:

@@ -339,10 +339,12 @@ class _Settings(NamedTuple):
     is_kohya: bool = False
 
     def alpha_of(self, module: str, rank: int) -> float | None:
-        from peft.utils.other import get_pattern_key
+        alpha = self.values.get("lora_alpha")
+        patterns = self.values.get("alpha_pattern")
+        if patterns:
+            from peft.utils.other import get_pattern_key  # seconds, so not for the other files
 
-        patterns = self.values.get("alpha_pattern") or {}
-        alpha = patterns.get(get_pattern_key(patterns, module), self.values.get("lora_alpha"))
+            alpha = patterns.get(get_pattern_key(patterns, module), alpha)
         if alpha is None:
             return None
         alpha = _number(alpha, f"alpha in {self.place}")
@@ -357,7 +359,8 @@ def _stated_settings(
     """
     names = _TABLE["header"]
     peft_names = dict.fromkeys(names["alpha"], "lora_alpha") | dict.fromkeys(names["rank"], "r")
-    peft_names |= {name: name for name in _peft_settings()}
+    for settings in _TABLE["settings"].values():  # of peft's LoraConfig
+        peft_names |= {name: name for name in settings}
     stated: list[_Settings] = []
     plain: dict[str, Any] = {}
     for key, text in header.items():
@@ -424,12 +427,6 @@ def _check_settings(settings: _Settings) -> None:
         raise ValueError(
             f"only plain LoRA is supported, but {settings.place} has {name}: {quote(value)}. {way_out}"
         )
-
-
-def _peft_settings() -> frozenset[str]:
-    from peft import LoraConfig
-
-    return frozenset(LoraConfig.__dataclass_fields__)
 
 
 def _parsed(text: str) -> Any:

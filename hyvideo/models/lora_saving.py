@@ -31,6 +31,7 @@ from hyvideo.models.lora import (
     config_of,
     differences_of,
     pairs_of,
+    settings_of,
     state_of,
 )
 from hyvideo.models.lora_files import (
@@ -44,9 +45,6 @@ from hyvideo.models.lora_files import (
 from hyvideo.weights.names import Rename
 
 Form = Literal["diffusers", "peft", "original", "comfyui"]
-# Only these settings are written to the header, because an older peft rejects files with unknown
-# settings.
-_SETTINGS = ("r", "lora_alpha", "target_modules", "rank_pattern", "alpha_pattern")
 _PREFIXES = {"diffusers": "transformer.", "peft": "base_model.model."}
 _ENDINGS = {"weight": "diff", "bias": "diff_b", "modulation": "diff_m"}
 
@@ -81,8 +79,9 @@ def save_lora(
             for parameter, difference in differences_of(lora).items()
         }
     if form == "diffusers" and pairs:
-        settings = config_of(pairs).to_dict()
-        metadata[METADATA] = json.dumps({prefix + key: settings[key] for key in _SETTINGS})
+        # Only these, because an older peft rejects files with unknown settings.
+        settings = {prefix + name: value for name, value in settings_of(pairs).items()}
+        metadata[METADATA] = json.dumps(settings)
     if form == "peft":
         name = PEFT_FILE
         settings = config_of(pairs).to_dict()

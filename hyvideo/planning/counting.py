@@ -38,6 +38,7 @@ from hyvideo.planning.flops import (
     decoding_key,
     forward_key,
     parameters_key,
+    with_blocks,
 )
 from hyvideo.settings.command_line import load_config
 
@@ -59,16 +60,23 @@ def count_parameters(sizes: Sizes, lora_targets: tuple[str, ...] = ()) -> Parame
 
 def flops_of_latents(sizes: Sizes, grid: tuple[int, int, int], text_tokens: int) -> Flops:
     """Return the FLOPs of a forward pass for latents (frames, height, width) and a prompt."""
+    return with_blocks(*_flops_of_blocks(sizes, grid, text_tokens), sizes.num_layers)
+
+
+def _flops_of_blocks(
+    sizes: Sizes, grid: tuple[int, int, int], text_tokens: int
+) -> tuple[Flops, Flops]:
+    """Return the FLOPs of a forward pass with one block, and of each further block."""
     shape = (sizes.out_channels, *grid)
     text = (text_tokens, sizes.text_width)
     transformer = _key(sizes.transformer)
-    one_layer = _forward_flops(sizes.family, transformer, shape, text, num_layers=1)
-    two_layers = _forward_flops(sizes.family, transformer, shape, text, num_layers=2)
-    others = sizes.num_layers - 1
-    return Flops(
-        products=one_layer.products + others * (two_layers.products - one_layer.products),
-        attention=one_layer.attention + others * (two_layers.attention - one_layer.attention),
+    one_block = _forward_flops(sizes.family, transformer, shape, text, num_layers=1)
+    two_blocks = _forward_flops(sizes.family, transformer, shape, text, num_layers=2)
+    further_block = Flops(
+        products=two_blocks.products - one_block.products,
+        attention=two_blocks.attention - one_block.attention,
     )
+    return one_block, further_block
 
 
 def count_decoding(sizes: Sizes) -> float:
@@ -116,17 +124,23 @@ def table_of(models: Mapping[str, tuple[Sizes, tuple[str, ...]]]) -> dict[str, d
     return table
 
 
-def _polynomials(sizes: Sizes) -> dict[str, list[int]]:
-    """Return the coefficients of `flops.polynomial` for products and attention."""
-    rows, products, attention = [], [], []
+def _polynomials(sizes: Sizes) -> dict[str, dict[str, list[int]]]:
+    """Return the coefficients of `flops.polynomial` for products and attention of one block with
+    the layers around the blocks, and of each further block.
+    """
+    rows, counted = [], []
     for grid, text in POINTS:
         image = math.prod(grid)
         rows.append([1, image, text, image * image, image * text, text * text])
         latents = tuple(side * patch for side, patch in zip(grid, sizes.patch))
-        found = flops_of_latents(sizes, latents, text)
-        products.append(found.products)
-        attention.append(found.attention)
-    return {"products": _solved(rows, products), "attention": _solved(rows, attention)}
+        counted.append(_flops_of_blocks(sizes, latents, text))
+    return {
+        part: {
+            "products": _solved(rows, [flops.products for flops in found]),
+            "attention": _solved(rows, [flops.attention for flops in found]),
+        }
+        for part, found in zip(("one_block", "further_block"), zip(*counted))
+    }
 
 
 def _solved(rows: list[list[int]], values: list[int]) -> list[int]:

@@ -2,7 +2,8 @@
 weights if the table lacks them.
 
 The numbers of products and of operations of attention are polynomials of the numbers of image and
-text tokens, so the table has their coefficients and is right for a video of any size. The table is
+text tokens, so the table has their coefficients and is right for a video of any size. It has them
+for one block and for each further one, so it is right for any number of blocks, too. The table is
 computed by `counting`, which imports torch; this file does not.
 """
 
@@ -74,13 +75,27 @@ def flops_of_latents(sizes: Sizes, grid: tuple[int, int, int], text_tokens: int)
     known = _table()["forward"].get(forward_key(sizes))
     if known:
         tokens = math.prod(side // patch for side, patch in zip(grid, sizes.patch))
-        return Flops(
-            products=polynomial(known["products"], tokens, text_tokens),
-            attention=polynomial(known["attention"], tokens, text_tokens),
+        one_block, further = (
+            Flops(
+                products=polynomial(known[part]["products"], tokens, text_tokens),
+                attention=polynomial(known[part]["attention"], tokens, text_tokens),
+            )
+            for part in ("one_block", "further_block")
         )
+        return with_blocks(one_block, further, sizes.num_layers)
     from hyvideo.planning import counting
 
     return counting.flops_of_latents(sizes, grid, text_tokens)
+
+
+def with_blocks(one_block: Flops, further: Flops, num_blocks: int) -> Flops:
+    """Return the FLOPs of a model with ``num_blocks`` blocks, from those of a model with one block
+    and of each further block.
+    """
+    return Flops(
+        products=one_block.products + (num_blocks - 1) * further.products,
+        attention=one_block.attention + (num_blocks - 1) * further.attention,
+    )
 
 
 def count_decoding(sizes: Sizes) -> float:
@@ -111,7 +126,9 @@ def parameters_key(sizes: Sizes, lora_targets: Sequence[str]) -> str:
 
 
 def forward_key(sizes: Sizes) -> str:
-    return _digest(sizes.family, sizes.transformer, sizes.out_channels, sizes.text_width)
+    """Return the key of models that differ in their number of blocks at most."""
+    transformer = {name: value for name, value in sizes.transformer.items() if name != "num_layers"}
+    return _digest(sizes.family, transformer, sizes.out_channels, sizes.text_width)
 
 
 def decoding_key(sizes: Sizes) -> str:

@@ -98,7 +98,8 @@ def length_rows(run: PlannedRun) -> list[Row]:
     if not run.is_timed:
         rows = [("whole run", _forward_passes(run, length)), *_size_of_miniature(run)]
     else:
-        stages = ", ".join(f"{name} {number(time)} s" for name, time in stage_seconds(run).items())
+        seconds = {name: time for name, time in stage_seconds(run).items() if time}
+        stages = ", ".join(f"{name} {number(time)} s" for name, time in seconds.items())
         rows = [
             ("whole run", _hours(run, length)),
             (
@@ -276,7 +277,7 @@ def _host_memory(run: PlannedRun) -> str:
     before = f"{', '.join(pinned)} GiB per node, pinned; " if pinned else ""
     copied = min(num_local, run.num_shards) * rank_checkpoint_bytes(run) / GIB
     node = "each node" if run.world_size > run.hardware.gpus_per_node else "the node"
-    return f"{before}{copied:.0f} GiB on {node} while a checkpoint is written"
+    return f"{before}{_gib(copied)} GiB on {node} while a checkpoint is written"
 
 
 def _disk(run: PlannedRun) -> str:

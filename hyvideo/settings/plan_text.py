@@ -81,9 +81,8 @@ def _updates(plan: Plan, size: int) -> str:
     """Return the updates of an iteration, and whether their last forward pass is smaller than the
     others, which have ``size`` rollouts.
     """
-    text = f"{plan.updates}, each on {plan.groups / plan.updates:g} group"
-    if plan.groups != plan.updates:
-        text += "s"
+    each = "each on" if plan.updates > 1 else "on"
+    text = f"{plan.updates}, {each} {counted(plan.groups // plan.updates, 'group')}"
     per_update = plan.rollouts // (plan.replicas * plan.updates)  # rollouts of a replica
     rest = per_update % size
     if rest == 0:

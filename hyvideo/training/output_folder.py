@@ -7,7 +7,6 @@ from pathlib import Path
 
 from hyvideo.checkpoints.format import (
     all_in,
-    is_complete,
     keep_corrupted,
     newest_of_run,
     read_state,
@@ -90,11 +89,6 @@ def _candidates(output_dir: Path, resume_from: str, record: RunRecord | None) ->
     named = None
     if resume_from not in RESUME_WORDS:
         named = newest_of_run(Path(resume_from))
-        if not resume_from or not is_complete(named):
-            raise ValueError(
-                "resume_from_checkpoint must be auto or a complete checkpoint of a run, got "
-                f"{quote(resume_from)}"
-            )
     if record is None:
         found = run_folder.results_in(output_dir)
         if found:

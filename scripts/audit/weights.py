@@ -16,7 +16,7 @@ from scripts.audit.updates import applied, strategy
 TOPIC = "Checkpoints"
 MOST = 200  # parameters that are read, of a large model
 LARGEST = 2**30  # bytes of a file whose digest is recomputed
-PART = 20  # that are in memory together
+PART = 2**27  # bytes of parameters that are read together, in addition to the last of them
 ROUNDING = 2e-5  # of float32, relative to the largest element of a tensor
 
 
@@ -222,9 +222,19 @@ def all_names(folder: Path, prefix: str, suffix: str = "") -> list[str]:
 def chosen(folder: Path, prefix: str, suffix: str = "") -> list[list[str]]:
     """Return at most ``MOST`` of `all_names`, evenly spaced, in parts that are read together."""
     names = all_names(folder, prefix, suffix)
+    stored = _reader(folder)[1]
     count = min(MOST, len(names))
-    kept = [names[i * len(names) // count] for i in range(count)]
-    return [kept[start : start + PART] for start in range(0, count, PART)]
+    parts: list[list[str]] = []
+    size = PART
+    for i in range(count):
+        name = names[i * len(names) // count]
+        if size >= PART:
+            parts.append([])
+            size = 0
+        parts[-1].append(name)
+        tensor = stored[f"{prefix}{name}{suffix}"]
+        size += tensor.size.numel() * tensor.properties.dtype.itemsize
+    return parts
 
 
 def read(folder: Path, keys: Sequence[str]) -> dict:

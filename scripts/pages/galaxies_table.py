@@ -14,6 +14,7 @@ NAMES = {
     "lora": "SAGE-GRPO, LoRA",
     "control": "SAGE-GRPO without a reward",
     "improve": "fine-tuning on its own best",
+    "dpo": "DPO",
 }
 
 

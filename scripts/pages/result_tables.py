@@ -85,12 +85,17 @@ def gain() -> str:
         ("base model, guidance 3",): ["base model with guidance 3"],
         ("SAGE-GRPO",): ["SAGE-GRPO, `configs/miniature.yaml`"],
         ("control of SAGE-GRPO",): ["control of SAGE-GRPO"],
+        ("DiffusionNFT",): ["DiffusionNFT, `configs/miniature_nft.yaml`"],
+        ("control of DiffusionNFT",): ["control of DiffusionNFT"],
     }
     return means("gain.csv", ["policy"], rows, ALL)
 
 
 def gain_over_control() -> str:
-    pairs = {(("SAGE-GRPO",), ("control of SAGE-GRPO",)): "SAGE-GRPO minus its control"}
+    pairs = {
+        ((method,), (f"control of {method}",)): f"{method} minus its control"
+        for method in ("SAGE-GRPO", "DiffusionNFT")
+    }
     return differences("gain.csv", "difference", pairs, ("reward", "true_reward", "diversity"))
 
 

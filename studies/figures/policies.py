@@ -19,6 +19,7 @@ from hyvideo.generation.generator import Generator
 from hyvideo.generation.settings import GenerationSettings
 from hyvideo.loading.model_setup import choose_device
 from hyvideo.records.contact_sheet import contact_sheet, read_sheet_frames
+from hyvideo.records.progress_bar import print_stage
 from hyvideo.records.run_files import evenly_spaced
 from hyvideo.settings import processes
 from hyvideo.settings.config import Config
@@ -75,6 +76,7 @@ def sample_policies(
         )
         generator = Generator(recipe, list_videos(sizes, requests, out / name))
         if not only_checks:
+            print_stage(f"videos of {name}")
             generator.make()
 
 

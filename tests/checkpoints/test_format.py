@@ -19,7 +19,8 @@ def test_corrupted_checkpoints_are_kept_under_free_names(tmp_path):
 def run_with_checkpoints(root):
     """A run of which iteration 3 was not written to its end."""
     for number in (1, 2, 3):
-        (root / "checkpoints" / f"{number:06d}" / "lora").mkdir(parents=True)
+        for part in ("lora", "tensors"):
+            (root / "checkpoints" / f"{number:06d}" / part).mkdir(parents=True)
     for number in (1, 2):
         (root / "checkpoints" / f"{number:06d}" / "digests.json").touch()
     return root
@@ -32,9 +33,10 @@ def test_the_folder_of_a_run_stands_for_its_newest_complete_checkpoint(tmp_path,
     assert str(newest) in capsys.readouterr().err
     assert format.saved_lora(run) == format.saved_lora(newest) == newest / "lora"
     capsys.readouterr()
-    for other in (newest, newest / "lora"):
-        assert format.saved_policy(other) == other
+    assert format.saved_policy(newest) == newest
     assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="is neither"):
+        format.saved_policy(newest / "lora")
     for read in (format.saved_policy, format.saved_lora):
         with pytest.raises(ValueError, match="missing.* does not exist"):
             read(tmp_path / "missing")

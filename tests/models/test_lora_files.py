@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hyvideo.loading.saved_policy import read_saved_lora
+from hyvideo.models import lora_files
 from hyvideo.models.hunyuan_video15.names import transformer_to_original
 from hyvideo.models.lora import Difference, LoraPair, add_lora, fit_lora, pairs_of, with_lora
 from hyvideo.models.lora_files import check_expert, expert_of, read_lora
@@ -152,6 +153,13 @@ def test_a_file_of_diffusion_pipe_needs_no_config(read):
 def test_a_header_that_contradicts_the_config_of_peft_is_refused(read):
     with pytest.raises(ValueError, match="adapter_config.json"):
         read(pair(PEFT), {"lora_alpha": "2"}, config={"r": 4, "lora_alpha": 8})
+
+
+def test_every_setting_of_peft_is_listed():
+    from peft import LoraConfig
+
+    listed = [name for settings in lora_files._TABLE["settings"].values() for name in settings]
+    assert sorted(listed) == sorted(LoraConfig.__dataclass_fields__)
 
 
 @pytest.mark.parametrize("where", ["config", "header"])

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from hyvideo.settings.command_line import load_config, parse
+from hyvideo.settings.iteration_plan import num_rollouts
 from tests.forked import ROOT, python
 from tests.shallow import SHALLOW
 
@@ -421,12 +423,13 @@ def first_command(start, tmp_path):
     for script in ("run_post_train.sh", "scripts/post_train/common.sh"):
         shutil.copy(ROOT / script, copy / script)
 
-    def run(*flags, gpus=0, link=None, **environment):
+    def run(*flags, gpus=0, cores=1, link=None, **environment):
         environment = {"GPUS": str(gpus)} | environment
         script = copy / "run_post_train.sh"
         if link:
             link.symlink_to(script)
-        process = start(["bash", link or script, *flags], {"python": TRAINING}, **environment)
+        commands = {"python": TRAINING, "nproc": f"#!/bin/sh\necho {cores}\n"}
+        process = start(["bash", link or script, *flags], commands, **environment)
         code, output = finish(process)
         assert code == 0, output
         lines = output.splitlines()
@@ -443,6 +446,23 @@ def test_without_a_named_model_the_miniature_is_trained_also_on_a_gpu_machine(fi
     started, _ = first_command("--eta", "0.5", "--max_steps=2", "--output_dir", "outputs/mine")
     assert started == [*MINIATURE, "--eta", "0.5", "--max_steps=2", "--output_dir", "outputs/mine"]
     assert "--nproc_per_node=2" in first_command(NPROC="2")[0]
+
+
+def test_the_first_command_uses_two_cores_and_trains_as_many_videos(first_command):
+    config = load_config(ROOT / "configs" / "miniature.yaml")
+    for flags in ([], MINIATURE[1:]):
+        started, _ = first_command(*flags, cores=4)
+        assert "--nproc_per_node=2" in started
+        program = started.index("post_train.py")
+        command = parse(started[program + 1 :])
+        assert num_rollouts(command.config, 2) == num_rollouts(config, 1)
+        assert command.config.model.num_threads == 1
+        assert first_command(*flags, cores=4, NPROC="1")[0] == MINIATURE
+    assert first_command(*MINIATURE[1:], "--batch_size", "8", cores=4)[0] == [
+        *MINIATURE,
+        "--batch_size",
+        "8",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import generate
 from hyvideo.checks.rules import check
 from hyvideo.data.prompts import Request
+from hyvideo.distributed.mesh import Mesh
 from hyvideo.generation.generation import Source
 from hyvideo.loading.model_setup import base_loras, load_encoder, load_pipeline
 from hyvideo.models.guidance import OTHER_EXPERT, levels_of
@@ -25,6 +26,7 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.settings.command_line import load_config
 from hyvideo.trainer import Trainer
 from scripts import export
+from tests.conftest import small_config
 from tests.distributed.launch import launch
 from tests.models.wan.test_lora import lightx2v_file
 from tests.pipelines.test_wan_parity import relative_difference
@@ -66,13 +68,31 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.fixture
-def config(tiny_config, root, tmp_path):
-    csv = tmp_path / "prompts.csv"
+def config_of(tiny_config, root, folder):
+    csv = folder / "prompts.csv"
     csv.write_text("\n".join(["prompt", *PROMPTS]) + "\n")
     return tiny_config.with_settings(
         **SETTINGS, pretrained_model_root=str(root), prompts_csv=str(csv)
     )
+
+
+@pytest.fixture
+def config(tiny_config, root, tmp_path):
+    return config_of(tiny_config, root, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_config(root, tmp_path_factory):
+    """The settings of `config`, for runs that several tests only read."""
+    folder = tmp_path_factory.mktemp("shared")
+    return config_of(small_config(folder / "run"), root, folder)
+
+
+@pytest.fixture(scope="module")
+def two_iterations(shared_config):
+    """Metrics of two iterations of a run whose partner stays on the device."""
+    _, metrics = iterations(shared_config, Mesh.single(), 2)
+    return metrics
 
 
 LOW = {"expert": "low", "sde_window": "fixed:2:1"}
@@ -215,19 +235,17 @@ def test_image_to_video_trains_with_the_first_frame_of_each_prompt(config, mesh,
     [{"offload": ["partner"]}, {"offload": ["policy", "reward"]}],
     ids=["streamed", "policy away while scoring"],
 )
-def test_offloading_changes_no_bit(config, mesh, settings):
-    _, expected = iterations(config, mesh, 2)
+def test_offloading_changes_no_bit(config, mesh, settings, two_iterations):
     _, found = iterations(config.with_settings(**settings), mesh, 2)
     for name in ("reward/mean", "loss/total", "grad/norm", "policy/log_prob"):
-        assert [line[name] for line in found] == [line[name] for line in expected]
+        assert [line[name] for line in found] == [line[name] for line in two_iterations]
 
 
-def test_a_partner_in_fp8_has_rounded_matrices_and_other_videos(config, mesh):
+def test_a_partner_in_fp8_has_rounded_matrices_and_other_videos(config, mesh, two_iterations):
     pytest.importorskip("torchao")
     trainer, (found,) = iterations(config.with_settings(partner_weight_dtype="fp8"), mesh)
-    _, (expected,) = iterations(config, mesh)
     assert found["policy/ratio_first_deviation"] == 0.0
-    assert found["reward/mean"] != expected["reward/mean"]
+    assert found["reward/mean"] != two_iterations[0]["reward/mean"]
     name = "blocks.0.attn1.to_q.weight"
     stored = trainer.run.pipeline.partner.transformer.get_parameter(name).dequantize().float()
     weight = load_transformer(config.model.pretrained_model_root, None, expert="low")
@@ -375,11 +393,14 @@ def test_each_expert_is_trained_sampled_and_exported_with_its_own_base_lora(
 # --- exports --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["high", "low"])
-def trained(request, config, mesh):
+@pytest.fixture(scope="module", params=["high", "low"])
+def trained(request, shared_config, tmp_path_factory):
+    """The trained expert and the checkpoint of a run of one iteration."""
     settings = LOW if request.param == "low" else {}
-    trainer = Trainer(config.with_settings(max_steps=1, **settings), mesh, CPU,
-                      scorers={"test": Redness()})  # fmt: skip
+    folder = tmp_path_factory.mktemp(request.param)
+    config = shared_config.with_settings(max_steps=1, output_dir=str(folder / "run"), **settings)
+    mesh = Mesh.single()
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     trainer.train()
     return request.param, max((trainer.output_dir / "checkpoints").glob("0*"))
 

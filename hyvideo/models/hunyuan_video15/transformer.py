@@ -11,10 +11,10 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from diffusers.models.transformers.transformer_hunyuan_video15 import HunyuanVideo15RotaryPosEmbed
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from hyvideo.models import rotary
 from hyvideo.models.attention import Layout, equal_runs, unpatchify
 from hyvideo.models.conditions import Condition, check_timestep
 from hyvideo.models.gradient_mode import detached
@@ -146,12 +146,9 @@ def rotary_tables(
 
     Shape of each: (image tokens, head dim).
     """
-    embed = HunyuanVideo15RotaryPosEmbed(1, 1, rope_dim, theta)
     # Not inference tensors, because a later backward pass may need the cached tables.
-    with torch.inference_mode(False), torch.no_grad():
-        cos, sin = embed(torch.empty(1, 1, *grid, device=device))
-        sin[:, ::2].neg_()  # the first element of a pair becomes x cos - y sin
-        return cos, sin
+    with torch.inference_mode(False):
+        return rotary.rotary_tables(grid, rope_dim, theta, device=device, dtype=torch.float32)
 
 
 def unused_modules(transformer: nn.Module) -> tuple[str, ...]:

@@ -8,13 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from diffusers.models.autoencoders.autoencoder_kl_hunyuanvideo15 import (
-    HunyuanVideo15AttnBlock,
-    HunyuanVideo15CausalConv3d,
-    HunyuanVideo15Decoder3D,
-    HunyuanVideo15ResnetBlock,
-    HunyuanVideo15RMS_norm,
-)
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
@@ -30,13 +23,21 @@ def install_layers(vae: nn.Module) -> None:
     for more than one sample, and fills it row by row in Python in every call. Its norm uses torch's
     vector norm over channels, which on a CPU takes four to ten times as long as a sum of squares.
     """
+    # Not at the top: diffusers would import all its models, also to read a LoRA.
+    from diffusers.models.autoencoders import autoencoder_kl_hunyuanvideo15 as layers
+
+    on_cuda = {
+        layers.HunyuanVideo15Decoder3D: decoder_forward,
+        layers.HunyuanVideo15ResnetBlock: resnet_forward,
+        layers.HunyuanVideo15CausalConv3d: causal_conv_forward,
+    }
     for module in vae.modules():
-        if isinstance(module, HunyuanVideo15AttnBlock):
+        if isinstance(module, layers.HunyuanVideo15AttnBlock):
             # The mask is the same for every sample.
             module.prepare_causal_attention_mask = lambda *args, batch_size=None: causal_mask(*args)
-        elif isinstance(module, HunyuanVideo15RMS_norm):
+        elif isinstance(module, layers.HunyuanVideo15RMS_norm):
             module.forward = functools.partial(channel_rms_norm, module)
-        for kind, forward in _ON_CUDA.items():
+        for kind, forward in on_cuda.items():
             if isinstance(module, kind):
                 module.forward = functools.partial(_forward, module, forward)
 
@@ -51,7 +52,7 @@ def _forward(
     """
     if not hidden.is_cuda:
         return type(module).forward(module, hidden)
-    if hidden.requires_grad and isinstance(module, HunyuanVideo15ResnetBlock):
+    if hidden.requires_grad and forward is resnet_forward:
         return checkpoint(forward, module, hidden, use_reentrant=False)
     return forward(module, hidden)
 
@@ -90,13 +91,6 @@ def causal_conv_forward(layer: nn.Module, hidden: Tensor) -> Tensor:
     Shape: (batch, channels, frames, height, width).
     """
     return layer.conv(replication_pad(hidden, layer.time_causal_padding))
-
-
-_ON_CUDA = {
-    HunyuanVideo15Decoder3D: decoder_forward,
-    HunyuanVideo15ResnetBlock: resnet_forward,
-    HunyuanVideo15CausalConv3d: causal_conv_forward,
-}
 
 
 def replication_pad(hidden: Tensor, padding: Sequence[int], *, silu: bool = False) -> Tensor:

@@ -24,10 +24,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from diffusers.models.transformers.transformer_wan import WanRotaryPosEmbed
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from hyvideo.models import rotary
 from hyvideo.models.attention import Layout, Size, unpatchify
 from hyvideo.models.conditions import Condition, check_timestep, to_device
 from hyvideo.models.gradient_mode import detached
@@ -117,9 +117,7 @@ def forward(
     if frames is not None:
         latents = frames.placed(latents)
         _, clean_time = _time_embedding(self, timestep * ~frames.is_given, ends)
-    tables = rotary_tables(
-        grid, self.config.attention_head_dim, self.config.rope_max_seq_len, latents.device
-    )
+    tables = rotary_tables(grid, self.config.attention_head_dim, latents.device)
     # (batch, tokens, dim)
     tokens = self.patch_embedding(latents).flatten(2).transpose(1, 2).contiguous()
     num_tokens = tokens.shape[1]
@@ -249,13 +247,17 @@ def _in_float32(module: nn.Module, values: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=4)  # training and validation may use different video sizes
-def rotary_tables(
-    grid: Size, head_dim: int, num_positions: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of all token positions for `Layout`. Shape of each: (tokens, head dim)."""
+def rotary_tables(grid: Size, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cos and sin of all token positions for `Layout`. Shape of each: (tokens, head dim).
+
+    A third of a head is for the rows and a third for the columns, rounded down to pairs; the frames
+    have the rest.
+    """
+    side = 2 * (head_dim // 6)
+    dims = (head_dim - 2 * side, side, side)
     # Not inference tensors, because a later backward pass may need the cached tables.
-    with torch.inference_mode(False), torch.no_grad(), torch.device("cpu"):
-        cos, sin = WanRotaryPosEmbed(head_dim, (1, 1, 1), num_positions)(torch.empty(1, 1, *grid))
-        cos, sin = cos[0, :, 0], sin[0, :, 0]
-        sin[:, ::2].neg_()  # the first element of a pair becomes x cos - y sin
+    with torch.inference_mode(False):
+        cos, sin = rotary.rotary_tables(
+            grid, dims, 10_000.0, device=torch.device("cpu"), dtype=torch.float64
+        )
         return to_device(cos, device), to_device(sin, device)

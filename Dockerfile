@@ -25,7 +25,7 @@ WORKDIR /workspace
 COPY --chown=trainer requirements.txt requirements-dev.txt ./
 COPY --chown=trainer scripts/setup.sh scripts/
 # The tools for tests are for the GPU check.
-RUN bash scripts/setup.sh && .venv/bin/pip install --quiet --requirement requirements-dev.txt
+RUN bash -c 'source scripts/setup.sh && install_packages requirements-dev.txt'
 ENV PATH=/workspace/.venv/bin:$PATH
 
 COPY --chown=trainer . .

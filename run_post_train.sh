@@ -2,7 +2,8 @@
 # Creates the environment and trains:  bash run_post_train.sh [--config FILE.yaml] [flags of post_train.py]
 # The model is the one of --config, or HunyuanVideo-1.5 if --pretrained_model_root or --transformer_version is given.
 # Otherwise it is the miniature, in a minute or two on a CPU.
-# Runs on all GPUs of this machine, a miniature in one process; NPROC sets the number of processes.
+# Runs on all GPUs of this machine, and configs/miniature.yaml alone on two cores; other miniatures are one process.
+# NPROC sets the number of processes.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")" # also if a symbolic link was started
 LAUNCHER=run_post_train.sh

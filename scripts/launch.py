@@ -52,6 +52,8 @@ def main(arguments: list[str] | None = None) -> int:
         # With nohup, SIGHUP stays ignored, here and in the processes.
         signals = [name for name in signals if name.strip() != "SIGHUP"]
     options.signals_to_handle = ",".join(signals)
+    if options.standalone and not options.local_addr:
+        options.local_addr = "localhost"  # the machine's own name does not resolve everywhere
     if options.nproc_per_node != "1":
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does, without its warning
     began = time.time()

@@ -108,7 +108,9 @@ def _can_check_gpu() -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _frozen_modules():
-    import torch  # noqa: F401 - the largest of them
+    import torch  # the largest of them
+
+    torch.set_num_threads(1)  # also for fixtures that several tests share
 
     gc.collect()
     gc.freeze()  # imported modules need no garbage collection

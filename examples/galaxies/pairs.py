@@ -36,7 +36,8 @@ def choose(rows: list[dict[str, str]], count: int, seed: int) -> list[tuple[str,
     """
     by_prompt = defaultdict(list)
     for row in rows:
-        by_prompt[row["prompt"]].append((row["video"], float(row["score"])))
+        if row["score"]:
+            by_prompt[row["prompt"]].append((row["video"], float(row["score"])))
     chosen = []
     for prompt, pictures in by_prompt.items():
         pairs = [

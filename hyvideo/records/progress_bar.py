@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TextIO
@@ -67,7 +67,7 @@ def stage_bar(text: str, unit: str, *, is_shown: bool = True) -> Callable[[Itera
     return partial(tqdm, desc=text, unit=unit, leave=False, disable=not is_shown)
 
 
-def _with_lines(parts: Iterable, *, text: str, unit: str) -> Iterator:
+def _with_lines(parts: Sequence, *, text: str, unit: str) -> Iterator:
     """Yield the parts of a loop, and print every 30 s how many are done and the time left."""
     start = printed = time.monotonic()
     for done, part in enumerate(parts):

@@ -125,7 +125,9 @@ def _rollout_rewards(metrics: Sequence[Mapping]) -> list[str]:
     rewards = [line["reward/mean"] for line in metrics if line.get("reward/mean") is not None]
     if not rewards:
         return ["no rollout had a reward"]
-    few = min(_NUM_FIRST, len(rewards))
+    few = min(_NUM_FIRST, len(rewards) // 2)
+    if not few:
+        return [f"mean rollout reward: {rewards[0]:.3f} in the only iteration"]
     return [
         f"mean rollout reward: {sum(rewards[:few]) / few:.3f} in the first {few} iterations -> "
         f"{sum(rewards[-few:]) / few:.3f} in the last {few}"

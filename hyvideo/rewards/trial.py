@@ -1,5 +1,6 @@
 """The trial of a scorer before a run, on videos of the run's size: its scores are complete."""
 
+import json
 from collections.abc import Collection
 
 import torch
@@ -52,9 +53,10 @@ def try_scorer(
             raise ValueError(f"reward {name} returns no scores: {result.reason}")
         for dimension in dimensions or contract.declared_dimensions(scorer):
             if not is_finite(result.scores, dimension):
+                weights = json.dumps(dict.fromkeys(result.scores, 1))
                 hint = nearest(dimension, result.scores) or (
-                    "declare what it returns in `dimensions` of the class, and weight that in "
-                    "reward_weights"
+                    f"weight what it returns, such as --reward_weights '{weights}'; a class also "
+                    "declares it in `dimensions`"
                 )
                 raise ValueError(
                     f"reward {name} must return a finite number for {dimension}, got "

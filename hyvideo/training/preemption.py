@@ -12,6 +12,7 @@ torchrun also sends SIGTERM to the ranks of a node after another one has failed.
 then fails, so that nothing is saved.
 """
 
+import os
 import signal
 
 from hyvideo.distributed.collectives import any_rank
@@ -56,16 +57,26 @@ class PreemptionSignals:
 
     def _handle(self, number: int, _frame) -> None:
         if self.received is None:
-            keys = "Ctrl-\\"
-            if (
-                not is_launched()
-            ):  # a rank receives Ctrl-C twice, from the terminal and its launcher
-                keys = "Ctrl-C again"
-                # also inside a long operator, at whose end a handler in Python would run
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
+            keys = "Ctrl-\\"  # a rank receives Ctrl-C twice, from the terminal and its launcher
+            if not is_launched():
+                keys = "Ctrl-C again" if number == signal.SIGINT else "Ctrl-C"
+                signal.signal(signal.SIGINT, _exit_handler())
             if self.mesh.is_main:
                 write_to_stderr(
                     "\nstopping: the run saves its last finished iteration after this pass; press "
                     f"{keys} to exit at once\n"
                 )
         self.received = signal.Signals(number).name
+
+
+def _exit_handler():
+    """Return a handler of Ctrl-C that exits at once: the kernel's, which does not wait for the end of
+    an operator. The first process of a container has none.
+    """
+    if os.getpid() > 1:
+        return signal.SIG_DFL
+
+    def exit_at_once(_number: int, _frame) -> None:
+        os._exit(128 + signal.SIGINT)
+
+    return exit_at_once

@@ -482,3 +482,15 @@ def test_a_named_config_runs_on_all_gpus_and_a_miniature_in_one_process(first_co
     ]
     started, messages = first_command(*named, gpus=0)
     assert started == ["post_train.py", *named] and messages == "driver 550 is too old"
+
+
+def test_processes_of_one_machine_do_not_need_its_name(tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text("import os\nprint(os.environ['MASTER_ADDR'])\n")
+    unknown_name = (
+        "import socket, sys; socket.getfqdn = lambda *_: 'laptop.invalid'; "
+        "from scripts.launch import main; sys.exit(main(sys.argv[1:]))"
+    )
+    command = [python(), "-c", unknown_name, "--standalone", "--nproc_per_node=2", str(worker)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.split() == ["localhost"] * 2, done.stderr

@@ -31,6 +31,7 @@ import threading
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -231,7 +232,8 @@ def _import_all() -> None:
     torch.set_num_threads(1)
     cache_models()
     for name in LATE:
-        importlib.import_module(name)
+        with suppress(ModuleNotFoundError):  # a machine for GPU checks lacks av
+            importlib.import_module(name)
     importlib.import_module("PIL.Image").init()  # imports the formats of pictures
     # transformers builds a table of all its models when a process first reads weights: a second
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("")

@@ -42,7 +42,7 @@ fi
 case " ${arguments[*]} " in
     " --config configs/miniature.yaml ")
         processes="${NPROC:-1}"
-        # Two processes of one thread sample the same 32 videos per iteration in half the time, up to rounding. With
+        # Two processes of one thread sample the same 32 videos per iteration in less time, up to rounding. With
         # further flags the run has one process, because they may set the batch or the threads.
         if [ -z "${NPROC:-}" ] && [ "$(nproc)" -ge 2 ]; then
             processes=2

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets up the environment with the tools of requirements-dev.txt, checks style and runs all tests:  bash scripts/test.sh [pytest arguments]
+# Sets up the environment with the tools of requirements-dev.txt, checks style and runs all tests:
+#   bash scripts/test.sh [pytest arguments]
 # TEST_WORKERS sets the number of test processes (3 for two cores, because some tests wait); 0 runs the tests in this one.
 set -euo pipefail
 cd "$(dirname "$0")/.."

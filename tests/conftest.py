@@ -108,17 +108,17 @@ def _can_check_gpu() -> bool:
 
 @pytest.fixture(autouse=True, scope="session")
 def _frozen_modules():
-    import torch  # the largest of them
-
-    torch.set_num_threads(1)  # also for fixtures that several tests share
+    import torch  # noqa: F401 - the largest of them
 
     gc.collect()
     gc.freeze()  # imported modules need no garbage collection
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Use one thread, also after a test that ran a program, which sets its number of threads."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """Use one thread, also after a test that ran a program, which sets its number of threads, and in
+    fixtures that several tests share.
+    """
     import torch
 
     if torch.get_num_threads() > 1:

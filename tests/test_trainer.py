@@ -69,7 +69,6 @@ def two_iterations(tmp_path_factory):
     """Metrics of two iterations with the settings of `tiny_config`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        torch.set_num_threads(1)  # before the fixture of each test
         config = small_config(tmp_path_factory.mktemp("run"))
         config = config.with_settings(pretrained_model_root=SHALLOW)
         return run(config, Mesh.single(), iterations=2)[0]

@@ -206,12 +206,17 @@ def saved_policy(path: Path) -> Path:
     folder = newest_of_run(path)
     configs = (folder / "config.json", *folder.glob("*/config.json"))
     if not is_checkpoint(folder) and not any(config.is_file() for config in configs):
-        problem = "is neither; give a folder in checkpoints/" if path.exists() else "does not exist"
-        raise ValueError(
-            "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
-            f"{path} {problem}"
-        )
+        raise no_policy(path)
     return folder
+
+
+def no_policy(path: Path) -> ValueError:
+    """Return the error for a path that is neither a checkpoint nor a transformer."""
+    problem = "is neither; give a folder in checkpoints/" if path.exists() else "does not exist"
+    return ValueError(
+        "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
+        f"{path} {problem}"
+    )
 
 
 def saved_lora(path: Path) -> Path:

@@ -17,6 +17,7 @@ from hyvideo.checkpoints.format import (
     MODEL,
     is_checkpoint,
     is_lora,
+    no_policy,
     verify,
     write_model,
 )
@@ -149,11 +150,7 @@ def _transformer_folder(folder: Path, expert: Expert | None = None) -> Path:
     for candidate in (loading.find_transformer(folder, expert=expert), folder):
         if candidate and (candidate / "config.json").is_file():
             return candidate
-    problem = "is neither; give a folder in checkpoints/" if folder.exists() else "does not exist"
-    raise ValueError(
-        "a policy must be a checkpoint of a run or a transformer folder with a config.json: "
-        f"{folder} {problem}"
-    )
+    raise no_policy(folder)
 
 
 def _fill(transformer: nn.Module, folder: Path) -> None:

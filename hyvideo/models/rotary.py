@@ -1,7 +1,7 @@
 """Tables of rotary position embeddings over frames, rows and columns.
 
-diffusers has them in the module of each transformer, and the import of one such module loads all of its
-models, with peft and torch's compiler: 4 seconds of CPU time, also where no model is built.
+diffusers has them in the module of each transformer. The import of one such module loads all of its
+models, peft and torch's compiler, which takes seconds, also where no model is built.
 """
 
 from collections.abc import Sequence

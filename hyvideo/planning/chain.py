@@ -18,6 +18,8 @@ from hyvideo.planning.scorers import scorer_bytes
 
 TILE = 128  # pixels; smaller tiles have visible seams
 
+_CHANGE = "with --gpu, --print_config has a command that fits, if there is one"
+
 
 @dataclass(frozen=True)
 class Need:
@@ -60,7 +62,7 @@ def chain(run: PlannedRun) -> list[Need]:
             "training",
             Memory(phases, planned.context_gib).needed_gib,
             host,
-            "the recommended command fits",
+            _CHANGE,
         )
     ]
     if validation:
@@ -69,7 +71,7 @@ def chain(run: PlannedRun) -> list[Need]:
                 "validation",
                 Memory({"validation": validation}, planned.context_gib).needed_gib,
                 host,
-                "the recommended command fits",
+                _CHANGE,
             )
         )
     alone = replace(run, world_size=1).with_settings(enable_fsdp=False, sp_size=1)

@@ -53,6 +53,9 @@ LATE = (
     "torch.distributed.tensor",
 )
 
+# Preloads what nearly all programs import at their start, without torch.
+LIGHT = "hyvideo.settings.command_line"
+
 # Keep freed memory in the process: otherwise page faults take a tenth of the time of small models.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "MALLOC_TRIM_THRESHOLD_": "1000000000"}
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import post_train
-from tests.forked import ROOT, python
+from tests.forked import LIGHT, ROOT, python
 from tests.settings.test_reference_flags import LINE
 
 SMOKE = ["--config", "configs/smoke.yaml"]
@@ -17,13 +17,11 @@ SMOKE = ["--config", "configs/smoke.yaml"]
 
 @pytest.fixture
 def program(tmp_path, monkeypatch, tiny_config):
-    """A function that runs a program in a new process; with ``fresh``, one without preloaded
-    imports.
-    """
+    """A function that runs a program in a new process, with the imports of ``preload``."""
 
-    def run(name, *arguments, fresh=False, cwd=None, **variables):
+    def run(name, *arguments, preload="", cwd=None, **variables):
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-        command = [sys.executable if fresh else python(), name, *map(str, arguments)]
+        command = [python(preload), name, *map(str, arguments)]
         return subprocess.run(
             command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=120
         )
@@ -91,7 +89,7 @@ def test_the_allocator_is_configured_before_torch_is_imported(
         "post_train.py": [*SMOKE, "--output_dir", tmp_path / "out"],
         "generate.py": ["--prompt", "a red circle"],
     }
-    result = program("-c", ALLOCATOR, name, *flags[name], fresh=True, **given)
+    result = program("-c", ALLOCATOR, name, *flags[name], preload=LIGHT, **given)
     assert result.stderr.splitlines()[-1] == found
 
 

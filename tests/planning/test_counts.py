@@ -1,13 +1,12 @@
 """The table of FLOPs and parameters equals what is counted, and plans need no torch."""
 
 import subprocess
-import sys
 
 import pytest
 
 from hyvideo.models.sizes import read_architecture
 from hyvideo.planning import counting, flops
-from tests.forked import ROOT
+from tests.forked import LIGHT, ROOT, python
 from tests.shallow import SHALLOW
 
 MODELS = counting.listed_models()
@@ -86,6 +85,6 @@ post_train.main()
     ids=["miniature", "of a card"],
 )
 def test_a_plan_is_printed_before_torch_is_imported(words, last):
-    command = [sys.executable, "-c", PROGRAM, *words]
+    command = [python(LIGHT), "-c", PROGRAM, *words]
     printed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True).stdout
     assert "updates per iteration" in printed and last in printed

@@ -251,7 +251,7 @@ def test_a_shipped_config_passes_its_rehearsal(path, tmp_path, capsys):
     assert shown.count(" passed ") == len(list(stages))
 
 
-def test_commands_that_a_program_starts_have_the_stand_ins(tmp_path):
+def test_commands_that_a_program_starts_have_the_stand_ins(tmp_path, forked_programs):
     """scripts.improve starts generate.py, scripts.evaluate and post_train.py."""
     (tmp_path / "step.py").write_text(
         "from pathlib import Path\n"
@@ -260,9 +260,8 @@ def test_commands_that_a_program_starts_have_the_stand_ins(tmp_path):
         f"Path({str(tmp_path / 'kernel')!r}).write_text(kernel)\n"
     )
     (tmp_path / "program.py").write_text(
-        "import sys\n"
         "from hyvideo.files.steps import run\n"
-        f"raise SystemExit(run([sys.executable, {str(tmp_path / 'step.py')!r}]))\n"
+        f"raise SystemExit(run([{sys.executable!r}, {str(tmp_path / 'step.py')!r}]))\n"
     )
     result = run_stage(Stage("improve", (str(tmp_path / "program.py"),)), tmp_path)
     assert result.problems == []

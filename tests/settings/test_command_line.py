@@ -5,7 +5,6 @@ error.
 import json
 import re
 import subprocess
-import sys
 
 import pytest
 import yaml
@@ -17,7 +16,7 @@ from hyvideo.settings.identity import changed_settings
 from hyvideo.settings.objectives import BUILT_IN
 from hyvideo.settings.reward_settings import reward_options, reward_weights
 from hyvideo.settings.sections import RewardSettings
-from tests.forked import ROOT
+from tests.forked import LIGHT, ROOT, python
 
 
 @pytest.fixture
@@ -94,7 +93,7 @@ def test_mistakes_and_help_are_answered_without_torch(flags):
         "except SystemExit as ended: print(ended.code)\n"
         "print('torch' in sys.modules)"
     )
-    command = [sys.executable, "-c", program, "--config", "configs/smoke.yaml", *flags.split()]
+    command = [python(LIGHT), "-c", program, "--config", "configs/smoke.yaml", *flags.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     code = "0" if "--help" in flags else "2"
     assert done.stdout.splitlines()[-2:] == [code, "False"], done

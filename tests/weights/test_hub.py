@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -13,6 +12,7 @@ import torch
 
 from hyvideo.models.loading import load_vae
 from hyvideo.weights.hub import local_folder
+from tests.forked import LIGHT, python
 from tests.tiny_wan import write_wan
 
 REPOSITORY = "Somebody/Wan-Diffusers"
@@ -46,7 +46,7 @@ def needed_files(root):
 def found_in(folder, *, variables):
     """Return what another process prints as the folder of a repository."""
     return subprocess.run(
-        [sys.executable, "-c", CODE, str(folder)],
+        [python(LIGHT), "-c", CODE, str(folder)],
         env=os.environ | {name: str(value) for name, value in variables.items()},
         capture_output=True,
         text=True,

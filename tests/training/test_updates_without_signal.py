@@ -14,6 +14,12 @@ SKIPPED = "iteration 1: number of updates skipped: "
 KL_ALONE = "number of updates that train the KL alone: "
 
 
+@pytest.fixture
+def tiny_config(tiny_config):
+    """Settings with two steps, of which the first is trained."""
+    return tiny_config.with_settings(grpo_sampling_steps=2)
+
+
 class Rewards(Redness):
     """Gives these rewards in turn, the same ones for each group."""
 

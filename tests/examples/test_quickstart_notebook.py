@@ -6,7 +6,6 @@ from io import BytesIO
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from PIL import Image
 
 from tests.forked import ROOT
@@ -46,6 +45,8 @@ def test_the_committed_notebook_has_its_videos_and_no_error():
 )
 def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch, is_small):
     """Outside the repository, whose files it reads through links."""
+    from nbclient import NotebookClient  # slow to import
+
     box = tmp_path / "box"
     (box / "examples").mkdir(parents=True)
     for path in ROOT.iterdir():

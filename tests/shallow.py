@@ -1,5 +1,5 @@
-"""A copy of the miniature with two of its four transformer blocks, for runs whose length does not
-matter.
+"""Copies of the miniatures with two of their four transformer blocks, for runs whose length does
+not matter.
 
 The folder `SHALLOW` has a configuration without weights, for runs with random weights.
 """
@@ -12,30 +12,34 @@ from safetensors.torch import save_file
 
 SHALLOW = "tests/shallow_miniature"
 ROOT = Path(__file__).resolve().parents[1]
-WEIGHTS = "transformer/miniature/diffusion_pytorch_model.safetensors"
+WEIGHTS = "diffusion_pytorch_model.safetensors"
+NUM_BLOCKS = 2
+LAYOUTS = {  # setting with the number of blocks: prefix of the tensors of blocks
+    "mm_double_blocks_depth": "double_blocks.",
+    "num_layers": "blocks.",
+}
 
 
-def write_trained(root: Path) -> str:
-    """Write the shallow miniature with the miniature's weights to ``root``, and return it."""
-    source = ROOT / SHALLOW
-    (root / WEIGHTS).parent.mkdir(parents=True)
-    text = (source / "transformer" / "miniature" / "config.json").read_text()
-    (root / "transformer" / "miniature" / "config.json").write_text(text)
-    prefixes = tuple(
-        f"double_blocks.{number}." for number in range(json.loads(text)["mm_double_blocks_depth"])
-    )
-    with safe_open(ROOT / "assets" / "miniature" / WEIGHTS, framework="pt") as file:
-        names = [
-            name
-            for name in file.keys()
-            if name.startswith(prefixes) or not name.startswith("double_blocks.")
-        ]
-        save_file(
-            {name: file.get_tensor(name) for name in names},
-            root / WEIGHTS,
-            metadata=file.metadata(),
-        )
-    for part in source.iterdir():
-        if part.name != "transformer":
+def write_trained(root: Path, source: str = "assets/miniature") -> str:
+    """Write the first blocks of a miniature with their weights to ``root``, and return it."""
+    root.mkdir(parents=True)
+    for part in (ROOT / source).iterdir():
+        if part.name.startswith("transformer"):
+            for weights in part.resolve().rglob(WEIGHTS):
+                folder = root / part.name / weights.parent.relative_to(part.resolve())
+                _write_transformer(weights.parent, folder)
+        else:
             (root / part.name).symlink_to(part.resolve())
     return str(root)
+
+
+def _write_transformer(source: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    config = json.loads((source / "config.json").read_text())
+    (depth,) = LAYOUTS.keys() & config.keys()
+    (folder / "config.json").write_text(json.dumps(config | {depth: NUM_BLOCKS}))
+    left_out = tuple(f"{LAYOUTS[depth]}{number}." for number in range(NUM_BLOCKS, config[depth]))
+    with safe_open(source / WEIGHTS, framework="pt") as file:
+        names = [name for name in file.keys() if not name.startswith(left_out)]
+        tensors = {name: file.get_tensor(name) for name in names}
+        save_file(tensors, folder / WEIGHTS, metadata=file.metadata())

@@ -4,8 +4,9 @@ rewards.
 
 import math
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
@@ -150,11 +151,19 @@ def merge_rewards(
 
 
 def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> list[Reward]:
-    """Return the rewards of all videos in order, on every rank; ``local`` has this rank's by
-    number.
+    """Return the rewards of all videos in order, on every rank, missing ones with their reason;
+    ``local`` has this rank's by number.
     """
     dimensions, in_order = merge_rewards(local, num_videos, mesh)
-    return [Reward(total, dict(zip(dimensions, scores))) for total, *scores in in_order.tolist()]
+    own = {number: reward.reason for number, reward in local.items() if reward.is_missing}
+    reasons = dict(ChainMap(*all_objects(own, mesh)))
+    rewards = []
+    for number, (total, *scores) in enumerate(in_order.tolist()):
+        reward = Reward(total, dict(zip(dimensions, scores)))
+        if reward.is_missing:
+            reward = replace(reward, reason=reasons.get(number))
+        rewards.append(reward)
+    return rewards
 
 
 def make_async_scorer(

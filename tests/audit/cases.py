@@ -12,6 +12,9 @@ ALL = flags(
     num_threads=1,
     seed=5,
     report_to="none",
+    report="false",
+    gate_interval=0,  # the first two blocks of a miniature are no trained model
+    sample_n_frames=5,
     height=16,
     width=24,
     fps=FPS,
@@ -19,8 +22,8 @@ ALL = flags(
     learning_rate=7e-4,
     warmup_steps=4,
     max_grad_norm=0.013,
-    log_video_interval=1,
-    log_num_videos=5,
+    log_video_interval=2,
+    log_num_videos=2,
     save_interval=1,
     save_total_limit=0,
     validation_interval=3,
@@ -28,69 +31,76 @@ ALL = flags(
     validation_steps=3,
     validation_repeats=2,
     validation_batch_size=6,
+    validation_num_frames=9,
     validation_height=32,
     validation_width=16,
     validation_shift=3.5,
 )
 FOUR_PROMPTS = flags(valid_video_csv="tests/audit/valid.csv")
+FOUR_FIRST_FRAMES = flags(valid_video_csv="tests/audit/first_frames.csv")
 # 12 rollouts: 4 groups of 3, in 2 batches and 2 updates, each of 2 passes
 ROLLOUTS = flags(
     batch_size=6,
     gradient_accumulation_steps=2,
     num_generations=3,
+    grpo_sampling_steps=5,
     mini_batch_size_per_update=4,
     num_updates_per_rollout=2,
     reward_weights='{"VQ": 0.3, "TA": 1.1}',
     advantage_clip=1.3,
 )
+NOISE = flags(sde_window="fixed:1:3")
 TRUST_REGION = flags(kl_warmup_updates=3, update_ref_model_step=4)
 ONE_UPDATE = flags(num_updates_per_rollout=1, weight_decay=0.03, ema_decay=0.7)
+REPORTED = flags(report="true", log_num_videos=5)
 
 
 # Statements that the audit cannot check, and says why: steps of AdamW without checkpoints that are one
-# update apart, and forward passes without a gradient of other objectives than grpo.
+# update apart, forward passes without a gradient of other objectives than grpo, and the report of a
+# run without one.
 UNCHECKED_STATEMENTS = {
-    "grpo": 1,
-    "one update": 2,
-    "paper": 1,
-    "nft": 2,
-    "draft": 3,
-    "guidance": 1,
-    "student": 4,
-    "experts": 1,
-    "low-noise expert": 2,
-    "wan": 1,
-    "image to video": 1,
+    "resumed": 1,
+    "one update": 3,
+    "lora": 1,
+    "paper": 2,
+    "nft": 3,
+    "draft": 4,
+    "guidance": 2,
+    "student": 5,
+    "experts": 2,
+    "low-noise expert": 3,
+    "wan": 2,
+    "image to video": 2,
     "dpo": 1,
-    "sft": 1,
-    "two ranks": 4,
-    "sequence parallel": 1,
+    "sft": 2,
+    "two ranks": 5,
+    "sequence parallel": 2,
     "missing rewards": 4,
-    "resume": 1,
 }
 
 
 def cases(pairs: Path, videos: Path) -> dict[str, Case]:
     """Return the cases by name. ``pairs`` and ``videos`` are CSV files for objectives dpo and sft."""
-    grpo = FOUR_PROMPTS + ROLLOUTS + TRUST_REGION
-    images = flags(
-        valid_video_csv="assets/miniature_wan_ti2v/prompts/valid.csv", validation_repeats=1
-    )
+    sampled = FOUR_PROMPTS + ROLLOUTS + TRUST_REGION
     given = FOUR_PROMPTS + flags(
         batch_size=4,
         mini_batch_size_per_update=2,
         gradient_accumulation_steps=3,
         height=16,
         width=16,
-        sample_n_frames=5,
     )
     return {
-        "grpo": Case("miniature", grpo + flags(sde_window="random:3", grpo_sampling_steps=6)),
+        "resumed": Case(
+            "miniature",
+            sampled + REPORTED + flags(sde_window="random:3", grpo_sampling_steps=6),
+            stops_after=(1, 2),
+        ),
         "one update": Case(
             "miniature",
-            grpo
+            sampled
             + ONE_UPDATE
             + flags(
+                grpo_sampling_steps=6,
                 cfg_scale=1.7,
                 validation_cfg_scale=2.3,
                 sde_type="flow_grpo",
@@ -104,50 +114,62 @@ def cases(pairs: Path, videos: Path) -> dict[str, Case]:
         ),
         "lora": Case(
             "miniature",
-            grpo
+            sampled
+            + NOISE
             + ONE_UPDATE
             + flags(
                 lora_rank=3,
                 lora_alpha=5,
                 sde_type="cps",
-                eta="sage_grpo:0.6",
+                eta="sage_grpo:0.4",
                 ignore_rewards="true",
                 kl_strategy="dual_fixed",
             ),
         ),
         "paper": Case(
-            "miniature_paper", grpo + flags(reference_conventions="true", kl_warmup_updates=60)
+            "miniature_paper", sampled + flags(reference_conventions="true", kl_warmup_updates=40)
         ),
-        "nft": Case("miniature_nft", grpo + flags(nft_levels=3)),
-        "draft": Case("miniature_draft", grpo + flags(num_updates_per_rollout=1)),
-        "guidance": Case("miniature_guidance", grpo + flags(num_updates_per_rollout=1)),
+        "nft": Case("miniature_nft", sampled + flags(nft_levels=3)),
+        "draft": Case("miniature_draft", sampled + flags(num_updates_per_rollout=1)),
+        "guidance": Case("miniature_guidance", sampled + flags(num_updates_per_rollout=1)),
         "student": Case(
             "miniature_student", FOUR_PROMPTS + flags(batch_size=6, mini_batch_size_per_update=4)
         ),
-        "experts": Case("miniature_experts", grpo),
+        # three of eight steps are in the noise levels of the high-noise expert
+        "experts": Case("miniature_experts", sampled + flags(grpo_sampling_steps=8)),
         "low-noise expert": Case(
-            "miniature_experts", grpo + flags(expert="low", objective="nft", nft_levels=3, eta=0)
+            "miniature_experts",
+            sampled + flags(expert="low", objective="nft", nft_levels=3, eta=0),
         ),
-        "wan": Case("miniature_wan", grpo),
-        "image to video": Case("miniature_i2v", ROLLOUTS + TRUST_REGION + images),
-        "dpo": Case("miniature_dpo", given + flags(pairs_csv=pairs)),
+        "wan": Case("miniature_wan", sampled + NOISE),
+        "image to video": Case(
+            "miniature_i2v", FOUR_FIRST_FRAMES + ROLLOUTS + TRUST_REGION + NOISE
+        ),
+        "dpo": Case("miniature_dpo", given + REPORTED + flags(pairs_csv=pairs)),
         "sft": Case(
             "miniature_sft", given + flags(videos_csv=videos, keep_fraction=0.4, num_generations=1)
         ),
-        "two ranks": Case("miniature", grpo + flags(batch_size=3, enable_fsdp="true"), ranks=2),
+        "two ranks": Case(
+            "miniature",
+            sampled + NOISE + flags(log_num_videos=5, batch_size=3, enable_fsdp="true"),
+            ranks=2,
+        ),
         "sequence parallel": Case(
-            "miniature", grpo + flags(sp_size=2, activation_checkpointing="full"), ranks=2
+            "miniature",
+            sampled + NOISE + flags(log_num_videos=5, sp_size=2, activation_checkpointing="full"),
+            ranks=2,
         ),
         "missing rewards": Case(
             "smoke",
-            grpo
+            sampled
+            + REPORTED
             + flags(
                 batch_size=3,
+                grpo_sampling_steps=4,
                 max_missing_fraction=1,
                 reward_model="tests/net/reward.py:Red",
                 reward_weights='{"red": 1}',
             ),
             ranks=2,
         ),
-        "resume": Case("miniature", grpo, stops_after=(1, 2)),
     }

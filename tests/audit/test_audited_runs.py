@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from hyvideo.settings.command_line import load_config
 from scripts import improve
 from scripts.audit import outputs
 from scripts.audit.__main__ import audit_of, main
@@ -21,6 +22,7 @@ from tests.audit.cases import ALL, FPS, UNCHECKED_STATEMENTS, cases
 from tests.forked import ROOT, python
 from tests.net.cases import ITERATIONS, Case, flags
 from tests.rated_pairs import PROMPTS, write_clip, write_pairs
+from tests.shallow import write_trained
 
 MISSING = "not known before the inputs are written"
 NAMES = list(cases(MISSING, MISSING))
@@ -45,10 +47,13 @@ def inputs(tmp_path_factory):
 
 
 def train(case: Case, folder) -> None:
-    """Train a case, with each of its ranks in a process."""
+    """Train a case on two blocks of its miniature, with each of its ranks in a process."""
+    config = f"configs/{case.config}.yaml"
+    source = load_config(str(ROOT / config)).model.pretrained_model_root
+    root = write_trained(folder.parent / "ckpts", source)
     for iterations in (*case.stops_after, ITERATIONS):
-        command = ["post_train.py", "--config", f"configs/{case.config}.yaml", *ALL, *case.flags]
-        command += flags(output_dir=folder, max_steps=iterations)
+        command = ["post_train.py", "--config", config, *ALL, *case.flags]
+        command += flags(output_dir=folder, pretrained_model_root=root, max_steps=iterations)
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -148,7 +153,7 @@ def test_a_changed_record_differs(line, change, audited, capsys):
 def audited(inputs, tmp_path_factory):
     """The folder of a run whose files agree."""
     folder = tmp_path_factory.mktemp("audited") / "run"
-    train(cases(*inputs)["grpo"], folder)
+    train(cases(*inputs)["resumed"], folder)
     return folder
 
 

@@ -24,6 +24,7 @@ from hyvideo.trainer import Trainer
 from hyvideo.training.rewards import (
     GroupRewards,
     TooManyMissingRewards,
+    gather_rewards,
     make_async_scorer,
     try_scorers,
 )
@@ -187,6 +188,13 @@ def test_exactly_the_allowed_fraction_may_be_missing_in_every_iteration(tiny_con
     )
     with pytest.raises(TooManyMissingRewards):
         rewards.check_failed_rewards({"reward/missing": 3.0}, local, 8)
+
+
+def test_a_reward_that_is_missing_in_a_validation_keeps_its_reason(mesh):
+    local = {1: Reward(math.nan, {"VQ": 0.5}, "test: broken"), 0: Reward(2.0, {"VQ": 1.5})}
+    found = gather_rewards(local, 2, mesh)
+    assert [reward.reason for reward in found] == [None, "test: broken"]
+    assert [reward.scores for reward in found] == [{"VQ": 1.5}, {"VQ": 0.5}]
 
 
 def test_advantages_are_float32_from_rewards_in_float64(tiny_config, mesh):

@@ -17,6 +17,7 @@ from hyvideo.settings.command_line import load_config
 from hyvideo.settings.config import Config
 from tests import forked, fuzzing
 from tests.registered import registered
+from tests.shallow import SHALLOW
 
 ROOT = Path(__file__).parent.parent
 
@@ -202,7 +203,9 @@ def tiny_config(tmp_path, monkeypatch) -> Config:
 
 
 def small_config(output_dir: Path) -> Config:
-    """One update per iteration, one branch, no validation; 8 rollouts of 5 frames of 16 x 16."""
+    """One update per iteration, one branch, no validation; 8 rollouts of 5 frames of 16 x 16, by a
+    transformer of two blocks.
+    """
     return _small_config().with_settings(output_dir=str(output_dir))
 
 
@@ -210,6 +213,8 @@ def small_config(output_dir: Path) -> Config:
 def _small_config() -> Config:
     return load_config(
         str(ROOT / "configs/smoke.yaml"),
+        pretrained_model_root=SHALLOW,
+        num_threads=1,
         valid_video_csv="",
         cfg_scale=1.0,
         num_updates_per_rollout=1,

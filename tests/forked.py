@@ -11,7 +11,6 @@ All pytest workers share one server, which the first of them starts and which en
 """
 
 import atexit
-import copy
 import fcntl
 import functools
 import gc
@@ -133,20 +132,21 @@ def cache_models() -> None:
     weight_files.draw_tensor = lambda seed, name, shape, device="cpu": draw(
         seed, name, tuple(shape), str(device)
     ).clone()
-    loading.new_model = _copying(loading.new_model)  # on the meta device
-    encoders._random = _copying(encoders._random)
+    loading.new_model = built_once(loading.new_model)  # on the meta device
+    encoders._random = built_once(encoders._random)
 
 
-def _copying(build: Callable[..., Any]) -> Callable[..., Any]:
+def built_once(build: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that builds a model only for new arguments and otherwise returns a copy of
     the first one.
     """
     models: dict[str, Any] = {}
 
-    def copy_or_build(*arguments: Any) -> Any:
-        key = repr(arguments)
+    @functools.wraps(build)
+    def copy_or_build(*arguments: Any, **settings: Any) -> Any:
+        key = repr((arguments, settings))
         if key not in models:
-            models[key] = build(*arguments)
+            models[key] = build(*arguments, **settings)
         return _copy(models[key])
 
     return copy_or_build
@@ -156,21 +156,27 @@ def _copy(module: Any) -> Any:
     """Return a copy of a module with its own submodules, parameters and hooks; faster than
     `copy.deepcopy`.
     """
-    copied = copy.copy(module)
-    own = {
-        name: value.copy()
+    copied = object.__new__(type(module))
+    vars(copied).update(
+        (name, value.copy() if type(value) in (dict, OrderedDict, set) else value)
         for name, value in vars(module).items()
-        if type(value) in (dict, OrderedDict)
-    }
-    vars(copied).update(own)
+    )
     copied._modules.update(
         {name: _copy(part) for name, part in module._modules.items() if part is not None}
     )
     for name, parameter in module._parameters.items():
-        copied._parameters[name] = copy.deepcopy(parameter)
+        if parameter is not None:
+            values = _copied_values(parameter)
+            copied._parameters[name] = type(parameter)(values, parameter.requires_grad)
     for name, buffer in module._buffers.items():
-        copied._buffers[name] = copy.deepcopy(buffer)
+        if buffer is not None:
+            copied._buffers[name] = _copied_values(buffer)
     return copied
+
+
+def _copied_values(tensor: Any) -> Any:
+    """Return a tensor with its own values, if it has any."""
+    return tensor.data if tensor.is_meta else tensor.detach().clone()
 
 
 # --- the server -----------------------------------------------------------------------------------

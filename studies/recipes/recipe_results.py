@@ -8,6 +8,7 @@ time of the processes, or on a CPU their CPU time, which does not depend on the 
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -51,6 +52,7 @@ from studies.tables.table import Row, Table, format_seeds, write_table
 Trace = dict[str, np.ndarray]  # cost and metrics of a run at each validation; (validations,)
 Point = dict[str, Interval]  # cost and metrics of a recipe at one cost, over its seeds
 
+COLUMNS = 3  # panels beside each other in a figure
 COMPARED = {  # names in the metrics, and columns
     "reward": "Reward",
     "seen/reward": "Reward, seen prompts",
@@ -373,16 +375,26 @@ def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path
     ]
     if not panels:
         return
-    size = (4.8 * len(panels) + 1.6, 4.4)
-    figure, (all_axes,) = plt.subplots(
-        1, len(panels), figsize=size, squeeze=False, layout="constrained"
+    rows = math.ceil(len(panels) / COLUMNS)
+    columns = min(len(panels), COLUMNS)
+    figure, grid = plt.subplots(
+        rows,
+        columns,
+        figsize=(4.8 * columns + 1.6, 4.4 * rows),
+        squeeze=False,
+        layout="constrained",
     )
-    for axes, names in zip(all_axes, panels):
+    for axes, names in itertools.zip_longest(grid.flat, panels):
+        if names is None:  # the last row has fewer panels
+            axes.remove()
+            continue
+        ends = []
         for number, (recipe, points) in enumerate(curves.items()):
             x, y = (
                 np.array([(p[name].mean, p[name].low, p[name].high) for p in points]).T
                 for name in names
             )
+            ends.append((x, y))
             axes.errorbar(
                 x[0],
                 y[0],
@@ -395,10 +407,28 @@ def draw(curves: dict[str, list[Point]], panels: Iterable[tuple[str, str]], path
                 capsize=2,
                 label=recipe,
             )
-        axes.set(xlabel=names[0], ylabel=names[1])
+        all_x, all_y = (np.concatenate(values, axis=1) for values in zip(*ends))
+        axes.set(xlabel=names[0], ylabel=names[1], xlim=axis_of(all_x), ylim=axis_of(all_y))
         axes.grid(alpha=0.3)
     figure.legend(
-        *all_axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
+        *grid[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
     )
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def axis_of(values: np.ndarray) -> tuple[float | None, float | None]:
+    """Return the ends of an axis with all means, and with their intervals as far as three times the
+    range of the means: the interval of two seeds may be a thousand times as long. None for equal
+    means, where matplotlib chooses the ends.
+
+    ``values`` are means and ends of intervals, NaN if they are not known. Shape: (3, points).
+    """
+    means = values[0, np.isfinite(values[0])]
+    if len(np.unique(means)) < 2:
+        return None, None
+    room = 3 * np.ptp(means)
+    first = max(np.nanmin(values), means.min() - room)
+    last = min(np.nanmax(values), means.max() + room)
+    margin = 0.05 * (last - first)
+    return first - margin, last + margin

@@ -13,6 +13,7 @@ from hyvideo.generation.step_cache import step_cache
 from hyvideo.generation.step_caching import StepCaching
 from hyvideo.models.conditions import Condition, ImageCondition
 from tests.distributed.launch import launch
+from tests.forked import built_once
 
 MODULE = "tests.distributed.test_sequence_parallel"
 
@@ -27,6 +28,7 @@ CASES = {
 }
 
 
+@built_once
 def tiny_transformer(num_heads=4, num_layers=3):
     """Return a small transformer of the real class with nonzero random weights."""
     from diffusers import HunyuanVideo15Transformer3DModel

@@ -93,6 +93,7 @@ def test_a_repeated_evaluation_samples_only_the_videos_that_are_missing(
 ):
     flags = ["--valid_video_csv", CSV, "--validation_steps", "1", "--validation_repeats", "1"]
     flags += ["--validation_batch_size", "2", "--reward_model", "miniature"]
+    flags += ["--sample_n_frames", "5", "--height", "16", "--width", "16"]
     sample, sampled = Validation.sample, []
 
     def stopped(self, conditions, noise, rows):

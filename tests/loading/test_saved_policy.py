@@ -13,6 +13,7 @@ from hyvideo.loading import saved_policy
 from hyvideo.trainer import Trainer
 from hyvideo.validation import contents
 from scripts import evaluate
+from tests.conftest import small_config
 from tests.shallow import SHALLOW, write_trained
 from tests.test_trainer import Redness
 
@@ -20,27 +21,35 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Return the checkpoints of a run that trains all weights, and of one that trains a LoRA."""
-    from hyvideo.settings.command_line import load_config
+def root(tmp_path_factory):
+    return write_trained(tmp_path_factory.mktemp("shallow") / "ckpts")
 
-    root, found = tmp_path_factory.mktemp("runs"), {}
-    settings = {
-        "pretrained_model_root": write_trained(root / "ckpts"),
-        "valid_video_csv": "",
-        "max_steps": 1,
-    }
-    settings |= {
-        "log_video_interval": 0,
-        "report": False,
-        "report_to": ["none"],
-        "num_updates_per_rollout": 1,
-    }
-    for name, more in (("full", {}), ("lora", {"lora_rank": 2})):
-        config = load_config("configs/smoke.yaml", output_dir=str(root / name), **settings, **more)
-        Trainer(config, Mesh.single(), CPU, scorers={"test": Redness()}).train()
-        found[name] = root / name / "checkpoints" / "000001"
-    return found
+
+def trained(root, folder, **settings):
+    """Return the checkpoint of a run of one iteration."""
+    config = small_config(folder).with_settings(
+        pretrained_model_root=root,
+        batch_size=2,
+        num_generations=2,
+        mini_batch_size_per_update=2,
+        grpo_sampling_steps=2,
+        max_steps=1,
+        **settings,
+    )
+    Trainer(config, Mesh.single(), CPU, scorers={"test": Redness()}).train()
+    return folder / "checkpoints" / "000001"
+
+
+@pytest.fixture(scope="module")
+def full(root, tmp_path_factory):
+    """The checkpoint of a run that trains all weights."""
+    return trained(root, tmp_path_factory.mktemp("full"))
+
+
+@pytest.fixture(scope="module")
+def of_lora(root, tmp_path_factory):
+    """The checkpoint of a run that trains a LoRA."""
+    return trained(root, tmp_path_factory.mktemp("lora"), lora_rank=2)
 
 
 def flip(path):
@@ -57,8 +66,8 @@ def tensor_file(checkpoint):
 
 
 @pytest.mark.system
-def test_evaluate_rejects_a_changed_tensor_file(runs, tmp_path, exit_code, capsys):
-    checkpoint = runs["full"]
+def test_evaluate_rejects_a_changed_tensor_file(full, tmp_path, exit_code, capsys):
+    checkpoint = full
     flags = ["--output_dir", tmp_path / "out", "--reward_model", "miniature"]
     flags += ["--valid_video_csv", "assets/miniature/prompts/smoke.csv"]
     restore = flip(tensor_file(checkpoint))
@@ -75,8 +84,8 @@ def test_evaluate_rejects_a_changed_tensor_file(runs, tmp_path, exit_code, capsy
 
 
 @pytest.mark.system
-def test_the_lora_of_a_checkpoint_is_verified_too(runs):
-    checkpoint = runs["lora"]
+def test_the_lora_of_a_checkpoint_is_verified_too(of_lora):
+    checkpoint = of_lora
     (weights,) = (checkpoint / "lora").glob("*.safetensors")
     for path in (checkpoint, checkpoint / "lora", weights):
         format.verify(path)
@@ -89,36 +98,36 @@ def test_the_lora_of_a_checkpoint_is_verified_too(runs):
     restore()
 
 
-def test_a_checkpoint_is_hashed_once(runs, monkeypatch):
+def test_a_checkpoint_is_hashed_once(full, root, monkeypatch):
     read = []
     digest = format.digest_file
     monkeypatch.setattr(format, "digest_file", lambda path: read.append(path) or digest(path))
     format._verify_checkpoint.cache_clear()
-    saved_policy.check_policy(runs["full"].parents[2] / "ckpts", "miniature", runs["full"])
-    saved_policy.load(runs["full"], torch.float32)
-    assert len(read) == len({*read}) == len(json.loads((runs["full"] / DIGESTS).read_text()))
+    saved_policy.check_policy(root, "miniature", full)
+    saved_policy.load(full, torch.float32)
+    assert len(read) == len({*read}) == len(json.loads((full / DIGESTS).read_text()))
 
 
-def test_folders_without_digests_are_read_and_checkpoints_are_not(runs, tmp_path):
+def test_folders_without_digests_are_read_and_checkpoints_are_not(full, tmp_path):
     format.verify(tmp_path)
     format.verify(tmp_path / "missing")
-    saved_policy.check_policy(SHALLOW, "miniature", runs["full"])
-    file = runs["full"] / DIGESTS
+    saved_policy.check_policy(SHALLOW, "miniature", full)
+    file = full / DIGESTS
     moved = file.rename(tmp_path / DIGESTS)
     format._verify_checkpoint.cache_clear()
     with pytest.raises(ValueError, match=DIGESTS):
         saved_policy.load_merged(
-            SHALLOW, "miniature", checkpoint=runs["full"], lora=None, dtype=torch.float32
+            SHALLOW, "miniature", checkpoint=full, lora=None, dtype=torch.float32
         )
     moved.rename(file)
 
 
-def test_a_checkpoint_with_corrupted_digests_is_named(runs, tmp_path):
+def test_a_checkpoint_with_corrupted_digests_is_named(full, tmp_path):
     checkpoint = tmp_path / "run/checkpoints/000001"
-    shutil.copytree(runs["full"], checkpoint)
+    shutil.copytree(full, checkpoint)
     (checkpoint / DIGESTS).write_text('{"state')
     assert contents.policy_identity(checkpoint=checkpoint) != contents.policy_identity(
-        checkpoint=runs["full"]
+        checkpoint=full
     )
     with pytest.raises(ValueError, match=f"{checkpoint} .*{DIGESTS}"):
         format.verify(checkpoint)

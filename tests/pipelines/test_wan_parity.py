@@ -20,7 +20,7 @@ from tests.tiny_wan import wan_pipeline, write_wan
 
 VERSION = "wan2.1_t2v_1.3b"
 NEGATIVE = "色调艳丽，过曝，静态 “a” &amp;amp; b"
-STEPS = 12
+STEPS = 5
 ODE = Schedule.ode(STEPS, 3.0)
 CPU = torch.device("cpu")
 

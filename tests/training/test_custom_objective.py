@@ -10,7 +10,6 @@ from hyvideo.settings.identity import code_of
 from hyvideo.trainer import Trainer
 from hyvideo.training.iteration import sample
 from tests.forked import ROOT
-from tests.shallow import SHALLOW
 from tests.test_trainer import Redness, weights
 
 CPU = torch.device("cpu")
@@ -89,11 +88,6 @@ def file(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(TEXT)
     return path
-
-
-@pytest.fixture
-def tiny_config(tiny_config):
-    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
 def trainer_of(config, mesh):

@@ -50,6 +50,8 @@ SETTINGS = {
     "sde_window": "fixed:0:2",
     "cfg_scale": 2.0,
     "low_noise_cfg_scale": 1.5,
+    "batch_size": 4,
+    "num_generations": 2,
     "mini_batch_size_per_update": 4,
     "reward_model": ["test"],
     "lora_rank": 2,
@@ -152,7 +154,7 @@ def test_the_on_policy_check_of_nft_replays_a_step_of_the_policy(config, mesh, e
 @pytest.mark.parametrize("expert", ["high", "low"])
 def test_levels_are_drawn_in_the_interval_of_the_expert_one_from_each_part(config, mesh, expert):
     config = config.with_settings(objective="nft", nft_levels=4, expert=expert)
-    trainer, _ = iterations(config, mesh)
+    trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
     indices = trainer.run.source.choose(1).indices
     levels = torch.cat(
         [
@@ -308,8 +310,10 @@ def test_a_resumed_run_continues_and_another_partner_is_refused(config, mesh, ro
     whole = Trainer(steps.with_settings(output_dir=str(tmp_path / "whole")), mesh, CPU,
                     scorers={"test": Redness()})  # fmt: skip
     whole.train()
-    Trainer(steps.with_settings(max_steps=1), mesh, CPU, scorers={"test": Redness()}).train()
-    resumed = Trainer(steps, mesh, CPU, scorers={"test": Redness()})
+    first = str(tmp_path / "whole" / "checkpoints" / "000001")
+    resumed = Trainer(steps.with_settings(resume_from_checkpoint=first), mesh, CPU,
+                      scorers={"test": Redness()})  # fmt: skip
+    assert resumed.iteration == 1
     resumed.train()
     for name, tensor in whole.run.policy.tensors().items():
         assert torch.equal(resumed.run.policy.tensors()[name], tensor), name

@@ -403,8 +403,6 @@ def test_the_license_of_the_base_model_lies_beside_the_weights(root, tmp_path, e
     [
         ("me/mine", {"HF_TOKEN": ""}, "hf auth login"),
         ("me/mine", {"HF_TOKEN": "hf_none"}, "me/mine cannot be published"),
-        ("me/mine/too", {}, "me/mine/too"),
-        ("mine", {}, "OWNER/NAME"),
     ],
 )
 def test_publishing_without_a_login_ends_before_anything_is_written(
@@ -424,3 +422,15 @@ def test_publishing_without_a_login_ends_before_anything_is_written(
     )
     assert done.returncode == 2 and message in done.stderr, done.stderr
     assert done.stderr.startswith("export.py: ") and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "repository, message", [("me/mine/too", "me/mine/too"), ("mine", "OWNER/NAME")]
+)
+def test_the_name_of_a_repository_is_checked_before_anything_is_written(
+    tmp_path, exit_code, capsys, repository, message
+):
+    save_lora({"a": LoraPair(torch.ones(2, 3), torch.ones(3, 2), 2.0)}, tmp_path / "lora")
+    words = ["--lora_path", tmp_path / "lora", "--output_dir", tmp_path / "out"]
+    assert exit_code(export.main, *words, "--push_to_hub", repository) == 2
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -29,6 +29,7 @@ def config(tiny_config, root, tmp_path):
         prompts_csv=str(csv),
         height=32,
         width=32,
+        grpo_sampling_steps=2,
         cfg_scale=2.0,
         mini_batch_size_per_update=4,
     )
@@ -57,7 +58,7 @@ def test_rows_with_and_without_image_train_together(config, mesh):
 
 def test_the_policy_receives_the_first_frame_of_a_rollout(config, mesh):
     """The latents of the frame are scaled and kept in float32, like those that are sampled."""
-    trainer, _ = iterations(config.with_settings(vae_dtype="bf16"), mesh)
+    trainer = Trainer(config.with_settings(vae_dtype="bf16"), mesh, CPU)
     (condition,) = trainer.run.encoder(trainer.run.source.requests[:1], (1, 32, 32)).samples
     assert condition.image.latents.dtype == torch.float32
     with_image, without = (

@@ -11,6 +11,7 @@ from hyvideo.training.iteration import sample
 from hyvideo.training.objectives.nft import Velocities
 from hyvideo.training.on_policy_check import OffPolicyError
 from hyvideo.training.rollout_batch import Pass
+from tests.shallow import write_trained
 from tests.training.test_policy_update import BOTH_KL_TERMS
 
 CPU = torch.device("cpu")
@@ -21,6 +22,16 @@ NFT = {
     "random_weights": False,
     "num_updates_per_rollout": 2,
 }
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return write_trained(tmp_path_factory.mktemp("shallow") / "ckpts")
+
+
+@pytest.fixture
+def tiny_config(tiny_config, root):
+    return tiny_config.with_settings(pretrained_model_root=root)
 
 
 @pytest.fixture

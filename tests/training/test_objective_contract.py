@@ -23,12 +23,16 @@ from tests.training.test_reward_gradient import Contrast
 
 LEVELS = {"eta": 0.0, "nft_levels": 2}
 SFT = {"kl_strategy": "none", "nft_levels": 2, "num_generations": 1}
+# Four rollouts, which differ in noise and pairwise in prompt, of three steps.
 SETTINGS = {
     "pretrained_model_root": SHALLOW,
+    "batch_size": 4,
+    "num_generations": 2,
+    "grpo_sampling_steps": 3,
     "reward_weights": '{"VQ": 0.5, "MQ": 2}',
     "valid_video_csv": "",
     "cfg_scale": 1.0,
-    "mini_batch_size_per_update": 8,
+    "mini_batch_size_per_update": 4,
     "kl_strategy": "fixed",
     "learning_rate": 1e-3,
     "adam_epsilon": 1e-2,  # rounding errors of tiny gradients do not become full steps
@@ -44,7 +48,7 @@ OBJECTIVES = {
     | {
         "objective": "nft",
         "num_updates_per_rollout": 2,
-        "mini_batch_size_per_update": 4,
+        "mini_batch_size_per_update": 2,
         "anchor_cfg_scale": 2.0,
         "anchor_fraction": 0.5,
     },
@@ -198,7 +202,7 @@ def train_each(folder, num_ranks):
 
     mesh, found = ranks.start(1, CPU), {}
     for name in RANKED:
-        batch = OBJECTIVES[name].get("batch_size", 8) // num_ranks
+        batch = SETTINGS["batch_size"] // num_ranks
         layout = {"batch_size": batch, "enable_fsdp": num_ranks > 1}
         layout["output_dir"] = f"{folder}/{num_ranks}/{name}"
         trainer = trainer_of(name, Path(folder), mesh, **layout)

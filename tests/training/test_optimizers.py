@@ -37,7 +37,12 @@ def test_adamw_takes_the_steps_of_its_equation():
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_the_planner_counts_the_state_of_the_real_optimizers(tiny_config, mesh, rank, optimizer):
-    config = tiny_config.with_settings(lora_rank=rank, kl_weight=0.0, optimizer=optimizer)
+    config = tiny_config.with_settings(
+        pretrained_model_root="assets/miniature",
+        lora_rank=rank,
+        kl_weight=0.0,
+        optimizer=optimizer,
+    )
     policy = Policy(config, mesh, torch.device("cpu"), [Request("a red circle moves up")])
     for parameter in policy.parameters:
         parameter.grad = torch.zeros_like(parameter)

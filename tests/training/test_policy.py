@@ -90,7 +90,9 @@ def test_a_lora_file_is_the_initial_adapter_and_anchor(tiny_config, mesh, tmp_pa
 def test_in_full_training_a_lora_file_is_merged_into_the_weights(tiny_config, mesh, tmp_path):
     lora = draw()
     save_lora(lora, tmp_path)
-    config = tiny_config.with_settings(pretrained_lora_path=str(tmp_path), random_weights=False)
+    config = tiny_config.with_settings(
+        pretrained_model_root=MINIATURE[0], pretrained_lora_path=str(tmp_path), random_weights=False
+    )
     policy = Policy(config, mesh, CPU, REQUESTS)
     expected = load_transformer(*MINIATURE).state_dict()
     for name, pair in lora.items():

@@ -169,8 +169,8 @@ ELSEWHERE = {
     "validation_num_frames": 9,
     "validation_shift": 4.0,
     "validation_cfg_scale": 3.0,
-    "validation_height": 32,
-    "validation_width": 48,
+    "validation_height": 24,
+    "validation_width": 32,
     "on_reward_hacking": "stop",
     "hacking_threshold": 0.7,
 }
@@ -255,7 +255,7 @@ def test_validation_follows_the_settings(elsewhere):
     pipeline = validation.pipeline
     assert validation.schedule == Schedule.ode(3, 4.0)
     assert pipeline.sampling.guidance.scale == 3.0
-    assert (validation.size, validation.decode_batch_size, validation.fps) == ((9, 32, 48), 3, 12.0)
+    assert (validation.size, validation.decode_batch_size, validation.fps) == ((9, 24, 32), 3, 12.0)
     assert validation.groups[:4] == [0, 0, 1, 1] and validation.prompts[0] == validation.prompts[1]
     assert (
         validation.settings.on_reward_hacking,

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from hyvideo.trainer import Trainer
-from tests.shallow import SHALLOW
 from tests.test_trainer import CPU, Redness, run, weights
 
 NFT = {"objective": "nft", "nft_levels": 2, "eta": 0.0, "gate_interval": 0}
@@ -36,11 +35,6 @@ class FirstGroupDiffers(Redness):
         scores = super().score(videos, prompts, fps=fps)
         equal = {"VQ": 1.0, "MQ": 1.0, "TA": 1.0}
         return [row if prompt == self.prompt else equal for row, prompt in zip(scores, prompts)]
-
-
-@pytest.fixture
-def tiny_config(tiny_config):
-    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "muon"} | TWO_UPDATES, NFT | TWO_UPDATES])

@@ -36,6 +36,8 @@ SETTINGS = {
     "width": 32,
     "cfg_scale": 2.0,
     "shift": 3.0,
+    "batch_size": 4,
+    "num_generations": 2,
     "mini_batch_size_per_update": 4,
     "reward_model": ["test"],
     "num_threads": 1,

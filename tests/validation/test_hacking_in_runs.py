@@ -28,7 +28,6 @@ from hyvideo.validation.held_out import (
 )
 from hyvideo.validation.reward_hacking import RewardHacking, after_validation
 from tests.distributed.launch import launch
-from tests.shallow import SHALLOW
 
 MODULE = "tests.validation.test_hacking_in_runs"
 CPU = torch.device("cpu")
@@ -40,11 +39,6 @@ VALIDATION = {
     "log_num_videos": 0,
 }
 GREEDY = {"learning_rate": 3e-3, "kl_weight": 0.0, "max_steps": 3}
-
-
-@pytest.fixture
-def tiny_config(tiny_config):
-    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
 
 
 class Brightness:

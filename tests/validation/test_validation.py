@@ -26,11 +26,6 @@ from tests.test_trainer import Redness
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def tiny_config(tiny_config):
-    return tiny_config.with_settings(pretrained_model_root=SHALLOW)
-
-
 def validate(folder):
     from hyvideo.distributed import mesh as ranks
     from hyvideo.settings.command_line import load_config
@@ -265,6 +260,7 @@ def test_corrupted_records_cost_only_the_picture_of_the_summary(capsys, validate
 
 def validated_config(folder):
     settings = VALIDATED | {
+        "pretrained_model_root": SHALLOW,
         "cfg_scale": 1.0,
         "max_steps": 1,
         "validation_steps": 1,

@@ -22,6 +22,7 @@ from hyvideo.schedulers.schedule import Schedule
 from hyvideo.schedulers.transitions import shifted_levels
 from hyvideo.settings.config import Config
 from tests.cuda.speed import relative_difference
+from tests.forked import built_once
 from tests.models.test_lora import assert_same_changes
 from tests.models.wan.test_lora import draw
 from tests.models.wan.tiny import FAMILY, SIZES, inputs, tiny
@@ -34,6 +35,7 @@ ENDS = torch.tensor([833.25, 0.0, 12.5])
 CPU = torch.device("cpu")
 
 
+@built_once
 def tiny_anyflow(**settings):
     """Return a small model with nonzero random weights."""
     torch.manual_seed(0)

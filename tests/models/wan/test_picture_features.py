@@ -64,7 +64,7 @@ def tiny_with_features(**sizes):
     positions = model.condition_embedder.image_embedder.pos_embed
     if positions is not None:  # zeros in a new model
         with torch.no_grad():
-            positions.normal_()
+            positions.normal_(generator=torch.Generator().manual_seed(0))
     return model
 
 

@@ -5,6 +5,7 @@ from torch import nn
 
 from hyvideo.models.conditions import Condition
 from hyvideo.models.family import family_of, install, new_model
+from tests.forked import built_once
 
 FAMILY = family_of("WanTransformer3DModel")
 SIZES = {
@@ -20,6 +21,7 @@ SIZES = {
 LENGTHS = (7, 19, 1)  # lengths of the texts in tokens
 
 
+@built_once
 def tiny(seed: int = 0, **sizes) -> nn.Module:
     torch.manual_seed(seed)
     model = new_model(FAMILY.transformer, SIZES | sizes)

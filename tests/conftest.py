@@ -26,6 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The longest tests start first, in this order, so that no worker finishes long after the others.
 LONGEST = (
+    "audit/test_audited_runs.py",
     "training/test_expert_training.py",
     "training/test_objective_contract.py",
     "training/test_faults.py",

@@ -11,6 +11,7 @@ import pytest
 import post_train
 from tests.forked import LIGHT, ROOT, python
 from tests.settings.test_reference_flags import LINE
+from tests.shallow import SHALLOW
 
 SMOKE = ["--config", "configs/smoke.yaml"]
 
@@ -280,7 +281,13 @@ def test_a_short_run_ends_with_a_summary(program, tmp_path):
     flags = [
         "--output_dir",
         tmp_path / "out",
+        "--pretrained_model_root",
+        SHALLOW,
         "--max_steps",
+        "1",
+        "--grpo_sampling_steps",
+        "2",
+        "--validation_steps",
         "1",
         "--cfg_scale",
         "1",

@@ -56,6 +56,7 @@ def test_an_installed_copy_is_one_package_that_trains_from_any_folder(tmp_path):
     def run(*words):
         subprocess.run([*command, *words], cwd=tmp_path, env=environment, check=True)
 
-    run("post_train", "--config", "configs/smoke.yaml", "--output_dir", "run")
+    short = ["--max_steps", "1", "--validation_steps", "1", "--num_threads", "1"]
+    run("post_train", "--config", "configs/smoke.yaml", *short, "--output_dir", "run")
     run("report", "run")
     assert (tmp_path / "run" / "report.html").is_file()

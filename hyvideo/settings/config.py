@@ -116,6 +116,8 @@ class Config(BaseModel):
 
         With another objective, the settings that it does not have are dropped.
         """
+        if not changes:
+            return self
         changes = {OBJECTIVE: self.objective.name} | changes
         return self.from_flat(in_objective(self.flat(), changes[OBJECTIVE]) | changes)
 

@@ -23,7 +23,7 @@ ALL = flags(
     warmup_steps=4,
     max_grad_norm=0.013,
     log_video_interval=2,
-    log_num_videos=2,
+    log_num_videos=1,
     save_interval=1,
     save_total_limit=0,
     validation_interval=3,
@@ -51,7 +51,7 @@ ROLLOUTS = flags(
 )
 NOISE = flags(sde_window="fixed:1:3")
 TRUST_REGION = flags(kl_warmup_updates=3, update_ref_model_step=4)
-ONE_UPDATE = flags(num_updates_per_rollout=1, weight_decay=0.03, ema_decay=0.7)
+ONE_UPDATE = flags(num_updates_per_rollout=1, weight_decay=0.03, ema_decay=0.7, log_num_videos=2)
 REPORTED = flags(report="true", log_num_videos=5)
 
 

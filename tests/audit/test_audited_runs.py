@@ -79,12 +79,23 @@ def train(case: Case, folder) -> None:
         assert all(rank.returncode in (0, 3) for rank in ranks), texts[0][-2000:]
 
 
+@pytest.fixture(scope="module")
+def audited(inputs, tmp_path_factory):
+    """The folder of a run whose files agree."""
+    folder = tmp_path_factory.mktemp("audited") / "run"
+    train(cases(*inputs)["resumed"], folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_did_what_its_settings_say(name, inputs, tmp_path, monkeypatch):
+def test_a_run_did_what_its_settings_say(name, inputs, tmp_path, monkeypatch, request):
     monkeypatch.chdir(ROOT)
-    case = cases(*inputs)[name]
-    train(case, tmp_path / "run")
-    found = audit_of(tmp_path / "run").statements
+    if name == "resumed":
+        folder = request.getfixturevalue("audited")
+    else:
+        folder = tmp_path / "run"
+        train(cases(*inputs)[name], folder)
+    found = audit_of(folder).statements
     assert not [each for each in found if each.verdict == DIFFERS]
     assert sum(each.verdict == AGREES for each in found) >= 20
     unchecked = [f"{each.text}: {each.because}" for each in found if each.verdict == UNCHECKED]
@@ -147,14 +158,6 @@ def test_a_changed_record_differs(line, change, audited, capsys):
         for row in json.loads((audited / "audit.json").read_text())["statements"]
     )
     file.write_text(kept)
-
-
-@pytest.fixture(scope="module")
-def audited(inputs, tmp_path_factory):
-    """The folder of a run whose files agree."""
-    folder = tmp_path_factory.mktemp("audited") / "run"
-    train(cases(*inputs)["resumed"], folder)
-    return folder
 
 
 def test_a_run_without_its_record_says_what_cannot_be_checked(audited, monkeypatch):

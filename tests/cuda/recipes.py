@@ -51,7 +51,7 @@ def _config(name: str) -> Config:
 
 @functools.cache
 def recipe(name: str) -> Recipe:
-    config = _config(name).resolved()
+    config = _config(name)
     return Recipe(name, config, released_sizes(config.model.transformer_version))
 
 

@@ -191,10 +191,10 @@ def devices(module):
 
 
 def tile(count, pipeline):
-    """Count the decoding of one tile of 81 frames by the released VAE."""
+    """Count the decoding of one tile of 33 frames by the released VAE."""
     pipeline.vae = autoencoder(layers_per_block=2)
     with count:
-        pipeline.try_decoding(81, 480, 864)
+        pipeline.try_decoding(33, 480, 864)
         return take_counts(count)
 
 

@@ -34,9 +34,9 @@ class Copied(TorchDispatchMode):
 
 
 def layouts(vae, channels, side, *, with_gradient):
-    """Return the share for 9 frames of 240 x 416."""
+    """Return the share for 9 frames of 64 x 96."""
     dtype = next(vae.parameters()).dtype
-    shape = 1, channels, 3, 240 // side, 416 // side
+    shape = 1, channels, 3, 64 // side, 96 // side
     latents = torch.empty(shape, dtype=dtype, device="cuda", requires_grad=with_gradient)
     with Copied() as copied, torch.set_grad_enabled(with_gradient):
         video = decode_with_gradient(vae, latents, recompute=with_gradient)

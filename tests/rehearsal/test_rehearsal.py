@@ -22,16 +22,12 @@ from hyvideo.rehearsal import stand_ins
 from hyvideo.rehearsal.stages import Stage, run_stage, stages_of
 from hyvideo.settings.command_line import load_config
 from scripts import rehearse
+from tests.cuda.recipes import released_recipes
 from tests.forked import python
 
-CONFIGS = [
-    *sorted((ROOT / "configs").glob("*.yaml")),
-    *sorted((ROOT / "configs" / "paper").glob("*.yaml")),
-]
 SHIPPED = [
-    pytest.param(path, id=path.stem)
-    for path in CONFIGS
-    if load_config(path).model.transformer_version in RELEASED
+    pytest.param(ROOT / "configs" / f"{each.name}.yaml", id=each.name)
+    for each in released_recipes()
 ]
 VIDEO = {
     "sample_n_frames",

@@ -17,6 +17,7 @@ from tests.training.test_reward_gradient import ALONE, Contrast
 CPU = torch.device("cpu")
 NUM_ROLLOUTS, GROUP = 12, 3
 # Ranks, ranks that share a video, rollouts of a batch, and batches: 12 rollouts each.
+WHOLE = (1, 1, NUM_ROLLOUTS, 1)
 LAYOUTS = [(1, 1, 6, 2), (2, 1, 3, 2), (2, 2, 6, 2), (4, 2, 3, 2), (3, 3, 12, 1)]
 
 
@@ -64,7 +65,9 @@ def trainer(distinct, mesh):
 
 
 def scored_rollouts(trainer, monkeypatch, layout):
-    """Return the prompt and labels of each rollout by its number, over all ranks of a layout."""
+    """Return the prompt, the labels and the mean of the latents of each rollout by its number, over
+    all ranks of a layout.
+    """
     _, _, batch_size, num_batches = layout
     collector, found = trainer.run.source, {}
     config = trainer.config.with_settings(
@@ -77,9 +80,11 @@ def scored_rollouts(trainer, monkeypatch, layout):
         for row, reward in trainer.run.rewards.wait(pending).items():
             rollout = rollouts.indices[row].number(config.rollout.num_generations)
             assert rollout not in found, "two ranks score a rollout"
-            found[rollout] = rollouts.prompts[row], labels(reward)
-            (video,) = collector.pipeline.decode(rollouts.trajectories.final[row : row + 1])
-            assert video.double().mean().item() == reward.scores["MQ"]
+            latents = rollouts.trajectories.final[row : row + 1]
+            found[rollout] = rollouts.prompts[row], labels(reward), latents.double().mean().item()
+            if layout == WHOLE:  # others must have the same labels and latents
+                (video,) = collector.pipeline.decode(latents)
+                assert video.double().mean().item() == reward.scores["MQ"]
     return found
 
 
@@ -90,8 +95,9 @@ def test_each_rollout_is_scored_once_with_its_own_prompt_and_video(trainer, monk
         collector.requests[order[rollout // GROUP]].prompt for rollout in range(NUM_ROLLOUTS)
     ]
     assert len({number(prompt) for prompt in prompts}) == NUM_ROLLOUTS // GROUP
-    expected = scored_rollouts(trainer, monkeypatch, (1, 1, NUM_ROLLOUTS, 1))
-    assert len({labels for _, labels in expected.values()}) == NUM_ROLLOUTS
+    expected = scored_rollouts(trainer, monkeypatch, WHOLE)
+    for number_of in (1, 2):
+        assert len({found[number_of] for found in expected.values()}) == NUM_ROLLOUTS
     for layout in LAYOUTS:
         found = scored_rollouts(trainer, monkeypatch, layout)
         assert found == expected, layout

@@ -435,6 +435,9 @@ def test_validation_continues_if_the_scorer_fails(tiny_config, mesh):
     scorer.fails_for = trainer.validation.prompts[:1]
     metrics = trainer.validation.run(0)
     assert metrics["validation/missing"] == 1 and math.isfinite(metrics["validation/reward"])
+    entries = json.loads((trainer.output_dir / "samples/000000/scores.json").read_text())
+    reasons = [entry["reason"] for entry in entries if entry["missing"]]
+    assert len(reasons) == 1 and "no score" in reasons[0]
     scorer.fails_for = trainer.validation.prompts
     metrics = trainer.validation.run(0)
     assert metrics["validation/missing"] == len(trainer.validation.prompts) and math.isnan(

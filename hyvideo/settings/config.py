@@ -112,7 +112,7 @@ class Config(BaseModel):
         return LEAVES | leaves_of(type(self.objective))
 
     def with_settings(self, **changes: Any) -> "Config":
-        """Return a copy with the given settings changed.
+        """Return the settings with the given ones changed.
 
         With another objective, the settings that it does not have are dropped.
         """

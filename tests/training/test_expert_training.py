@@ -52,7 +52,7 @@ SETTINGS = {
     "low_noise_cfg_scale": 1.5,
     "batch_size": 4,
     "num_generations": 2,
-    "mini_batch_size_per_update": 4,
+    "mini_batch_size_per_update": 2,
     "reward_model": ["test"],
     "lora_rank": 2,
     "learning_rate": 1e-3,

@@ -38,7 +38,7 @@ SETTINGS = {
     "shift": 3.0,
     "batch_size": 4,
     "num_generations": 2,
-    "mini_batch_size_per_update": 4,
+    "mini_batch_size_per_update": 2,
     "reward_model": ["test"],
     "num_threads": 1,
 }

@@ -86,6 +86,7 @@ FEW_STEPS = {
     "kl_weight": 0.1,
     "lora_rank": 2,
     "learning_rate": 1e-3,
+    "mini_batch_size_per_update": 4,  # the rows of a rollout, so that ratios are exactly 1
 }
 FASTWAN = {"sigmas": "1,0.757,0.522", "grpo_sampling_steps": 3, "eta": 1.0, "sde_window": ""}
 

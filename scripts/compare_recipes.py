@@ -9,9 +9,10 @@ The file has a line NAME: CONFIG.yaml for each recipe, or base, common and recip
 Interrupted runs resume and finished runs are skipped. Writes to --output_dir: cells/, logs/,
 recipes.md, .csv and .tex, seeds.csv (the results of each run, for scripts.seed_tables), verdicts.md
 (each recipe against the first and against its control, paired by seed, with costs and the settings
-in which they differ), curves over rollouts, forward passes and seconds, and pareto.png. A verdict
-needs at least two seeds; use five or more. It is refused if only one recipe has a guided anchor and
-no control. The exit code is 1 if a run failed.
+in which they differ), curves over rollouts, forward passes and seconds, and pareto.png, whose
+panels cut intervals that are much longer than the range of the means. A verdict needs at least two
+seeds; use five or more. It is refused if only one recipe has a guided anchor and no control. The
+exit code is 1 if a run failed.
 """
 
 import sys

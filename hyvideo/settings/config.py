@@ -112,12 +112,10 @@ class Config(BaseModel):
         return LEAVES | leaves_of(type(self.objective))
 
     def with_settings(self, **changes: Any) -> "Config":
-        """Return the settings with the given ones changed.
+        """Return a copy with the given settings changed.
 
         With another objective, the settings that it does not have are dropped.
         """
-        if not changes:
-            return self
         changes = {OBJECTIVE: self.objective.name} | changes
         return self.from_flat(in_objective(self.flat(), changes[OBJECTIVE]) | changes)
 

@@ -6,7 +6,7 @@ import math
 import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 
@@ -156,14 +156,11 @@ def gather_rewards(local: Mapping[int, Reward], num_videos: int, mesh: Mesh) -> 
     """
     dimensions, in_order = merge_rewards(local, num_videos, mesh)
     own = {number: reward.reason for number, reward in local.items() if reward.is_missing}
-    reasons = dict(ChainMap(*all_objects(own, mesh)))
-    rewards = []
-    for number, (total, *scores) in enumerate(in_order.tolist()):
-        reward = Reward(total, dict(zip(dimensions, scores)))
-        if reward.is_missing:
-            reward = replace(reward, reason=reasons.get(number))
-        rewards.append(reward)
-    return rewards
+    reasons = ChainMap(*all_objects(own, mesh))
+    return [
+        Reward(total, dict(zip(dimensions, scores)), reasons.get(number))
+        for number, (total, *scores) in enumerate(in_order.tolist())
+    ]
 
 
 def make_async_scorer(

@@ -67,17 +67,16 @@ def tensor_file(checkpoint):
 
 @pytest.mark.system
 def test_evaluate_rejects_a_changed_tensor_file(full, tmp_path, exit_code, capsys):
-    checkpoint = full
     flags = ["--output_dir", tmp_path / "out", "--reward_model", "miniature"]
     flags += ["--valid_video_csv", "assets/miniature/prompts/smoke.csv"]
-    restore = flip(tensor_file(checkpoint))
+    restore = flip(tensor_file(full))
     try:
-        assert exit_code(evaluate.main, "--checkpoint_path", checkpoint, *flags) == 2
+        assert exit_code(evaluate.main, "--checkpoint_path", full, *flags) == 2
     finally:
         restore()
-    name = tensor_file(checkpoint).relative_to(checkpoint)
+    name = tensor_file(full).relative_to(full)
     assert (
-        f"checkpoint {checkpoint} is corrupted: the contents of {name} have changed"
+        f"checkpoint {full} is corrupted: the contents of {name} have changed"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").iterdir())
@@ -85,14 +84,13 @@ def test_evaluate_rejects_a_changed_tensor_file(full, tmp_path, exit_code, capsy
 
 @pytest.mark.system
 def test_the_lora_of_a_checkpoint_is_verified_too(of_lora):
-    checkpoint = of_lora
-    (weights,) = (checkpoint / "lora").glob("*.safetensors")
-    for path in (checkpoint, checkpoint / "lora", weights):
+    (weights,) = (of_lora / "lora").glob("*.safetensors")
+    for path in (of_lora, of_lora / "lora", weights):
         format.verify(path)
-    assert saved_policy.read_saved_lora(checkpoint / "lora")
+    assert saved_policy.read_saved_lora(of_lora / "lora")
     restore = flip(weights)
     format._verify_checkpoint.cache_clear()  # a process verifies a checkpoint once
-    for path in (checkpoint, checkpoint / "lora", weights):
+    for path in (of_lora, of_lora / "lora", weights):
         with pytest.raises(ValueError, match="is corrupted: the contents of lora/.* have changed"):
             format.verify(path)
     restore()

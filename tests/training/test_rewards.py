@@ -190,11 +190,25 @@ def test_exactly_the_allowed_fraction_may_be_missing_in_every_iteration(tiny_con
         rewards.check_failed_rewards({"reward/missing": 3.0}, local, 8)
 
 
-def test_a_reward_that_is_missing_in_a_validation_keeps_its_reason(mesh):
-    local = {1: Reward(math.nan, {"VQ": 0.5}, "test: broken"), 0: Reward(2.0, {"VQ": 1.5})}
-    found = gather_rewards(local, 2, mesh)
-    assert [reward.reason for reward in found] == [None, "test: broken"]
-    assert [reward.scores for reward in found] == [{"VQ": 1.5}, {"VQ": 0.5}]
+def gathered():
+    """Return the reasons and scores of two rewards of each rank, the second of which is missing."""
+    mesh = ranks.start(1, CPU)
+    first = 2 * mesh.rank
+    local = {
+        first + 1: Reward(math.nan, {"VQ": first + 0.5}, f"broken {mesh.rank}"),
+        first: Reward(2.0, {"VQ": first + 1.5}),
+    }
+    found = gather_rewards(local, 2 * mesh.world_size, mesh)
+    ranks.stop()
+    return [[reward.reason for reward in found], [reward.scores["VQ"] for reward in found]]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_reward_that_is_missing_in_a_validation_keeps_its_reason_on_every_rank(num_ranks):
+    reasons, scores = [None, "broken 0", None, "broken 1"], [1.5, 0.5, 3.5, 2.5]
+    expected = [reasons[: 2 * num_ranks], scores[: 2 * num_ranks]]
+    found = launch("tests.training.test_rewards:gathered", num_ranks)
+    assert found == [expected] * num_ranks
 
 
 def test_advantages_are_float32_from_rewards_in_float64(tiny_config, mesh):

@@ -17,7 +17,7 @@ GIB = 2**30
 
 def planned(config=None, world_size=8, **settings):
     architecture = (
-        read_architecture(str(ROOT / "assets/miniature"), "miniature")
+        read_architecture(config.model.pretrained_model_root, config.model.transformer_version)
         if config
         else released_sizes("480p_t2v")
     )
@@ -30,7 +30,7 @@ def planned(config=None, world_size=8, **settings):
     "settings, fraction",
     [
         ({"lora_rank": 2, "optimizer": "adamw"}, 0.98),
-        ({"ema_decay": 0.9, "optimizer": "muon"}, 0.3),
+        ({"ema_decay": 0.9, "optimizer": "muon"}, 0.28),
     ],
 )
 def test_the_predicted_size_bounds_the_saved_checkpoint(tiny_config, mesh, settings, fraction):

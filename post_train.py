@@ -59,7 +59,8 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_gpu(config.model.device)
         if processes.rank() == 0:
             print_start(command, inputs)
-        trainer = build(with_local_weights(config), at_end)
+        with processes.uncollected():
+            trainer = build(with_local_weights(config), at_end)
         if trainer is None:
             return 0
     except ValueError as error:  # user errors; other and later errors keep their traceback

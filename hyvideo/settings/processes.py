@@ -4,12 +4,14 @@ Imports no torch.
 """
 
 import ctypes
+import gc
 import os
 import platform
 import signal
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 
 STOPPED_CODE = 75  # EX_TEMPFAIL: stopped by a signal; the same command resumes the run
@@ -93,6 +95,21 @@ def share_compile_workers() -> None:
     if num_processes > 1:
         workers = max(1, min(_MAX_COMPILE_WORKERS, num_cores() // num_processes))
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """A context for imports, which collects no garbage, and whose modules later collections leave out.
+
+    Modules are not garbage, but each collection visits all of them, the last one when the program
+    ends. With torch and diffusers, that is a fifth of the CPU time of a short run.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def num_cores() -> int:

@@ -128,7 +128,7 @@ def test_ratios_differ_from_one_in_a_second_update(tiny_config, mesh):
     assert sum(means) / 2 == pytest.approx(history[0]["policy/ratio_mean"], rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, capsys):
     config = tiny_config.with_settings(report=True, max_steps=2, validation_interval=1)
     trainer = Trainer(config, mesh, CPU, scorers={"test": Redness()})
@@ -141,7 +141,7 @@ def test_a_run_writes_its_report_and_continues_if_it_cannot(tiny_config, mesh, c
     (page / "in the way").unlink()
     page.rmdir()
     trainer._report()
-    assert "2 iterations, 16 rollouts" in page.read_text()
+    assert "2 iterations, 16 videos" in page.read_text()
     timeline = json.loads((trainer.output_dir / "timeline.json").read_text())
     ends = {stage: end for stage, start, end in timeline["spans"] if 0 <= start <= end}
     assert {"rollout", "decode", "scoring", "anchor", "update", "save"} <= ends.keys() and timeline[

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 import generate
 from hyvideo.distributed.parallelize import parallelize
-from hyvideo.generation import offloading
+from hyvideo.generation import generator
 from hyvideo.models import attention_kernels
 from hyvideo.models.attention_kernels import Shape, problem_of
 from hyvideo.pipelines.grpo_pipeline import GRPOPipeline
@@ -143,7 +143,7 @@ def test_compiled_blocks_give_the_same_latents_with_lora_cache_and_groups(
     tmp_path, monkeypatch, make, without_graphs, backend
 ):
     with_backend = functools.partial(parallelize, compile_backend=backend)
-    monkeypatch.setattr(offloading, "parallelize", with_backend)
+    monkeypatch.setattr(generator, "parallelize", with_backend)
     # six blocks, an image, a LoRA
     model = dict(zip(*[iter(map(str, hunyuan(tmp_path, monkeypatch)))] * 2))
     settings = {

@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from hyvideo.models.attention import Layout
 from hyvideo.models.family import install, new_model
 from hyvideo.models.lora import add_trainable_lora, training_config
+from hyvideo.models.wan.block import Context
+from hyvideo.models.wan.settings import TEXT_SLOTS
 from tests.models.wan.tiny import FAMILY
 
 TOKENS = 21 * 30 * 52
@@ -58,7 +60,7 @@ def counted(
         layout = Layout(*tables, (0,), TOKENS)
         arguments = (
             tensor(1, TOKENS, width),
-            tensor(1, 512, width),
+            Context(tensor(1, TEXT_SLOTS, width), pictures=None),
             tensor(1, 6, width, dtype=torch.float32),
             layout,
         )

@@ -51,6 +51,7 @@ def main() -> int:
     from safetensors import SafetensorError
 
     processes.configure_allocator()
+    processes.skip_last_collection()
     options = parse()
     try:
         processes.share_compile_workers()

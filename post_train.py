@@ -36,6 +36,7 @@ def print_after_rank_0(*error) -> None:
 def main() -> int:
     processes.configure_allocator()
     processes.share_compile_workers()
+    processes.skip_last_collection()
     command = parse()
     sys.excepthook = print_after_rank_0
     with ExitStack() as at_end:
@@ -59,8 +60,7 @@ def run(command: CommandLine, at_end: ExitStack) -> int:
         check_gpu(config.model.device)
         if processes.rank() == 0:
             print_start(command, inputs)
-        with processes.uncollected():
-            trainer = build(with_local_weights(config), at_end)
+        trainer = build(with_local_weights(config), at_end)
         if trainer is None:
             return 0
     except ValueError as error:  # user errors; other and later errors keep their traceback

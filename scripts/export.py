@@ -195,8 +195,9 @@ def describe(
         settings["transformer_version"] = options.transformer_version
     version = version_defaults(settings.get("transformer_version"))
     license = family_named(version.family).license if version.family else None
-    if version.license:
-        license = License("other", version.license)
+    if version.license:  # the Hub names a license like SPDX, in lower case, or "other"
+        is_name = " " not in version.license
+        license = License(version.license.lower() if is_name else "other", version.license)
     name = options.push_to_hub or options.out.resolve().name
     write_card(
         out,

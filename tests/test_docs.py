@@ -355,11 +355,13 @@ SMALL = {  # flags that shorten a command
     "scripts.reproduce_table2": "--dry_run",
     "scripts.figures paper": "--dry_run",
     "scripts.compare_recipes": "--dry_run",
+    "scripts.benchmark": "--size 5 64 64 --num_layers 1 --num_pairs 1",
     "examples.grpo_from_scratch": "--iterations 1",
 }
 NOT_RUN = {  # programs that are not run here, with the reason
     "download_weights": "downloads gigabytes",
     "examples.miniature_from_scratch": "takes an hour",
+    "examples/galaxies/run": "downloads a package; tests/examples/galaxies runs its programs",
     "pytest": "runs tests",
     "examples.simulated_study": "needs the videos of the command before it",
     "examples.size_preference": "draws 500 pairs",

@@ -72,12 +72,11 @@ def make_videos(options: argparse.Namespace) -> list[str]:
         f"{sampling.guidance_scale:g}, to {output}"
     )
     print_stage("importing torch and the models")
-    with processes.uncollected():
-        from hyvideo.distributed import mesh as ranks  # after the checks: these import torch
-        from hyvideo.generation.generator import Generator
+    from hyvideo.distributed import mesh as ranks  # after the checks: these import torch
+    from hyvideo.generation.generator import Generator
 
-        print_stage("checking the files of the model")
-        generator = Generator(settings, videos)
+    print_stage("checking the files of the model")
+    generator = Generator(settings, videos)
     if rewriter:  # after all checks, because it calls a service
         requests = rewriter.write(requests)
         videos = [

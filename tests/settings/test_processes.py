@@ -1,9 +1,7 @@
-"""The environment variables of torchrun, signals, and the collection of garbage."""
+"""The environment variables of torchrun, and signals."""
 
-import gc
 import os
 import signal
-import weakref
 
 import pytest
 
@@ -98,18 +96,3 @@ def test_several_tasks_of_another_launcher_are_refused(monkeypatch, environment,
         return
     with pytest.raises(ValueError, match=f"{launcher}.*torchrun"):
         processes.world_size()
-
-
-def test_what_is_imported_uncollected_stays_out_of_later_collections():
-    class Cycle:
-        def __init__(self):
-            self.itself = self
-
-    with pytest.raises(ValueError), processes.uncollected():
-        assert not gc.isenabled()
-        imported = weakref.ref(Cycle())
-        raise ValueError
-    assert gc.isenabled()
-    created = weakref.ref(Cycle())
-    gc.collect()
-    assert imported() is not None and created() is None

@@ -379,6 +379,23 @@ def test_a_lora_of_another_program_has_a_card_without_a_run(run, tmp_path):
     assert "## Training" not in card.text and "## Use" in card.text
 
 
+@pytest.mark.parametrize(
+    "version, license, name",
+    [
+        ("480p_t2v", "other", "tencent-hunyuan-community"),
+        ("miniature", "apache-2.0", None),
+        ("wan2.1_t2v_1.3b_anyflow", "other", "NVIDIA One-Way Noncommercial License"),
+    ],
+)
+def test_a_card_has_the_license_of_the_version(run, tmp_path, version, license, name):
+    lora = {"transformer_blocks.0.attn.to_q": LoraPair(torch.ones(2, 32), torch.ones(32, 2), 4.0)}
+    save_lora(lora, tmp_path / "lora")
+    code, error = run("--lora_path", tmp_path / "lora", "--transformer_version", version)
+    assert code == 0, error
+    data = card_of(tmp_path / "out").data
+    assert (data.license, data.license_name) == (license, name)
+
+
 def test_the_license_of_the_base_model_lies_beside_the_weights(root, tmp_path, exit_code, capsys):
     checkpoint = write_run(tmp_path / "run", root)
 

@@ -190,7 +190,7 @@ def videos_csv(folder):
     write_clip(folder / "video.mp4", 0, (9, 32, 32))
     path = folder / "videos.csv"
     path.write_text("prompt,video\na red circle moves up,video.mp4\n")
-    return path
+    return str(path)
 
 
 def pairs_csv(folder):
@@ -374,9 +374,16 @@ NOT_RUN = {  # programs that are not run here, with the reason
     "scripts.reward_server": "serves until it is stopped",
     "scripts.train_reward": "needs ratings",
 }
+WORDS_NOT_RUN = {  # commands with these words are not run, with the reason
+    "--rate": "needs a person",
+    "examples/ocr_reward.py:Ocr": "needs prompts with text; tests/examples/test_ocr_reward.py runs it",
+    "examples/custom_data.py:PromptFolders": "needs videos; test_objective_contract runs it",
+    "outputs/policies/after": "needs the videos of the command before it",
+    "0/lora": "needs a variable of the shell",
+}
 OUTPUTS = ("--output_dir", "--output_path")
 LARGE = re.compile(
-    r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|vlm_judge|unified_reward|yes_no)$|.*\"path\":|.*\"remote\""
+    r"(\./)?ckpts\b|first\.png|examples/mochi/mochi_8gpu|configs/(hunyuan|wan2|paper/)|(videoalign|hpsv3|vlm_judge|unified_reward|yes_no)$|.*\"path\":|.*\"remote\""
     r"|--(resolution|rewrite|url|gradients|scores)$"
 )
 
@@ -393,6 +400,8 @@ def why_not_run(command):
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
+    for word in WORDS_NOT_RUN.keys() & set(command.words):
+        return WORDS_NOT_RUN[word]
     if "configs/miniature_dpo.yaml" in command.words and "--pairs_csv" not in command.words:
         return "needs the ratings of the commands before it"
     if (
@@ -443,6 +452,7 @@ def placed(word, box, trained):
     name, _, path = word.rpartition("=")
     path = "outputs/run" if path in ("RUN", "RUN...") else path
     run = path.split("/checkpoints/")[0].removesuffix("/config.yaml")
+    run = "outputs/run" if run == "outputs" else run
     if not run.startswith("outputs/") or word.startswith("{"):
         return word
     run = f"{run}/one" if run.endswith("/cells") else run

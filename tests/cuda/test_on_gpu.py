@@ -165,6 +165,7 @@ def test_an_iteration_matches_the_cpu(gpu, tiny_config, mesh):
         device=gpu.type,
         batched_forward=True,
         enable_compile=False,
+        pretrained_model_root="assets/miniature",
         random_weights=False,
         learning_rate=1e-3,
     )

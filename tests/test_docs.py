@@ -350,6 +350,7 @@ SMALL = {  # flags that shorten a command
     "generate": "--num_inference_steps 2",
     "scripts.evaluate": f"--valid_video_csv {PROMPTS} --validation_steps 2 --validation_repeats 1",
     "scripts.compare_policies": "--num_prompts 1 --validation_steps 2",
+    "scripts.improve": f"--prompts_csv {PROMPTS} --num_videos 2 {SMALL_RUN}",
     "examples.gradient_norms": "--batch_size 8",
     "scripts.export": "--pretrained_model_root assets/miniature --transformer_version miniature",
     "scripts.reproduce_table2": "--dry_run",

@@ -50,11 +50,9 @@ def exit_on_signal(number: int, _frame) -> None:
 def main() -> int:
     from safetensors import SafetensorError
 
-    processes.configure_allocator()
-    processes.skip_last_collection()
+    processes.prepare()
     options = parse()
     try:
-        processes.share_compile_workers()
         problems = run(options)
     # the last is a full disk
     except (ValueError, OSError, FloatingPointError, SafetensorError) as error:

@@ -34,9 +34,7 @@ def print_after_rank_0(*error) -> None:
 
 
 def main() -> int:
-    processes.configure_allocator()
-    processes.share_compile_workers()
-    processes.skip_last_collection()
+    processes.prepare()
     command = parse()
     sys.excepthook = print_after_rank_0
     with ExitStack() as at_end:

@@ -29,14 +29,14 @@ from hyvideo.checks.rules import check_sampling, with_local_weights
 from hyvideo.files.cli import Parser, exit_on_error
 from hyvideo.files.text import quote
 from hyvideo.records.progress_bar import print_stage
+from hyvideo.settings import processes
 from hyvideo.settings.command_line import parse
-from hyvideo.settings.processes import configure_allocator
 from studies.figures.named_policies import read_policies
 
 
 @exit_on_error("compare_policies.py")
 def main(argv: list[str] | None = None) -> None:
-    configure_allocator()
+    processes.prepare()
     parser = Parser(__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(

@@ -30,7 +30,7 @@ from hyvideo.settings.config import Config
 
 @exit_on_error("evaluate.py")
 def main() -> None:
-    processes.configure_allocator()
+    processes.prepare()
     options, settings = make_parser().parse_known_args()
     options.checkpoint_path = options.checkpoint_path and saved_policy(options.checkpoint_path)
     options.lora_path = options.lora_path and saved_lora(options.lora_path)

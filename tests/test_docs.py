@@ -401,8 +401,9 @@ def why_not_run(command):
     large = [word for word in command.words if LARGE.match(word)]
     if program in NOT_RUN or program.startswith(("scripts/", "tests.")):
         return NOT_RUN.get(program, "a tool, or a launcher of a program that is run here")
-    for word in WORDS_NOT_RUN.keys() & set(command.words):
-        return WORDS_NOT_RUN[word]
+    reasons = [WORDS_NOT_RUN[word] for word in command.words if word in WORDS_NOT_RUN]
+    if reasons:
+        return reasons[0]
     if "configs/miniature_dpo.yaml" in command.words and "--pairs_csv" not in command.words:
         return "needs the ratings of the commands before it"
     if (

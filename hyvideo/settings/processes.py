@@ -61,6 +61,17 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
+def prepare() -> None:
+    """Set what torch reads when it is imported, and let Python end this process at once.
+
+    At the end, Python would search every module of torch and diffusers for garbage, which takes one
+    to three seconds.
+    """
+    configure_allocator()
+    share_compile_workers()
+    atexit.register(gc.freeze)
+
+
 def configure_allocator() -> None:
     """Let torch's GPU allocator extend its segments, and pin host memory of exactly the size of a
     tensor, unless the user configured it.
@@ -95,13 +106,6 @@ def share_compile_workers() -> None:
     if num_processes > 1:
         workers = max(1, min(_MAX_COMPILE_WORKERS, num_cores() // num_processes))
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
-
-
-def skip_last_collection() -> None:
-    """Let Python end this process without searching every module of torch and diffusers for garbage,
-    which takes one to three seconds.
-    """
-    atexit.register(gc.freeze)
 
 
 def num_cores() -> int:

@@ -17,9 +17,8 @@ from tests.distributed.launch import launch
 from tests.shallow import SHALLOW
 
 CPU = torch.device("cpu")
-MINIATURE = "assets/miniature"
 # random weights hardly respond to a timestep of 752 instead of 750
-TRAINED = {"pretrained_model_root": MINIATURE, "random_weights": False}
+TRAINED = {"pretrained_model_root": "assets/miniature", "random_weights": False}
 
 
 def in_training(change):

@@ -187,7 +187,7 @@ def rates(kind, count, shift=0.0, num_runs=400):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count, least, most", [(8, 0.0, 0.5), (32, 1.0, 1.0)])
+@pytest.mark.parametrize("count, least, most", [(8, 0.0, 0.5), (32, 1.0, 1.0), (96, 1.0, 1.0)])
 def test_clean_runs_raise_few_alarms_and_a_shift_is_found(count, least, most):
     """The rates of docs/judge_a_run.md: of clean runs of 10 validations with an alarm, and of shifts
     of 2.5 standard deviations that are found.
